@@ -1,0 +1,72 @@
+"""weft: one Python program over many processes.
+
+    weft/
+      errors.py      every exception
+      resources.py   the plan: cores, threads and memory for each worker
+      faults.py      named points at which tests make things fail
+      cli.py         the command `weft`
+      _api/          what you call
+      _core/         what a call passes through; pure
+      engines/       where it runs: serial, local
+
+Names are loaded when they are first used: `import weft` alone loads no engine,
+no framework, and not even NumPy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from weft._version import __version__
+
+if TYPE_CHECKING:
+    from weft._api.session import barrier, group, init, is_master, rank, shutdown, size
+    from weft._api.sharing import SharedArray, share
+    from weft.engines.base import Group
+    from weft.errors import PeerLost, Stalled, WeftError
+
+_HOMES = {
+    "Group": "weft.engines.base",
+    "PeerLost": "weft.errors",
+    "SharedArray": "weft._api.sharing",
+    "Stalled": "weft.errors",
+    "WeftError": "weft.errors",
+    "barrier": "weft._api.session",
+    "group": "weft._api.session",
+    "init": "weft._api.session",
+    "is_master": "weft._api.session",
+    "rank": "weft._api.session",
+    "share": "weft._api.sharing",
+    "shutdown": "weft._api.session",
+    "size": "weft._api.session",
+}
+
+__all__ = [
+    "Group",
+    "PeerLost",
+    "SharedArray",
+    "Stalled",
+    "WeftError",
+    "__version__",
+    "barrier",
+    "group",
+    "init",
+    "is_master",
+    "rank",
+    "share",
+    "shutdown",
+    "size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,194 @@
+"""This process's place in a group. The only state of the package lives here."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft import faults
+from weft._core import seeding, timeouts
+from weft._core.launched import Launched, alone, launched
+from weft.engines.base import Group
+from weft.errors import (
+    AlreadyInitialized,
+    EngineUnavailable,
+    InvalidType,
+    MissingPackage,
+    NotInitialized,
+    UnknownEngine,
+    UsedAfterFork,
+)
+from weft.resources import limit_threads, plan
+
+ENGINES = ("serial", "local", "mpi", "ray")
+#: engines that need a package, and the name under which it is imported
+_PACKAGES = {"mpi": "mpi4py", "ray": "ray"}
+
+
+@dataclass(frozen=True)
+class _Session:
+    group: Group
+    #: where init was called
+    line: str
+    process: int
+    restore_threads: Callable[[], None]
+
+
+_lock = threading.RLock()
+_session: _Session | None = None
+_launched: Launched | None = None
+_rounds = 0
+
+
+def init(
+    *, engine: str | None = None, timeout: float | None = None, seed: int | None = None
+) -> Group:
+    """Join this program's group and return it.
+
+    Under `weft run -n N script.py` the group is the N ranks that were started,
+    and `init` returns when all are here. Without a launcher it is this process
+    alone, and everything works the same.
+
+    >>> import weft
+    >>> group = weft.init()
+    >>> weft.rank(), weft.size()
+    (0, 1)
+    >>> weft.shutdown()
+
+    `engine`: "local" (processes of this machine), "serial" (this process
+    alone); by default what the launcher says. `timeout`: seconds that any wait
+    may take; by default WEFT_TIMEOUT, else 1800. `seed`: seeds the random
+    generators of each rank from (seed, rank).
+
+    Raises AlreadyInitialized, UnknownEngine, MissingPackage, MissingRank,
+    Refused, and the errors of a wrong `timeout` or `seed`.
+    """
+    global _session, _launched, _rounds
+    with _lock:
+        if _session is not None and _session.process == os.getpid():
+            raise AlreadyInitialized(
+                f"weft.init() was called before, at {_session.line}; use the group it returned, "
+                "or end that session first:\n    weft.shutdown()\n    group = weft.init()"
+            )
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InvalidType(f"seed={seed!r}: expected a whole number")
+        seconds = None if timeout is None else timeouts.checked(timeout)
+        seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
+        _check_engine(engine)
+        if _launched is None or _launched.process != os.getpid():
+            _launched = launched(os.environ)
+        group, restore = _start(engine, seconds)
+        _session = _Session(group, _caller(), os.getpid(), restore)
+        if seed is not None:
+            seeding.seed_generators(seeding.derive(seed, group.rank))
+        return group
+
+
+def shutdown() -> None:
+    """Leave the group. Whoever still waits for this rank gets PeerLost.
+
+    Called at exit by itself; does nothing without a session, or twice.
+    """
+    global _session
+    with _lock:
+        session, _session = _session, None
+        if session is None or session.process != os.getpid():
+            return
+        if faults.armed:
+            faults.reach("exit.begin")
+        session.group.leave()
+        session.restore_threads()
+        if faults.armed:
+            faults.reach("exit.left")
+
+
+def group() -> Group:
+    """The group that `init` returned. Raises NotInitialized, UsedAfterFork."""
+    session = _session
+    if session is None:
+        raise NotInitialized(
+            "weft is not initialized, or was shut down; first join a group:\n    weft.init()"
+        )
+    if session.process != os.getpid():
+        raise UsedAfterFork(
+            f"the session belongs to process {session.process}, from which this process "
+            f"{os.getpid()} was forked; a child starts with a group of its own:\n    weft.init()"
+        )
+    return session.group
+
+
+def rank() -> int:
+    """This process's rank in the group, 0 to size - 1."""
+    return group().rank
+
+
+def size() -> int:
+    """How many ranks the group has."""
+    return group().size
+
+
+def is_master() -> bool:
+    """Whether this is rank 0, which by custom prints, validates and saves."""
+    return group().is_master
+
+
+def barrier(*, timeout: float | None = None) -> None:
+    """Return when every rank of the group has called it. Raises PeerLost, Stalled."""
+    group().barrier(timeout=timeout)
+
+
+def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[], None]]:
+    global _rounds
+    timeout = timeouts.DEFAULT if seconds is None else seconds
+    place = _launched
+    if engine == "serial" or (engine is None and place is None):
+        from weft.engines.serial import SerialGroup
+
+        return SerialGroup(timeout=timeout), lambda: None
+    if place is None:
+        place = alone()
+    from weft.engines.local.group import join
+    from weft.engines.local.rendezvous import Identity
+
+    faults.arm(place.rank)
+    identity = Identity(place.rank, place.size, place.job, _rounds, place.memory, place.launcher)
+    restore = limit_threads(plan(place.size).threads)
+    try:
+        start = timeouts.START if seconds is None else seconds
+        joined = join(identity, timeout=timeout, start_timeout=start)
+    except BaseException:
+        restore()
+        raise
+    _rounds += 1
+    return joined, restore
+
+
+def _check_engine(engine: object) -> None:
+    if engine is None:
+        return
+    if engine not in ENGINES:
+        raise UnknownEngine(f"engine={engine!r} is unknown; known are {', '.join(ENGINES)}")
+    package = _PACKAGES.get(str(engine))
+    if package is None:
+        return
+    if importlib.util.find_spec(package) is None:
+        raise MissingPackage(
+            f"engine={engine!r} needs the package {package}, which is not installed:\n"
+            f"    pip install 'weft[{engine}]'"
+        )
+    raise EngineUnavailable(
+        f"engine={engine!r} is not part of this release; use 'local' for processes of one machine"
+    )
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+atexit.register(shutdown)

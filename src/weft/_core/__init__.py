@@ -1,0 +1,1 @@
+"""What a call passes through; pure wherever it can be."""

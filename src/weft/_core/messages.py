@@ -1,0 +1,139 @@
+"""What crosses a process border: frozen dataclasses, carried as JSON.
+
+JSON and not pickle, because these are read before a peer has been checked.
+Arrays never travel in messages; descriptors go beside them (see `channel.py`
+of the local engine).
+
+    joining a group             attaching a shared array
+    member      rank 0          process     keeper
+    Hello   ->                  Attach  ->
+            <-  Welcome                 <-  Attached (+ descriptor) | Gone
+            <-  Rejected        Release ->
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from weft.errors import Refused
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, told apart from a later one with the same pid by its start time."""
+
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A rank says who it is."""
+
+    version: str
+    job: str
+    rank: int
+    size: int
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Rank 0 says that all are here; the group's memory comes beside it."""
+
+    pids: list[int]
+    starts: list[int]
+    #: the process that started the ranks and publishes how they end; 0 where there is none
+    launcher: int
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Rank 0 says why there is no group, or why the caller is not let in."""
+
+    #: the name of the error to raise
+    error: str
+    reason: str
+    #: the ranks that are missing or lost
+    ranks: list[int]
+
+
+@dataclass(frozen=True)
+class Attach:
+    """A process asks for the memory behind a shared array."""
+
+    block: int
+    #: the pin to release, which kept the memory since the array was pickled; 0 for none
+    pin: int
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A process about to pickle somebody's shared array asks to keep it until it is attached."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The keeper agrees."""
+
+    pin: int
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The keeper says where the block lies; the segment's descriptor comes beside it."""
+
+    block: int
+    segment: int
+    size: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The keeper no longer has the block."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """A process has dropped its last view of the block. Not answered."""
+
+    block: int
+
+
+Message = Hello | Welcome | Rejected | Attach | Pin | Pinned | Attached | Gone | Release
+M = TypeVar("M", bound=Message)
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Hello, Welcome, Rejected, Attach, Pin, Pinned, Attached, Gone, Release)
+}
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps({"is": type(message).__name__, **asdict(message)}).encode()
+
+
+def decode(data: bytes, *expected: type[M]) -> M:
+    """The message in `data`; anything but an expected one is refused."""
+    wanted = " or ".join(kind.__name__ for kind in expected)
+    try:
+        values = json.loads(data)
+        kind = _KINDS[values.pop("is")]
+        message = kind(**values)
+        for field in fields(kind):
+            if not str(field.type).startswith(type(values[field.name]).__name__):
+                raise TypeError(field.name)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Refused(f"a peer sent {data[:60]!r} where a message {wanted} was expected") from None
+    if not isinstance(message, expected):
+        raise Refused(f"a peer sent {type(message).__name__} where {wanted} was expected")
+    return message

@@ -1,0 +1,47 @@
+"""The one rule for how long a call may wait.
+
+`timeout=` on the call, else `timeout=` of `weft.init`, else the environment
+variable WEFT_TIMEOUT, else `DEFAULT`. A number of seconds, 0 or more;
+`math.inf` waits for as long as the peers live.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from weft.errors import InvalidType, InvalidValue
+
+VARIABLE = "WEFT_TIMEOUT"
+#: seconds; long enough for a master that evaluates while the others wait at a barrier
+DEFAULT = 1800.0
+#: seconds that a group without an explicit timeout has to assemble
+START = 120.0
+
+
+def checked(timeout: object, name: str = "timeout") -> float:
+    """`timeout` as seconds, or the error that names it."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InvalidType(
+            f"{name}={timeout!r}: expected a number of seconds, got {type(timeout).__name__}; "
+            "for no deadline pass math.inf"
+        )
+    if math.isnan(timeout) or timeout < 0:
+        raise InvalidValue(
+            f"{name}={timeout!r}: expected 0 or more seconds; for no deadline pass math.inf"
+        )
+    return float(timeout)
+
+
+def from_environment(environ: Mapping[str, str]) -> float | None:
+    """What WEFT_TIMEOUT says, if it is set."""
+    text = environ.get(VARIABLE, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise InvalidValue(
+            f"{VARIABLE}={text!r}: expected a number of seconds, for example {VARIABLE}=60"
+        ) from None
+    return checked(seconds, VARIABLE)

@@ -1,0 +1,137 @@
+"""The command `weft`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, TypedDict
+
+from weft._core import timeouts
+from weft._version import __version__
+from weft.errors import InvalidValue, LaunchError, WeftError
+
+_USAGE = """\
+usage: weft run -n N [--timeout T] [--no-prefix] script.py [arguments]
+       weft run -n N [--timeout T] [--no-prefix] -m module [arguments]
+       weft --version
+
+  -n N          start N ranks of the program, which meet through weft.init()
+  --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
+  --no-prefix   do not begin each line of output with its rank
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command; exits with its code, 2 for a command that makes no sense."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _dispatch(list(arguments))
+    except (LaunchError, InvalidValue) as error:
+        print(f"weft: {error}", file=sys.stderr)
+        code = 2
+    except WeftError as error:
+        print(f"weft: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        print(_USAGE, end="")
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"weft {__version__}")
+        return 0
+    if arguments[0] != "run":
+        raise LaunchError(f"there is no command {arguments[0]!r}; known is: run\n{_USAGE}")
+    if arguments[1:2] in (["-h"], ["--help"]):
+        print(_USAGE, end="")
+        return 0
+    # imported here: `weft --version` needs none of it
+    from weft.engines.local.group import check_system
+    from weft.engines.local.launcher import Command, run
+
+    options = parse_run(arguments[1:])
+    check_system()
+    return run(Command(**options))
+
+
+class _Options(TypedDict):
+    ranks: int
+    program: tuple[str, ...]
+    timeout: float | None
+    prefix: bool
+
+
+def parse_run(arguments: Sequence[str]) -> _Options:
+    """What `weft run` was asked for. Everything after the script or module is the program's."""
+    ranks: int | None = None
+    timeout: float | None = None
+    prefix = True
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        option = rest.pop(0)
+        name, equals, value = option.partition("=")
+        if name == "--no-prefix":
+            prefix = False
+        elif name in ("-n", "--timeout"):
+            if not equals:
+                if not rest:
+                    raise LaunchError(f"{name} needs a value, for example: weft run -n 2 script.py")
+                value = rest.pop(0)
+            if name == "-n":
+                ranks = _whole_number(value)
+            else:
+                timeout = _seconds(value)
+        elif option[:2] == "-n" and option[2:].isdigit():
+            ranks = _whole_number(option[2:])
+        else:
+            raise LaunchError(f"weft run has no option {option!r}\n{_USAGE}")
+    if ranks is None:
+        raise LaunchError("how many ranks? For example: weft run -n 2 script.py")
+    return _Options(
+        ranks=ranks, program=tuple(_checked_program(rest)), timeout=timeout, prefix=prefix
+    )
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise LaunchError(
+            f"-n {text}: expected a whole number of ranks, 1 or more; "
+            "for example: weft run -n 2 script.py"
+        )
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return timeouts.checked(float(text), "--timeout")
+    except ValueError:
+        raise LaunchError(f"--timeout {text}: expected 0 or more seconds, for example 60") from None
+
+
+def _checked_program(program: list[str]) -> list[str]:
+    """The program's command line, if it can be started at all: one error here, not one per rank."""
+    if not program or program == ["-m"]:
+        what = "module" if program else "script"
+        raise LaunchError(f"no {what} was given; for example: weft run -n 2 script.py")
+    if program[0] == "-m":
+        return program
+    script = program[0]
+    if not os.path.exists(script):
+        raise LaunchError(f"there is no script {script!r} in {os.getcwd()}")
+    if os.path.isdir(script):
+        if not os.path.exists(os.path.join(script, "__main__.py")):
+            raise LaunchError(f"{script!r} is a folder without a __main__.py; name a script in it")
+        return program
+    try:
+        with open(script, "rb") as file:
+            compile(file.read(), script, "exec", dont_inherit=True)
+    except OSError as error:
+        raise LaunchError(f"the script {script!r} cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        where = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+        raise LaunchError(f"the script {script!r} does not parse: {where}{error}") from None
+    return program

@@ -1,0 +1,1 @@
+"""Where it runs. Engines are found by name and imported when asked for."""

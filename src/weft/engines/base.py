@@ -1,0 +1,87 @@
+"""The contracts an engine keeps. Few methods, and every engine keeps all of them.
+
+`tests/contracts/` holds the suite that each implementation passes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from weft.errors import InvalidType, InvalidValue, NotInitialized
+
+
+class Group(ABC):
+    """Peers that meet: each runs the same script, has a rank, and calls the same methods in the
+    same order.
+
+    A group is used by one thread at a time; for a second thread make a second group with
+    `split`. A rank that ends or leaves breaks the group for the others: what waits for it raises
+    `PeerLost`, and `survivors` makes the group of those who remain.
+    """
+
+    #: "world" for the group of `weft.init`, "world/1" for its first split, ...
+    name: str
+    #: this process's place, 0 to size - 1
+    rank: int
+    size: int
+    #: counts the changes of membership; `survivors` adds one
+    generation: int
+    #: seconds that a call without `timeout=` may wait
+    timeout: float
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @abstractmethod
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Return when every rank has called it.
+
+        Raises PeerLost, Stalled, Disagreement.
+        """
+
+    @abstractmethod
+    def split(
+        self, color: int | None, *, key: int = 0, timeout: float | None = None
+    ) -> Group | None:
+        """The subgroup of the ranks that named the same color, ordered by key, then by rank.
+
+        Every rank of the group calls it; one that passes None is in no subgroup and gets None.
+        """
+
+    @abstractmethod
+    def survivors(self, *, timeout: float | None = None) -> Group:
+        """The group of the ranks still here, one generation later. Every one of them calls it."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Stop being a rank. Whoever waits for this one gets PeerLost. Does nothing twice."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}, "
+            f"generation {self.generation}>"
+        )
+
+
+def check_split(color: object, key: object) -> None:
+    """What every engine says of a wrong color or key."""
+    for name, value in (("color", color), ("key", key)):
+        if value is None and name == "color":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidType(
+                f"split({name}={value!r}): expected a whole number"
+                + (", or None for no subgroup" if name == "color" else "")
+            )
+        if not -(2**63) < value < 2**63:
+            raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
+
+
+def left(name: str) -> NotInitialized:
+    """What every engine says when a group is used after `leave` or `weft.shutdown`."""
+    return NotInitialized(
+        f"this process has left group {name!r}; call weft.init() for a new one:\n"
+        "    group = weft.init()"
+    )

@@ -1,0 +1,95 @@
+"""Blocks of shared memory as the rest of weft sees them: make, refer to, attach.
+
+    block = allocate(size)         memory in use while block.buffer lives
+    reference = refer(buffer)      what to send to another process in its place
+    block = attach(reference)      the same memory there, not a copy
+
+`keeper.py` looks after the blocks that this process made, `attachments.py`
+after those it got from others. This module holds the one of each that a
+process has, and starts anew in a forked child: what the parent made is the
+parent's to reuse.
+"""
+
+from __future__ import annotations
+
+import os
+
+from weft import faults
+from weft.engines.local.attachments import Attachments
+from weft.engines.local.keeper import Keeper, Reference
+from weft.engines.local.roster import this_process
+from weft.engines.local.segment import Block
+from weft.engines.local.views import Views
+from weft.errors import InvalidValue, SegmentGone
+
+
+class _Process:
+    """What one process has."""
+
+    def __init__(self) -> None:
+        self.views = Views()
+        self.attachments = Attachments(self.views)
+        self.keeper = Keeper(self.views, self.attachments.locate)
+
+
+_here = _Process()
+_inherited: list[_Process] = []
+
+
+def allocate(size: int) -> Block:
+    """A new block of at least `size` bytes. Raises OutOfMemory, OutOfDescriptors."""
+    block = _here.keeper.allocate(size)
+    if faults.armed:
+        faults.reach("share.created")
+    return block
+
+
+def find(buffer: object) -> bool:
+    """Whether a buffer is a block's."""
+    return _here.views.name_of(buffer) is not None
+
+
+def refer(buffer: object) -> Reference:
+    """What stands for the block behind `buffer`; it is pinned until somebody has attached it."""
+    name = _here.views.name_of(buffer)
+    if name is None:
+        raise InvalidValue("this memory is not a shared block of this process; use weft.share")
+    if _here.keeper.owns(name):
+        return _here.keeper.refer(name)
+    return _here.attachments.refer(name, _here.keeper)
+
+
+def attach(reference: Reference) -> Block:
+    """Map the block that a reference stands for. Raises SegmentGone, Stalled."""
+    if faults.armed:
+        faults.reach("share.attach")
+    me = this_process()
+    for source in reference.sources:
+        if (source.pid, source.start) == (me.pid, me.start):
+            block = _here.keeper.open(reference.block, reference.pin)
+        else:
+            block = _here.attachments.attach(reference.block, reference.pin, source)
+        if block is not None:
+            if faults.armed:
+                faults.reach("share.attached")
+            return block
+    pids = " and ".join(str(source.pid) for source in reference.sources)
+    raise SegmentGone(
+        f"the shared array's memory is gone: process {pids} has ended or has given it back; "
+        "keep the array alive where it was shared until it has been unpickled"
+    )
+
+
+def _start_anew() -> None:
+    """In a forked child: leave the parent's blocks alone.
+
+    The parent's connections stay open here too, because they stand for views that this child
+    has inherited.
+    """
+    global _here
+    _here.keeper.abandon()
+    _inherited.append(_here)
+    _here = _Process()
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -1,0 +1,173 @@
+"""Messages and descriptors between processes of one user, over private Unix sockets.
+
+Addresses are in the abstract namespace: there is no file to leave behind, and
+the kernel frees the name with its last holder. Who may talk is decided by the
+kernel's word on the other end (SO_PEERCRED), checked on both ends before a
+byte is read. Sockets keep message boundaries, so a message is one send.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from weft._core.messages import M, Message, decode, encode
+from weft.engines.local.segment import translated
+from weft.errors import Refused
+
+_LARGEST = 1 << 17
+_MOST_DESCRIPTORS = 8
+
+
+class Closed(ConnectionError):
+    """The other end is gone. Callers translate it into what that means for them."""
+
+
+class Channel:
+    """One end of a conversation with a process of the same user."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        try:
+            pid, uid, _ = struct.unpack(
+                "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
+        except OSError:
+            connection.close()
+            raise
+        #: the process at the other end, in this process's numbering
+        self.pid = pid
+        if uid != os.geteuid():
+            connection.close()
+            raise Refused(
+                f"process {pid} of user {uid} tried to talk to this one of user {os.geteuid()}; "
+                "weft connects processes of one user only"
+            )
+
+    @classmethod
+    def connect(cls, address: str) -> Channel:
+        """Raises ConnectionRefusedError while nobody listens there."""
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise translated(error) from error
+        try:
+            connection.connect(_abstract(address))
+        except OSError:
+            connection.close()
+            raise
+        return cls(connection)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        packed = array.array("i", descriptors)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else []
+        try:
+            self._socket.sendmsg([encode(message)], ancillary)
+        except ConnectionError as error:
+            raise Closed(str(error)) from None
+
+    def send_now(self, message: Message) -> bool:
+        """Send without blocking and without raising; False if it could not be sent.
+
+        Safe in a finalizer: one system call, no locks.
+        """
+        try:
+            self._socket.send(encode(message), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the other end is gone, and so is its interest
+        return True
+
+    def receive(self, *expected: type[M]) -> tuple[M, list[int]]:
+        """The next message and the descriptors that came with it. Raises Closed at the end."""
+        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(
+                _LARGEST, room, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError as error:
+            raise Closed(str(error)) from None
+        descriptors = array.array("i")
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(payload[: len(payload) - len(payload) % 4])
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise translated(OSError(24, "descriptors were lost on the way"))
+            if not data:
+                raise Closed("the other end closed the connection")
+            return decode(data, *expected), list(descriptors)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    def wait(self, deadline: float, watched: int = -1) -> bool:
+        """Wait for a message; False at the deadline. Raises Closed if pidfd `watched` fires first."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if watched >= 0:
+            poll.register(watched, select.POLLIN)
+        remaining = max(0.0, deadline - time.monotonic())
+        ready = {fd for fd, _ in poll.poll(min(remaining, 1e6) * 1000)}
+        if self._socket.fileno() in ready:
+            return True
+        if ready:
+            raise Closed("the process at the other end has ended")
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Listener:
+    """A private address at which processes of the same user may connect."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise translated(error) from error
+        try:
+            self._socket.bind(_abstract(address))
+            self._socket.listen(1024)
+            self._socket.setblocking(False)
+        except OSError as error:
+            self._socket.close()
+            raise Refused(
+                f"the address {address!r} is taken by another process: {error.strerror}; "
+                "is this rank running twice?"
+            ) from None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> Channel | None:
+        """The next caller, or None if there is none or it was turned away."""
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):
+            return None
+        except OSError as error:
+            raise translated(error) from error
+        connection.setblocking(True)
+        try:
+            return Channel(connection)
+        except (Refused, OSError):
+            return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _abstract(address: str) -> bytes:
+    return b"\0weft/" + address.encode()

@@ -1,0 +1,253 @@
+"""The group of the local engine: ranks that meet in shared memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from weft import faults
+from weft._core.timeouts import checked
+from weft.engines.base import Group, check_split, left
+from weft.engines.local import blocks, libc, locks, meeting, recorder, rendezvous, roster
+from weft.engines.local.keeper import Reference
+from weft.engines.local.meeting import CALLS, Meeting
+from weft.engines.local.segment import Block
+from weft.errors import EngineUnavailable, SetupError, UsedAfterFork, UsedConcurrently, WeftError
+from weft.resources import plan
+
+_BARRIER, _SPLIT, _MEMORY = (CALLS.index(name) for name in ("barrier", "split", "memory"))
+_COLOR = struct.Struct("?qq")
+
+
+def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float) -> LocalGroup:
+    """The world group of a job; returns when every rank has joined.
+
+    Raises MissingRank, Refused, PeerLost, EngineUnavailable.
+    """
+    check_system()
+    place = rendezvous.assemble(identity, start_timeout)
+    place.roster.set_state(roster.JOINED)
+    ranks = range(identity.size)
+    world = Meeting(
+        place.memory,
+        roster=place.roster,
+        ranks=ranks,
+        places=ranks,
+        name="world",
+        generation=0,
+        free_cores=plan(identity.size).free_cores,
+    )
+    return LocalGroup(world, place.roster.recorder(), timeout=timeout, world=True)
+
+
+def check_system() -> None:
+    """Refuse where the memory model of `waiting.py` does not hold."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "AMD64") or not libc.has_futex():
+        raise EngineUnavailable(
+            f"the local engine needs Linux on x86-64, this is {sys.platform} on {machine}; "
+            "run one process, with engine='serial'"
+        )
+
+
+class LocalGroup(Group):
+    """Processes of this machine that meet in shared memory."""
+
+    def __init__(
+        self, here: Meeting, log: recorder.Recorder, *, timeout: float, world: bool = False
+    ) -> None:
+        self.name = here.name
+        self.rank = here.members.index(here.roster.rank)
+        self.size = len(here.members)
+        self.generation = here.generation
+        self.timeout = timeout
+        self._meeting = here
+        self._log = log
+        self._world = world
+        self._splits = 0
+        self._using = threading.Lock()
+        self._left = False
+        self._forked = False
+        self._process = os.getpid()
+        _groups.add(self)
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        seconds = self.timeout if timeout is None else checked(timeout)
+        place = self._enter("barrier")
+        try:
+            self._meeting.meet(_BARRIER, seconds)
+        finally:
+            self._exit(place)
+
+    def split(
+        self, color: int | None, *, key: int = 0, timeout: float | None = None
+    ) -> LocalGroup | None:
+        seconds = self.timeout if timeout is None else checked(timeout)
+        check_split(color, key)
+        place = self._enter("split")
+        try:
+            self._splits += 1
+            return self._split(color, key, seconds)
+        finally:
+            self._exit(place)
+
+    def survivors(self, *, timeout: float | None = None) -> LocalGroup:
+        seconds = self.timeout if timeout is None else checked(timeout)
+        place = self._enter("survivors")
+        try:
+            places = self._meeting.agree_on_survivors(seconds)
+            following = self._meeting.next_generation(places)
+            return LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
+        finally:
+            self._exit(place)
+
+    def lock(self, *, timeout: float | None = None) -> locks.Lock:
+        """A lock between the ranks of this group. Every rank calls it."""
+        seconds = self.timeout if timeout is None else checked(timeout)
+        place = self._enter("lock")
+        try:
+            leader = self._meeting.members[0]
+            size = 8 * locks.words_for(self.size)
+            block = self._common_block(leader, size, locks.Lock.format, seconds)
+        finally:
+            self._exit(place)
+        return locks.Lock(
+            block,
+            roster=self._meeting.roster,
+            members=self._meeting.members,
+            timeout=self.timeout,
+        )
+
+    def leave(self) -> None:
+        if self._left or self._forked:
+            return
+        self._left = True
+        if self._world:
+            self._meeting.roster.set_state(roster.LEFT)
+        for group in list(_groups):
+            if group._meeting.roster is self._meeting.roster and not group._forked:
+                group._meeting.wake_all()
+                group._left = group._left or self._world
+        if self._world:
+            self._meeting.roster.unwatch()
+
+    # split, step by step
+
+    def _split(self, color: int | None, key: int, seconds: float) -> LocalGroup | None:
+        message = _COLOR.pack(color is not None, color or 0, key)
+        answers = self._meeting.exchange(_SPLIT, message, seconds)
+        part = ranks_of_color(color, [_COLOR.unpack(answer) for answer in answers])
+        if color is None:
+            self._no_common_block(seconds)
+            return None
+        members = [self._meeting.members[rank] for rank in part]
+        size = 8 * meeting.words_for(len(members))
+        block = self._common_block(members[0], size, meeting.clear, seconds)
+        below = Meeting(
+            block,
+            roster=self._meeting.roster,
+            ranks=members,
+            places=range(len(members)),
+            name=f"{self.name}/{self._splits}.{color}",
+            generation=0,
+            free_cores=plan(self._meeting.roster.size).free_cores,
+        )
+        return LocalGroup(below, self._log, timeout=self.timeout)
+
+    def _common_block(
+        self, leader: int, size: int, prepare: Callable[[Block], None], seconds: float
+    ) -> Block:
+        """Memory that `leader` makes and everyone who names it sees. All ranks take part."""
+        block, reference, trouble = None, b"", b""
+        if leader == self._meeting.roster.rank:
+            try:
+                block = blocks.allocate(size)
+                prepare(block)
+                reference = blocks.refer(block.buffer).encode()
+                if faults.armed:
+                    faults.reach("split.found")
+            except WeftError as error:
+                trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
+        answers = self._meeting.exchange(_MEMORY, reference, seconds)
+        offer = answers[self._meeting.members.index(leader)]
+        if offer:
+            try:
+                block = blocks.attach(Reference.decode(offer))
+            except WeftError as error:
+                trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
+        self._raise_any(self._meeting.exchange(_MEMORY, trouble, seconds))
+        if block is None:
+            raise SetupError(f"rank {leader} of the job offered no memory")
+        return block
+
+    def _no_common_block(self, seconds: float) -> None:
+        """Take part in `_common_block` without naming anyone."""
+        self._meeting.exchange(_MEMORY, b"", seconds)
+        self._raise_any(self._meeting.exchange(_MEMORY, b"", seconds))
+
+    def _raise_any(self, troubles: Sequence[bytes]) -> None:
+        lines = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(troubles) if text]
+        if lines:
+            raise SetupError(f"group {self.name!r} could not get memory: " + "; ".join(lines))
+
+    # before and after every operation
+
+    def _enter(self, operation: str) -> int:
+        if self._left or self._forked:
+            raise self._unusable()
+        if not self._using.acquire(blocking=False):
+            raise self._used_twice(operation)
+        return self._log.enter(operation, self._meeting.tag, self._meeting.step + 1)
+
+    def _exit(self, place: int) -> None:
+        self._log.leave(place)
+        self._using.release()
+
+    def _unusable(self) -> WeftError:
+        if self._left:
+            return left(self.name)
+        return UsedAfterFork(
+            f"group {self.name!r} belongs to process {self._process}, from which this process "
+            f"{os.getpid()} was forked; a child starts with a group of its own:\n"
+            "    group = weft.init()"
+        )
+
+    def _used_twice(self, operation: str) -> UsedConcurrently:
+        roster = self._meeting.roster
+        open_entries = [
+            entry
+            for entry in roster.entries(roster.rank)
+            if not entry.ended and entry.group == self._meeting.tag
+        ]
+        other = (
+            f" (in {open_entries[-1].operation}, {open_entries[-1].line})" if open_entries else ""
+        )
+        return UsedConcurrently(
+            f"{operation}() while another thread uses group {self.name!r}{other}; ranks could not "
+            "tell which call belongs to which. Give each thread a group:\n"
+            "    mine = group.split(0)  # once per thread, before the threads start"
+        )
+
+
+def ranks_of_color(color: int | None, answers: Sequence[tuple[bool, int, int]]) -> list[int]:
+    """Who named the same color, ordered by key and then by rank. Pure."""
+    same = [
+        (key, rank) for rank, (named, other, key) in enumerate(answers) if named and other == color
+    ]
+    return [rank for _, rank in sorted(same)]
+
+
+_groups: weakref.WeakSet[LocalGroup] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for group in list(_groups):
+        group._forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)

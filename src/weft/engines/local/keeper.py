@@ -1,0 +1,294 @@
+"""The blocks that this process made: who uses them, and when their memory is free again.
+
+    here (the owner)                     another process
+      refer: pin the block
+                         -- Reference -->
+                         <--- Attach ---   asks the keeper thread
+      pin becomes lease  --- Attached -->  maps the descriptor, views it
+                         <-- Release ---   has dropped its last view
+      no view, pin, lease: reuse
+
+Only the owner reuses a block's memory. A lease also ends with its connection,
+so a process that dies holds nothing. When the owner ends, its memory lives on
+in the processes that map it and is never reused.
+
+The keeper thread runs only while there is something to keep: a block that
+others may ask for, or large memory that goes back to the system when it is no
+longer used. Finalizers may run anywhere, even while the lock is held, so they
+take none: they append to a queue and ring a bell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release
+from weft.engines.local.arena import Arenas, Range
+from weft.engines.local.channel import Channel, Closed, Listener
+from weft.engines.local.roster import this_process
+from weft.engines.local.segment import Block, translated
+from weft.engines.local.views import Views
+from weft.errors import Refused
+
+
+@dataclass(frozen=True)
+class Source:
+    """A keeper's address, and the process behind it."""
+
+    address: str
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What stands for a block in another process."""
+
+    block: int
+    #: keeps the block until the reference is attached for the first time
+    pin: int
+    #: whom to ask: the owner, then who sent it
+    sources: tuple[Source, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Reference:
+        values = json.loads(data)
+        sources = tuple(Source(**source) for source in values.pop("sources"))
+        return cls(sources=sources, **values)
+
+
+@dataclass(eq=False)
+class _Kept:
+    taken: Range
+    pins: set[int] = field(default_factory=set)
+    leases: Counter[Channel] = field(default_factory=Counter)
+    #: whether others may ask for it
+    referred: bool = False
+
+
+class Keeper:
+    """This process as the owner of blocks.
+
+    `elsewhere` finds blocks that this process attached from owners that have ended, so that it
+    can hand them on.
+    """
+
+    def __init__(self, views: Views, elsewhere: Callable[[int], Block | None]) -> None:
+        self._views = views
+        self._elsewhere = elsewhere
+        self._lock = threading.Lock()
+        self._arenas = Arenas()
+        self._kept: dict[int, _Kept] = {}
+        self._dropped: deque[int] = deque()
+        self._on_behalf: dict[int, Block] = {}
+        self._server: _Server | None = None
+        self._bell = -1
+
+    def allocate(self, size: int) -> Block:
+        """A new block of at least `size` bytes."""
+        with self._lock:
+            self._settle()
+            taken = self._arenas.take(size)
+            name = new_name()
+            self._kept[name] = _Kept(taken)
+            block = self._open(name)
+            if self._arenas.has_large:
+                self._serve()
+        return block
+
+    def owns(self, name: int) -> bool:
+        return name in self._kept
+
+    def refer(self, name: int) -> Reference:
+        """Pin a block of this process."""
+        with self._lock:
+            source = self._serve()
+            return Reference(name, self._pin(self._kept[name]), (source,))
+
+    def refer_on_behalf(self, name: int, block: Block | None) -> Reference:
+        """Offer a block of another owner; pinned here if `block` is given."""
+        with self._lock:
+            source = self._serve()
+            pin = new_name() if block else 0
+            if block:
+                self._on_behalf[pin] = block
+            return Reference(name, pin, (source,))
+
+    def open(self, name: int, pin: int) -> Block | None:
+        """A block of this process, from its own reference."""
+        with self._lock:
+            self._on_behalf.pop(pin, None)
+            kept = self._kept.get(name)
+            if kept is None:
+                return self._elsewhere(name)
+            block = self._open(name)
+            kept.pins.discard(pin)
+            return block
+
+    def abandon(self) -> None:
+        """In a forked child: stop listening in the parent's name."""
+        if self._server is not None:
+            self._server.close()
+
+    # with the lock held
+
+    def _open(self, name: int) -> Block:
+        taken = self._kept[name].taken
+        return self._views.open(name, taken.segment, taken.offset, taken.length, self._drop)
+
+    def _drop(self, name: int) -> None:
+        """Called in a finalizer."""
+        self._dropped.append(name)
+        if self._server is not None:
+            os.eventfd_write(self._bell, 1)
+
+    def _settle(self) -> None:
+        """Reuse what has been dropped and nobody else has."""
+        while self._dropped:
+            self._free_if_unused(self._dropped.popleft())
+
+    def _free_if_unused(self, name: int) -> None:
+        kept = self._kept.get(name)
+        if kept and not (kept.pins or kept.leases or self._views.get(name)):
+            del self._kept[name]
+            self._arenas.give(kept.taken)
+
+    def _pin(self, kept: _Kept) -> int:
+        pin = new_name()
+        kept.pins.add(pin)
+        kept.referred = True
+        return pin
+
+    def _serve(self) -> Source:
+        """Have the keeper thread running."""
+        if self._server is None:
+            if self._bell < 0:
+                # never closed: a finalizer may be about to ring it
+                self._bell = _open_bell()
+            self._server = _Server(self._bell)
+            thread = threading.Thread(
+                target=self._run, args=(self._server,), name="weft keeper", daemon=True
+            )
+            thread.start()
+        return self._server.source
+
+    # the keeper thread
+
+    def _run(self, server: _Server) -> None:
+        while True:
+            with self._lock:
+                self._settle()
+                due = self._arenas.trim()
+                if not self._needed():
+                    self._server = None
+                    server.close()
+                    return
+            for channel in server.wait(due):
+                self._answer(channel, server)
+
+    def _needed(self) -> bool:
+        referred = any(kept.referred for kept in self._kept.values())
+        return bool(referred or self._on_behalf or self._arenas.has_large)
+
+    def _answer(self, channel: Channel, server: _Server) -> None:
+        """One message of a process that has attached blocks or is about to."""
+        try:
+            message, _ = channel.receive(Attach, Pin, Release)
+            with self._lock:
+                if isinstance(message, Attach):
+                    self._lend(channel, message)
+                elif isinstance(message, Pin):
+                    kept = self._kept.get(message.block)
+                    channel.send(Pinned(self._pin(kept)) if kept else Gone(message.block))
+                else:
+                    self._end_lease(channel, message.block)
+        except (Closed, Refused, OSError):
+            server.forget(channel)
+            with self._lock:
+                for name in [n for n, kept in self._kept.items() if channel in kept.leases]:
+                    del self._kept[name].leases[channel]
+                    self._free_if_unused(name)
+
+    def _lend(self, channel: Channel, message: Attach) -> None:
+        kept = self._kept.get(message.block)
+        if kept is not None:
+            taken = kept.taken
+            kept.leases[channel] += 1
+            kept.pins.discard(message.pin)
+            attached = Attached(
+                message.block, taken.arena, taken.segment.size, taken.offset, taken.length
+            )
+            channel.send(attached, [taken.segment.descriptor])
+            return
+        block = self._elsewhere(message.block)
+        self._on_behalf.pop(message.pin, None)
+        if block is None:
+            channel.send(Gone(message.block))
+        else:
+            attached = Attached(message.block, 0, block.segment.size, block.offset, block.length)
+            channel.send(attached, [block.segment.descriptor])
+
+    def _end_lease(self, channel: Channel, name: int) -> None:
+        kept = self._kept.get(name)
+        if kept and channel in kept.leases:
+            kept.leases[channel] -= 1
+            if kept.leases[channel] == 0:
+                del kept.leases[channel]
+            self._free_if_unused(name)
+
+
+class _Server:
+    """The keeper thread's sockets."""
+
+    def __init__(self, bell: int) -> None:
+        process = this_process()
+        self.source = Source(f"{os.geteuid()}/{os.urandom(8).hex()}", process.pid, process.start)
+        self._listener = Listener(self.source.address)
+        self._bell = bell
+        self.channels: dict[int, Channel] = {}
+
+    def wait(self, seconds: float | None) -> list[Channel]:
+        """Channels with something to read. Returns early when the bell is rung."""
+        poll = select.poll()
+        for descriptor in (self._listener.fileno(), self._bell, *self.channels):
+            poll.register(descriptor, select.POLLIN)
+        ready = [
+            fd for fd, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1)
+        ]
+        if self._bell in ready:
+            os.eventfd_read(self._bell)
+        if self._listener.fileno() in ready:
+            channel = self._listener.accept()
+            if channel is not None:
+                self.channels[channel.fileno()] = channel
+        return [self.channels[fd] for fd in ready if fd in self.channels]
+
+    def forget(self, channel: Channel) -> None:
+        self.channels.pop(channel.fileno(), None)
+        channel.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        for channel in list(self.channels.values()):
+            self.forget(channel)
+
+
+def _open_bell() -> int:
+    try:
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    except OSError as error:
+        raise translated(error) from error
+
+
+def new_name() -> int:
+    """A number that no other block or pin on this machine has."""
+    return int.from_bytes(os.urandom(7), "little") + 1

@@ -1,0 +1,287 @@
+"""`weft run`: start the ranks, pass on what they print, end them all when one fails.
+
+    weft run ──┬── rank 0   has stdin, and the job's memory to hand round
+               ├── rank 1
+               └── ...      stdout and stderr come back through pipes
+
+Each rank is a session of its own: a Ctrl-C in the terminal reaches only the
+launcher, which passes it on once, and what a rank has started can be ended
+with it. If the launcher dies, the kernel kills the ranks. How a rank ended is
+written into the job's memory, where its peers read it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO
+
+from weft._core import timeouts
+from weft._core.launched import environment
+from weft.engines.local import libc
+from weft.engines.local.output import Stream
+from weft.engines.local.rendezvous import create_memory
+from weft.engines.local.roster import Roster, words_for
+from weft.engines.local.segment import Block, translated
+from weft.resources import plan
+
+#: seconds from the failure of a rank, or from a signal, until the others are killed
+GRACE = 1.5
+_LAST_LINES = 30
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What `weft run` was asked for."""
+
+    ranks: int
+    #: the interpreter's arguments: a script or -m module, and what it is given
+    program: tuple[str, ...]
+    timeout: float | None = None
+    prefix: bool = True
+
+
+def run(command: Command) -> int:
+    """Run the ranks to their end; the exit code of the first that failed, or 0."""
+    return _Launcher(command).run()
+
+
+@dataclass(eq=False)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    pipes: dict[IO[bytes], Stream]
+    last_lines: deque[str]
+    started: float = field(default_factory=time.monotonic)
+    #: an exit code, or minus a signal; None while it runs
+    code: int | None = None
+
+    def signal_all(self, number: int) -> None:
+        """Signal the rank, if it has not been reaped, and everything it has started."""
+        if self.code is None:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return  # between fork and setsid there is no such group yet
+
+
+class _Launcher:
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._memory = create_memory(command.ranks)
+        self._roster = Roster(Block(self._memory, 0, 8 * words_for(command.ranks)), -1)
+        self._ranks: list[_Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._first: _Rank | None = None
+        self._signalled: int | None = None
+        self._kill_at: float | None = None
+        self._oom_kills = _oom_kills()
+
+    def run(self) -> int:
+        self._take_signals()
+        try:
+            self._start_all()
+            while self._running():
+                self._step()
+        finally:
+            for rank in self._running():
+                rank.signal_all(signal.SIGKILL)
+                rank.process.wait()
+        return self._verdict()
+
+    def _step(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        remaining = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        ended = []
+        for key, _ in self._selector.select(remaining):
+            if isinstance(key.data, _Rank) and key.fd == key.data.pidfd:
+                ended.append(key.data)
+            elif isinstance(key.data, _Rank):
+                self._read(key.data, key.fileobj)  # type: ignore[arg-type]
+            else:
+                os.read(key.fd, 4096)  # the byte that a signal wrote
+        if ended:
+            self._note_ends(ended)
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            for rank in self._running():
+                rank.signal_all(signal.SIGKILL)
+            self._kill_at = None
+
+    # starting
+
+    def _start_all(self) -> None:
+        plans = plan(self._command.ranks).environment(os.environ)
+        job = os.urandom(16).hex()
+        for number in range(self._command.ranks):
+            place = environment(
+                rank=number,
+                size=self._command.ranks,
+                job=job,
+                memory=self._memory.descriptor,
+                launcher=os.getpid(),
+            )
+            environ = {"PYTHONUNBUFFERED": "1", **os.environ, **plans, **place}
+            if self._command.timeout is not None:
+                environ[timeouts.VARIABLE] = repr(self._command.timeout)
+            self._start(number, environ)
+
+    def _start(self, number: int, environ: dict[str, str]) -> None:
+        launcher = os.getpid()
+
+        def before_exec() -> None:
+            libc.end_with_parent(signal.SIGKILL)
+            if os.getppid() != launcher:  # it died before the kernel was told
+                os._exit(1)
+
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *self._command.program],
+                env=environ,
+                stdin=None if number == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[self._memory.descriptor] if number == 0 else [],
+                preexec_fn=before_exec,  # noqa: PLW1509  this process has one thread
+            )
+            rank = _Rank(number, process, -1, {}, deque(maxlen=_LAST_LINES))
+            self._ranks.append(rank)
+            rank.pidfd = os.pidfd_open(process.pid)
+        except OSError as error:
+            raise translated(error) from error
+        prefix = f"[{number}] " if self._command.prefix else ""
+        for pipe, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                rank.pipes[pipe] = Stream(prefix, target, rank.last_lines)
+                self._selector.register(pipe, selectors.EVENT_READ, rank)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+
+    # running
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.code is None]
+
+    def _read(self, rank: _Rank, pipe: IO[bytes]) -> bool:
+        """Pass on what a rank has printed; whether there may be more."""
+        if pipe not in rank.pipes:
+            return False
+        data = pipe.read(1 << 16)
+        try:
+            if data:
+                rank.pipes[pipe].feed(data)
+            elif data == b"":
+                rank.pipes.pop(pipe).finish()
+                self._selector.unregister(pipe)
+                pipe.close()
+        except OSError:  # nobody reads what this launcher prints
+            self._end(signal.SIGPIPE)
+        return bool(data)
+
+    def _note_ends(self, ended: list[_Rank]) -> None:
+        failed = []
+        for rank in ended:
+            code = _peek(rank.process.pid)
+            out_of_memory = code == -signal.SIGKILL and _oom_kills() > self._oom_kills
+            self._roster.publish_end(rank.number, code, out_of_memory=out_of_memory)
+            for pipe in list(rank.pipes):
+                while self._read(rank, pipe):
+                    pass  # to the end of what is there; a child of the rank may hold the pipe open
+                if pipe in rank.pipes:
+                    rank.pipes[pipe].finish()
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+            if code != 0 or self._first or self._signalled:
+                rank.signal_all(signal.SIGKILL)  # what it has started; before its pid is free
+            rank.process.wait()
+            rank.code = code
+            if code != 0:
+                failed.append(rank)
+        if failed and self._first is None:
+            # one that failed because it lost another was not first
+            self._first = min(failed, key=lambda r: self._roster.blamed(r.number) is not None)
+            self._end_running(signal.SIGTERM)
+
+    def _end_running(self, number: int) -> None:
+        for rank in self._running():
+            rank.signal_all(number)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + GRACE
+
+    # signals
+
+    def _take_signals(self) -> None:
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(read, selectors.EVENT_READ)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if number in _ENDING:
+            self._end(number)
+            return
+        # a session without a terminal ignores SIGTSTP
+        for rank in self._running():
+            rank.signal_all(signal.SIGSTOP if number == signal.SIGTSTP else number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _end(self, number: int) -> None:
+        """Pass on a signal that ends the job; the second one leaves no time."""
+        again = self._signalled is not None and number != signal.SIGPIPE
+        self._signalled = self._signalled or number
+        self._end_running(signal.SIGKILL if again else number)
+
+    # the end
+
+    def _verdict(self) -> int:
+        if self._signalled is not None and self._first is not None:
+            return 128 + self._signalled
+        if self._first is None:
+            return 0
+        code = self._first.code or 0
+        self._explain(self._first, code)
+        return code if code > 0 else 128 - code
+
+    def _explain(self, rank: _Rank, code: int) -> None:
+        lines = [
+            f"weft run: rank {rank.number} (pid {rank.process.pid}) failed first: "
+            f"{self._roster.cause(rank.number)}, {time.monotonic() - rank.started:.1f} s "
+            "after its start; the other ranks were ended",
+            f"weft run: the last lines of rank {rank.number}:"
+            if rank.last_lines
+            else f"weft run: rank {rank.number} printed nothing",
+            *(f"    {line}" for line in rank.last_lines),
+        ]
+        try:
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        except OSError:
+            return  # nobody reads it
+
+
+def _peek(pid: int) -> int:
+    """How a process ended, without reaping it: an exit code, or minus a signal."""
+    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if result is None:
+        return 0
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

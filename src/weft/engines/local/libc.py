@@ -1,0 +1,114 @@
+"""The few system calls and libc functions that Python does not offer, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_FUTEX = _FUTEX_NUMBERS.get(platform.machine(), 0) if sys.platform == "linux" else 0
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_PR_SET_PDEATHSIG = 1
+_CLOCK_MONOTONIC = 1
+
+#: CDLL lets other threads run during the call, PyDLL does not and is faster
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc_holding_gil = ctypes.PyDLL(None)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+    @classmethod
+    def of(cls, seconds: float) -> _Timespec:
+        whole = int(seconds)
+        return cls(whole, int((seconds - whole) * 1e9))
+
+
+_syscall: Any = _libc.syscall
+_syscall.argtypes = [
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_uint32,
+]
+
+
+def has_futex() -> bool:
+    return bool(_FUTEX)
+
+
+def futex_wait(address: int, value: int, seconds: float) -> None:
+    """Sleep while the 32 bits at `address` are `value`: until woken, a signal, or the time is up."""
+    limit = _Timespec.of(seconds)
+    _syscall(_FUTEX, address, _FUTEX_WAIT, value, ctypes.byref(limit), None, 0)
+
+
+def futex_wake(address: int) -> None:
+    """Wake everyone, in any process, who sleeps on `address`."""
+    _syscall(_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+
+
+def end_with_parent(signal: int) -> None:
+    """Have the kernel send this process `signal` when the thread that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+
+
+# Robust mutexes. Type "error check": locking twice in one thread and unlocking what one does not
+# hold are errors and not deadlocks, so that unlocking to clean up is always safe.
+
+#: bytes set aside for a pthread_mutex_t (40 in glibc on x86-64)
+MUTEX_SIZE = 64
+_ROBUST, _PROCESS_SHARED, _ERROR_CHECK = 1, 1, 2
+
+_try: Any = _libc_holding_gil.pthread_mutex_trylock
+_unlock: Any = _libc_holding_gil.pthread_mutex_unlock
+_consistent: Any = _libc_holding_gil.pthread_mutex_consistent
+_timed: Any = getattr(_libc, "pthread_mutex_clocklock", None)
+for _function in (_try, _unlock, _consistent):
+    _function.argtypes = [ctypes.c_void_p]
+if _timed is not None:
+    _timed.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+
+
+def mutex_init(address: int) -> None:
+    """Make the bytes at `address` a robust, process-shared mutex."""
+    attributes = (ctypes.c_char * 64)()
+    _libc.pthread_mutexattr_init(attributes)
+    _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+    _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
+    _libc.pthread_mutexattr_settype(attributes, _ERROR_CHECK)
+    code = _libc.pthread_mutex_init(ctypes.c_void_p(address), attributes)
+    _libc.pthread_mutexattr_destroy(attributes)
+    if code:
+        raise OSError(code, f"pthread_mutex_init: {os.strerror(code)}")
+
+
+def mutex_try(address: int) -> int:
+    """0 (taken), EOWNERDEAD (taken, the last holder died), EBUSY or EDEADLK."""
+    return int(_try(address))
+
+
+def mutex_wait(address: int, until: float) -> int:
+    """As `mutex_try`, but sleeps until the monotonic time `until`, then ETIMEDOUT."""
+    if _timed is None:  # C libraries without it: musl, glibc before 2.30
+        time.sleep(0.001)
+        return mutex_try(address)
+    return int(_timed(address, _CLOCK_MONOTONIC, ctypes.byref(_Timespec.of(until))))
+
+
+def mutex_consistent(address: int) -> None:
+    """Declare sound the state that a dead holder left."""
+    _consistent(address)
+
+
+def mutex_unlock(address: int) -> int:
+    """0, or EPERM when this thread does not hold it."""
+    return int(_unlock(address))

@@ -1,0 +1,172 @@
+"""Locks between processes and threads that survive the death of their holder.
+
+    words 0-7    a robust pthread mutex
+    word  8      the place of the exclusive holder, plus one
+    word  9      the place of a holder that died in exclusive mode, plus one, until told
+    words 10-    flags of sleepers, one byte for each place
+    then         for each place a line of 8 words: entered | left
+
+Exclusive: take the mutex, then wait until everyone who has entered has left;
+keep the mutex. Shared: take the mutex, count oneself in, release it; leaving
+is one store. So readers do not exclude readers, a waiting writer stops new
+readers, and a reader costs one short mutex operation, not two.
+
+If the holder of the mutex dies the kernel hands it to the next in line with
+the news. A dead reader has changed nothing: the writer sees that it is gone
+and stops waiting for it. A robust mutex is owned by a thread, so threads of
+one process exclude each other too; their common line of counters is guarded
+by an ordinary lock. (OFD locks were the alternative: they know both modes, but
+cost 2-4 us a pair, cannot wait with a deadline, and are shared by accident
+when a descriptor is inherited.)
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from weft import faults
+from weft._core.timeouts import checked
+from weft.engines.local import libc
+from weft.engines.local.roster import Roster
+from weft.engines.local.segment import Block
+from weft.engines.local.waiting import SLICE, Waiter
+from weft.errors import Stalled, UsageError
+
+_HOLDER, _DIED, _FLAGS = 8, 9, 10
+
+
+def words_for(size: int) -> int:
+    """The words that a lock between `size` places takes."""
+    return _lines_at(size) + 8 * size
+
+
+def _lines_at(size: int) -> int:
+    return -(-(_FLAGS + -(-size // 8)) // 8) * 8
+
+
+class Lock:
+    """One process's handle on a lock between the ranks `members` of a job.
+
+    The handle is safe to share between threads. Make one per process and lock.
+    """
+
+    def __init__(
+        self, block: Block, *, roster: Roster, members: Sequence[int], timeout: float
+    ) -> None:
+        size = len(members)
+        self._block = block
+        self._words = block.words
+        self._roster = roster
+        self._members = tuple(members)
+        self._place = self._members.index(roster.rank)
+        self._timeout = timeout
+        self._line = _lines_at(size) + 8 * self._place
+        self._lines = [_lines_at(size) + 8 * place for place in range(size)]
+        self._threads = threading.Lock()
+        self._holding_thread: int | None = None
+        self._waiter = Waiter(
+            block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
+        )
+
+    @staticmethod
+    def format(block: Block) -> None:
+        """Make fresh memory a lock that nobody holds."""
+        libc.mutex_init(block.address)
+
+    @contextmanager
+    def exclusive(self, *, timeout: float | None = None) -> Iterator[int | None]:
+        """Hold the lock alone. Not reentrant, and not to be taken while holding it shared.
+
+        Gives the place of a previous holder that died while it held the lock alone, and so may
+        have left things half done; None if there is no such news. Raises Stalled.
+        """
+        deadline = self._deadline(timeout)
+        died = self._take(deadline)
+        try:
+            self._holding_thread = threading.get_ident()
+            self._words[_HOLDER] = self._place + 1
+            for place, line in enumerate(self._lines):
+                if self._words[line + 1] < self._words[line]:
+                    self._await_reader(place, line, deadline)
+            self._words[_DIED] = 0
+            if faults.armed:
+                faults.reach("lock.taken")
+            yield died
+        finally:
+            self._words[_HOLDER] = 0
+            self._holding_thread = None
+            libc.mutex_unlock(self._block.address)
+
+    @contextmanager
+    def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
+        """Hold the lock together with other readers. Gives and raises what `exclusive` does."""
+        entered = False
+        died = self._take(self._deadline(timeout))
+        try:
+            try:
+                with self._threads:
+                    self._words[self._line] += 1
+                    entered = True
+            finally:
+                libc.mutex_unlock(self._block.address)
+            if faults.armed:
+                faults.reach("lock.shared")
+            yield died
+        finally:
+            if entered:
+                with self._threads:
+                    self._waiter.publish(self._line + 1, self._words[self._line + 1] + 1)
+
+    def _take(self, deadline: float) -> int | None:
+        """Take the mutex; the place of a dead exclusive holder that is still to be told."""
+        if self._holding_thread == threading.get_ident():
+            raise UsageError(
+                "this thread holds the lock already; release it before taking it again"
+            )
+        address = self._block.address
+        try:
+            code = libc.mutex_try(address)
+            while code not in (0, errno.EOWNERDEAD):
+                now = time.monotonic()
+                if now >= deadline:
+                    raise self._stalled("it is held")
+                code = libc.mutex_wait(address, min(now + SLICE, deadline))
+            if code == errno.EOWNERDEAD:
+                libc.mutex_consistent(address)
+                self._words[_DIED] = self._words[_DIED] or self._words[_HOLDER]
+                self._words[_HOLDER] = 0
+            return self._words[_DIED] - 1 if self._words[_DIED] else None
+        except BaseException:
+            # a signal may arrive when the mutex is taken but `code` not yet assigned;
+            # unlocking what this thread does not hold is a harmless error
+            libc.mutex_unlock(address)
+            raise
+
+    def _await_reader(self, place: int, line: int, deadline: float) -> None:
+        def check() -> bool:
+            if self._roster.gone([self._members[place]]):
+                return True
+            if time.monotonic() >= deadline:
+                raise self._stalled(f"rank {place} is reading")
+            return False
+
+        if not self._waiter.wait(line + 1, self._words[line], deadline, check):
+            self._words[line] = self._words[line + 1]  # it is gone, and will never leave
+
+    def _stalled(self, why: str) -> Stalled:
+        holder = self._words[_HOLDER] - 1
+        by = f"{why} by rank {holder}" if holder not in (-1, self._place) else why
+        return Stalled(
+            f"a lock was not free in time: {by}",
+            [] if holder in (-1, self._place) else [holder],
+            self._roster.states(self._members),
+        )
+
+    def _deadline(self, timeout: float | None) -> float:
+        seconds = self._timeout if timeout is None else checked(timeout)
+        return math.inf if math.isinf(seconds) else time.monotonic() + seconds

@@ -1,0 +1,56 @@
+"""What ranks print, line by line and not mixed."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TextIO
+
+#: a line longer than this is printed in pieces
+_LONGEST = 1 << 16
+
+
+class Lines:
+    """Cuts a stream of bytes into lines. Pure."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, with their ends; a carriage return ends a line too."""
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = b""
+        if lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < _LONGEST:
+            self._rest = lines.pop()
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """What is left at the end of the stream."""
+        rest, self._rest = self._rest, b""
+        return [rest + b"\n"] if rest else []
+
+
+class Stream:
+    """One rank's stdout or stderr on its way to the launcher's own."""
+
+    def __init__(self, prefix: str, target: TextIO, last: deque[str]) -> None:
+        self._prefix = prefix.encode()
+        self._target = target
+        self._last = last
+        self._lines = Lines()
+
+    def feed(self, data: bytes) -> None:
+        """Print what is complete. Raises OSError when the launcher's own output is closed."""
+        self._print(self._lines.feed(data))
+
+    def finish(self) -> None:
+        self._print(self._lines.finish())
+
+    def _print(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        self._last.extend(
+            line.decode(errors="replace").rstrip("\r\n") for line in lines if line.strip()
+        )
+        self._target.flush()
+        self._target.buffer.write(b"".join(self._prefix + line for line in lines))
+        self._target.buffer.flush()

@@ -1,0 +1,227 @@
+"""Who is in the job, and whether they live. One per job, at the start of its memory.
+
+    words 0-7    magic | layout | size | unused
+    then for each rank, 8 words and its recorder's strip
+        pid | start | state | ended | blames | unused
+
+A rank's words are written by rank 0 while the group starts (pid, start), then
+by the rank itself (state, blames) and by the launcher (ended). Death needs no
+writing: the kernel tells it through a pidfd, which works for any process of
+this user, child or not. How a process died is known only to its parent: the
+launcher publishes it, and without a launcher the cause stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Sequence
+
+from weft.errors import RankState, Refused
+from weft.engines.local import recorder
+from weft.engines.local.segment import Block, translated
+from weft._core.messages import Process
+
+_MAGIC = int.from_bytes(b"weftjob\0", "little")
+_LAYOUT = 1
+_HEADER = 8
+_PID, _START, _STATE, _ENDED, _BLAMES = range(5)
+_ROW = 8 + recorder.STRIP_WORDS
+
+JOINED, LEFT = 1, 2
+#: flags in the word `ended`, beside the low byte with the code or signal
+_PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
+#: how long a survivor waits for the launcher to publish how a peer ended
+_CAUSE_SECONDS = 0.04
+
+
+def words_for(size: int) -> int:
+    """The words that the roster of a job of `size` ranks takes."""
+    return _HEADER + size * _ROW
+
+
+class Roster:
+    """The job's ranks, as seen from one of them (or from the launcher, with rank -1)."""
+
+    def __init__(self, block: Block, rank: int, launcher: int = 0) -> None:
+        self._words = block.words
+        self.rank = rank
+        if self._words[0] != _MAGIC or self._words[1] != _LAYOUT:
+            raise Refused(
+                f"the job's memory has layout {self._words[1]} where {_LAYOUT} was expected; "
+                "start all ranks with one version of weft"
+            )
+        self.size: int = self._words[2]
+        self._pidfds: dict[int, int] = {}
+        self._launcher = launcher
+
+    @staticmethod
+    def format(block: Block, size: int) -> None:
+        """Make fresh memory a roster of `size` ranks that nobody has joined."""
+        block.words[1] = _LAYOUT
+        block.words[2] = size
+        block.words[0] = _MAGIC
+
+    # what the ranks and the launcher write
+
+    def enroll(self, rank: int, process: Process) -> None:
+        """Give a rank to a process; nothing of an earlier one stays."""
+        at = self._row(rank)
+        self._words[at : at + _ROW] = memoryview(bytes(8 * _ROW)).cast("Q")
+        self._words[at + _PID], self._words[at + _START] = process.pid, process.start
+
+    def set_state(self, state: int) -> None:
+        self._words[self._row(self.rank) + _STATE] = state
+
+    def blame(self, rank: int) -> None:
+        """Note that this rank fails because `rank` was lost, so that the launcher knows who was
+        first."""
+        self._words[self._row(self.rank) + _BLAMES] = rank + 1
+
+    def publish_end(self, rank: int, code: int, *, out_of_memory: bool = False) -> None:
+        """The launcher says how a rank ended: an exit code, or minus a signal."""
+        flags = _PUBLISHED | (_BY_SIGNAL if code < 0 else 0)
+        flags |= _OUT_OF_MEMORY if out_of_memory else 0
+        self._words[self._row(rank) + _ENDED] = flags | abs(code) & 0xFF
+
+    # what they read
+
+    def recorder(self) -> recorder.Recorder:
+        """This rank's own recorder."""
+        return recorder.Recorder(self._words, self._row(self.rank) + 8)
+
+    def entries(self, rank: int) -> list[recorder.Entry]:
+        return recorder.entries(self._words, self._row(rank) + 8)
+
+    def process(self, rank: int) -> Process:
+        at = self._row(rank)
+        return Process(self._words[at + _PID], self._words[at + _START])
+
+    def blamed(self, rank: int) -> int | None:
+        """Whom `rank` blames for its failure."""
+        return int(self._words[self._row(rank) + _BLAMES]) - 1 if self._blames(rank) else None
+
+    def has_left(self, rank: int) -> bool:
+        return bool(self._words[self._row(rank) + _STATE] == LEFT)
+
+    def watch(self, ranks: Iterable[int]) -> None:
+        """Open what tells the death of these ranks."""
+        for rank in ranks:
+            if rank != self.rank and rank not in self._pidfds:
+                self._pidfds[rank] = open_pidfd(self.process(rank))
+
+    def unwatch(self) -> None:
+        for pidfd in self._pidfds.values():
+            if pidfd >= 0:
+                os.close(pidfd)
+        self._pidfds.clear()
+
+    def gone(self, ranks: Sequence[int]) -> list[int]:
+        """Which of these ranks have died or left."""
+        poll = select.poll()
+        watched = {self._pidfds[rank]: rank for rank in ranks if self._pidfds.get(rank, -1) >= 0}
+        for pidfd in watched:
+            poll.register(pidfd, select.POLLIN)
+        dead = {watched[pidfd] for pidfd, _ in poll.poll(0)} if watched else set()
+        return [
+            rank
+            for rank in ranks
+            if rank in dead or self.has_left(rank) or self._pidfds.get(rank) == -1
+        ]
+
+    def states(self, ranks: Sequence[int]) -> tuple[RankState, ...]:
+        """The table that errors carry: these ranks of the job, numbered by their place."""
+        now = time.monotonic_ns()
+        rows = []
+        for place, rank in enumerate(ranks):
+            entry = recorder.current(self._words, self._row(rank) + 8)
+            since = entry.ended or entry.began or now
+            rows.append(
+                RankState(
+                    rank=place,
+                    pid=self.process(rank).pid,
+                    status=self.status(rank),
+                    operation=("after " if entry.ended else "") + entry.operation,
+                    seconds=(now - since) / 1e9,
+                    line=entry.line,
+                )
+            )
+        return tuple(rows)
+
+    def status(self, rank: int) -> str:
+        """ "alive", "stopped", "left", or how the rank ended."""
+        if rank != self.rank and self._died(rank):
+            return self.cause(rank)
+        if self.has_left(rank):
+            return "left"
+        return "stopped" if _state_letter(self.process(rank).pid) in "Tt" else "alive"
+
+    def cause(self, rank: int) -> str:
+        """How a rank that has ended did; waits a moment for the launcher to say."""
+        at = self._row(rank) + _ENDED
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while not self._words[at] and self._launcher and time.monotonic() < deadline:
+            time.sleep(0.001)
+        ended: int = self._words[at]
+        if not ended:
+            return "ended, cause unknown" if not self.has_left(rank) else "left, then ended"
+        if ended & _BY_SIGNAL:
+            likely = ", likely out of memory" if ended & _OUT_OF_MEMORY else ""
+            return f"killed by {signal.Signals(ended & 0xFF).name}{likely}"
+        return f"exit code {ended & 0xFF}"
+
+    def _died(self, rank: int) -> bool:
+        pidfd = self._pidfds.get(rank)
+        if pidfd is None:
+            return process_start(self.process(rank).pid) != self.process(rank).start
+        if pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _blames(self, rank: int) -> bool:
+        return bool(self._words[self._row(rank) + _BLAMES])
+
+    def _row(self, rank: int) -> int:
+        return _HEADER + rank * _ROW
+
+
+def this_process() -> Process:
+    return Process(os.getpid(), process_start(os.getpid()))
+
+
+def process_start(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else 0
+
+
+def _state_letter(pid: int) -> str:
+    fields = _stat_fields(pid)
+    return fields[0] if fields else "X"
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from the third field on: the second is a name that may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def open_pidfd(process: Process) -> int:
+    """A descriptor that turns readable when the process ends, or -1 if it has ended already."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return -1
+    except OSError as error:
+        raise translated(error) from error
+    if process_start(process.pid) != process.start:  # another process got the number
+        os.close(pidfd)
+        return -1
+    return pidfd

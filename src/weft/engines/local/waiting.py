@@ -1,0 +1,123 @@
+"""Counters in shared memory, and waiting for them without hanging.
+
+The memory model
+----------------
+Python has no atomic operations. What follows is all that the local engine
+relies on, and it holds on x86-64, where `init(engine="local")` checks for it:
+
+1.  A counter is one aligned 8-byte word with one writer. `words[i] = v` on a
+    memoryview is a single store and `words[i]` a single load: readers see an
+    old value or a new one, never a mixture. Counters only grow.
+2.  Stores of one process become visible to the others in program order, and
+    loads are made in program order (total store order). So data is written
+    first and its counter after; whoever sees the counter sees the data.
+3.  A store may still be on its way while a later load of the same process is
+    answered. That matters in one place: a publisher stores its counter and
+    then looks for sleepers, a sleeper stores its flag and then looks at the
+    counter. Each side needs a full fence between the two. The publisher takes
+    one by acquiring a lock (a locked instruction); the sleeper's is inside
+    the kernel, which compares the counter again before it puts it to sleep.
+4.  Everything that has several writers lies under a libc mutex (`locks.py`),
+    which orders memory on every processor.
+
+On processors with a weaker order rule 2 fails; there the engine refuses.
+
+    publisher                          waiter
+      data                               spin, if there are free cores
+      words[i] = n                       else yield a few times
+      fence                              flags[me] = 1
+      any flag set? -> futex_wake        while words[i] < n:
+                                             futex_wait, 20 ms at most
+                                             peers gone? deadline?  -> error
+                                         flags[me] = 0
+
+Sleeping in slices bounds the time until a death is noticed and makes even a
+lost wake-up a delay of 20 ms and not a hang. A slice costs some 20 us of CPU:
+a rank that waits uses about 0.1 % of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from weft import faults
+from weft.engines.local.libc import futex_wait, futex_wake
+from weft.engines.local.segment import Block
+
+#: seconds between two looks at peers and deadline
+SLICE = 0.02
+#: looks at a counter before yielding or sleeping: some 80 us, where every rank has a core
+_SPINS = 2000
+#: turns given to others before sleeping, where ranks share cores: each takes 0.3 us or more
+_YIELDS = 200
+
+
+class Waiter:
+    """One process's way to publish and await the counters of a block.
+
+    `flags_at` is the byte where the sleepers' flags lie, one for each of `size` places; this
+    process writes only the one of its own `place`. One thread waits at a time.
+    """
+
+    def __init__(
+        self, block: Block, *, flags_at: int, size: int, place: int, free_cores: bool
+    ) -> None:
+        self._block = block
+        self._words = block.words
+        self._flags = memoryview(block.buffer).cast("B")[flags_at : flags_at + size]
+        self._nobody = bytes(size)
+        self._place = place
+        self._spins = _SPINS if free_cores else 1
+        self._yields = 0 if free_cores else _YIELDS
+        self._fence = threading.Lock()
+
+    def publish(self, index: int, value: int) -> None:
+        """Set a counter of which this process is the writer, and wake who sleeps on it."""
+        self._words[index] = value
+        self._fence.acquire()
+        self._fence.release()
+        if self._flags != self._nobody:
+            self.wake(index)
+
+    def wake(self, index: int) -> None:
+        """Have everyone who sleeps on a counter look again."""
+        futex_wake(self._block.address + 8 * index)
+
+    def wait(self, index: int, target: int, deadline: float, check: Callable[[], bool]) -> bool:
+        """Return True when the counter has reached `target`.
+
+        Looks, then sleeps; between two sleeps calls `check`, which raises if the wait has become
+        hopeless and returns True to end it (then False is returned). `deadline`, on the
+        monotonic clock, only shortens the sleeps: `check` judges it.
+        """
+        words = self._words
+        for _ in range(self._spins):
+            if words[index] >= target:
+                return True
+        for _ in range(self._yields):
+            os.sched_yield()
+            if words[index] >= target:
+                return True
+        return self._sleep(index, target, deadline, check)
+
+    def _sleep(self, index: int, target: int, deadline: float, check: Callable[[], bool]) -> bool:
+        words, address = self._words, self._block.address + 8 * index
+        if faults.armed:
+            faults.reach("wait.block")
+        try:
+            while True:
+                self._flags[self._place] = 1
+                value = words[index]
+                if value >= target:
+                    return True
+                limit = min(SLICE, max(0.0, deadline - time.monotonic()))
+                futex_wait(address, value & 0xFFFFFFFF, limit)
+                # asked before the counter is looked at: a peer may have arrived and then ended
+                give_up = words[index] < target and check()
+                if give_up and words[index] < target:
+                    return False
+        finally:
+            self._flags[self._place] = 0

@@ -1,0 +1,42 @@
+"""This process alone: the reference for every other engine, and the debugger's friend."""
+
+from __future__ import annotations
+
+from weft._core.timeouts import checked
+from weft.engines.base import Group, check_split, left
+
+
+class SerialGroup(Group):
+    """A group of one. Everything a group does, it does at once."""
+
+    def __init__(self, *, timeout: float, name: str = "world", generation: int = 0) -> None:
+        self.name, self.rank, self.size = name, 0, 1
+        self.generation, self.timeout = generation, timeout
+        self._splits = 0
+        self._left = False
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        self._begin(timeout)
+
+    def split(
+        self, color: int | None, *, key: int = 0, timeout: float | None = None
+    ) -> Group | None:
+        self._begin(timeout)
+        check_split(color, key)
+        self._splits += 1
+        if color is None:
+            return None
+        return SerialGroup(timeout=self.timeout, name=f"{self.name}/{self._splits}.{color}")
+
+    def survivors(self, *, timeout: float | None = None) -> Group:
+        self._begin(timeout)
+        return SerialGroup(timeout=self.timeout, name=self.name, generation=self.generation + 1)
+
+    def leave(self) -> None:
+        self._left = True
+
+    def _begin(self, timeout: float | None) -> None:
+        if self._left:
+            raise left(self.name)
+        if timeout is not None:
+            checked(timeout)

@@ -1,0 +1,168 @@
+"""Every exception weft raises, and the table that the serious ones carry.
+
+    WeftError
+    ├── UsageError                      the program is wrong; the message shows the right line
+    │   ├── InvalidValue    (ValueError)      a value outside what the call takes
+    │   ├── InvalidType     (TypeError)       a value of a kind the call does not take
+    │   ├── NotInitialized  (RuntimeError)    a call before weft.init() or after weft.shutdown()
+    │   ├── AlreadyInitialized (RuntimeError) weft.init() twice
+    │   ├── UsedAfterFork   (RuntimeError)    a group used in a forked child
+    │   ├── UsedConcurrently (RuntimeError)   one group used by two threads at once
+    │   └── Disagreement    (RuntimeError)    ranks made different calls; shows what each did
+    ├── SetupError                      a group, engine or launch could not start
+    │   ├── UnknownEngine   (ValueError)      lists the known ones
+    │   ├── EngineUnavailable (RuntimeError)  this system cannot run it; says why
+    │   ├── MissingPackage  (ImportError)     prints the pip line
+    │   ├── MissingRank     (TimeoutError)    names the ranks that never came
+    │   ├── Refused         (ConnectionError) a peer of another user, version, job or size
+    │   └── LaunchError     (RuntimeError)    `weft run` was asked for something it cannot start
+    ├── OutOfMemory         (MemoryError)     asked for more than this machine can give
+    ├── OutOfDescriptors    (OSError)         the table of open files is full
+    ├── SegmentGone         (RuntimeError)    a shared array's memory was given back before it was attached
+    ├── PeerLost            (ConnectionError) a peer died or left while it was waited for
+    └── Stalled             (TimeoutError)    a deadline passed; everybody waited for is alive
+
+`except WeftError` catches all of them; each is also the built-in error that a
+reader of the traceback would expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class WeftError(Exception):
+    """The root of all errors raised by weft."""
+
+
+class UsageError(WeftError):
+    """The calling program is wrong."""
+
+
+class InvalidValue(UsageError, ValueError):
+    """A value outside what the call takes."""
+
+
+class InvalidType(UsageError, TypeError):
+    """A value of a kind the call does not take."""
+
+
+class NotInitialized(UsageError, RuntimeError):
+    """A call that needs a group, before `weft.init()` or after `weft.shutdown()`."""
+
+
+class AlreadyInitialized(UsageError, RuntimeError):
+    """`weft.init()` was called a second time."""
+
+
+class UsedAfterFork(UsageError, RuntimeError):
+    """A group was used in a child that was forked from one of its ranks."""
+
+
+class UsedConcurrently(UsageError, RuntimeError):
+    """Two threads used one group at the same time."""
+
+
+class SetupError(WeftError):
+    """A group, an engine or a launch could not start."""
+
+
+class UnknownEngine(SetupError, ValueError):
+    """An engine name that weft does not know."""
+
+
+class EngineUnavailable(SetupError, RuntimeError):
+    """An engine that cannot run on this system."""
+
+
+class MissingPackage(SetupError, ImportError):
+    """An engine or adapter whose package is not installed."""
+
+
+class Refused(SetupError, ConnectionError):
+    """A peer was turned away: another user, weft version, job or group size."""
+
+
+class LaunchError(SetupError, RuntimeError):
+    """`weft run` was asked for something it cannot start."""
+
+
+class OutOfMemory(WeftError, MemoryError):
+    """More memory was asked for than this machine or its cgroup can give."""
+
+
+class OutOfDescriptors(WeftError, OSError):
+    """The process's table of open files is full."""
+
+
+class SegmentGone(WeftError, RuntimeError):
+    """The memory behind a shared array's pickle no longer exists."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One line of the table in `PeerLost` and `Stalled`: who is where."""
+
+    rank: int
+    pid: int
+    #: "alive", "stopped", "left", or how it ended: "killed by SIGKILL", "exit code 3", ...
+    status: str
+    #: what it is in ("barrier"), or was in last ("after barrier")
+    operation: str
+    #: seconds since that operation began, or since it ended
+    seconds: float
+    #: file:line in the user's program
+    line: str
+
+    @property
+    def alive(self) -> bool:
+        return self.status in ("alive", "stopped")
+
+
+def table(states: Sequence[RankState]) -> str:
+    """The states as aligned text, one rank a line."""
+    rows = [("rank", "pid", "status", "operation", "since", "line")]
+    rows += [
+        (str(s.rank), str(s.pid), s.status, s.operation, f"{s.seconds:.2f} s", s.line)
+        for s in states
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return "\n".join(
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+class _WithRanks(WeftError):
+    """An error about certain ranks, with the state of every rank as a field and as text."""
+
+    def __init__(
+        self, message: str, ranks: Sequence[int] = (), states: Sequence[RankState] = ()
+    ) -> None:
+        #: the ranks that the error is about
+        self.ranks = tuple(ranks)
+        #: the state of every rank of the group
+        self.states = tuple(states)
+        self.message = message
+        super().__init__(message + ("\n" + table(states) if states else ""))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.ranks, self.states)
+
+
+class MissingRank(_WithRanks, SetupError, TimeoutError):
+    """A group could not start because some of its ranks never came."""
+
+
+class Disagreement(_WithRanks, UsageError, RuntimeError):
+    """Ranks of one group made different calls where all must make the same one."""
+
+
+class PeerLost(_WithRanks, ConnectionError):
+    """A peer died or left while this rank was waiting for it."""
+
+
+class Stalled(_WithRanks, TimeoutError):
+    """A deadline passed while peers were alive but did not come."""

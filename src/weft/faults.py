@@ -1,0 +1,120 @@
+"""Named fault points: how the failure suite reaches every line that matters.
+
+    WEFT_FAULT=point:rank:action        one fault
+    WEFT_FAULT=a:0:kill,b:1:delay=0.5   several, separated by commas
+
+A point is a name in `POINTS`; rank is a rank of the whole job or `*`; the
+action is one of `kill`, `segv`, `exit=CODE`, `raise`, `stop`, `delay=SECONDS`.
+`point@3` acts the third time that the point is reached instead of the first.
+
+With the variable unset `armed` is False and a point costs one test of it:
+
+    if faults.armed:
+        faults.reach("barrier.published")
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from weft.errors import InvalidValue
+
+VARIABLE = "WEFT_FAULT"
+
+POINTS = (
+    "join.start",  # a rank is about to look for its group
+    "join.sent",  # it has said who it is and waits for the others
+    "join.mapped",  # it has the group's memory
+    "meet.before",  # about to publish its arrival at a barrier
+    "meet.after",  # has published its arrival
+    "wait.block",  # has spun in vain and is about to sleep in the kernel
+    "split.found",  # the leader of a subgroup has made its memory
+    "lock.taken",  # holds a lock exclusively
+    "lock.shared",  # holds a lock in shared mode
+    "share.created",  # has made a shared array
+    "share.attach",  # is about to attach somebody's shared array
+    "share.attached",  # has attached it
+    "exit.begin",  # shutdown() was called
+    "exit.left",  # has told its peers that it leaves
+)
+
+ACTIONS = ("kill", "segv", "exit", "raise", "stop", "delay")
+
+
+class InjectedFault(Exception):
+    """What the action `raise` raises."""
+
+
+@dataclass
+class _Fault:
+    point: str
+    rank: int | None
+    action: str
+    argument: float
+    countdown: int
+
+
+def parse(text: str) -> list[_Fault]:
+    """The faults that a value of WEFT_FAULT asks for."""
+    return [_parse_one(part) for part in text.split(",") if part.strip()]
+
+
+def _parse_one(text: str) -> _Fault:
+    form = f"{VARIABLE}={text!r}: expected point[@count]:rank:action[=argument]"
+    fields = text.strip().split(":")
+    if len(fields) != 3:
+        raise InvalidValue(f"{form}, for example meet.after:1:kill")
+    point, _, count = fields[0].partition("@")
+    action, _, argument = fields[2].partition("=")
+    if point not in POINTS:
+        raise InvalidValue(f"{form}; there is no point {point!r}, known are {', '.join(POINTS)}")
+    if action not in ACTIONS:
+        raise InvalidValue(f"{form}; there is no action {action!r}, known are {', '.join(ACTIONS)}")
+    try:
+        rank = None if fields[1] == "*" else int(fields[1])
+        return _Fault(point, rank, action, float(argument or 1), int(count or 1))
+    except ValueError as error:
+        raise InvalidValue(f"{form}; {error}") from None
+
+
+_faults = parse(os.environ.get(VARIABLE, ""))
+_rank: int | None = None
+
+#: False unless WEFT_FAULT is set: points are skipped without a call
+armed = bool(_faults)
+
+
+def arm(rank: int) -> None:
+    """Tell the fault points which rank this process is."""
+    global _rank
+    _rank = rank
+
+
+def reach(point: str) -> None:
+    """Act if a fault is asked for here. Call it only where `armed` is true."""
+    if point not in POINTS:
+        raise InvalidValue(f"fault point {point!r} is not in weft.faults.POINTS; add it there")
+    for fault in _faults:
+        if fault.point == point and fault.rank in (None, _rank):
+            fault.countdown -= 1
+            if fault.countdown == 0:
+                _act(fault)
+
+
+def _act(fault: _Fault) -> None:
+    if fault.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.action == "segv":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif fault.action == "exit":
+        os._exit(int(fault.argument))
+    elif fault.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault.action == "delay":
+        time.sleep(fault.argument)
+    else:
+        raise InjectedFault(f"asked for by {VARIABLE} at {fault.point}")

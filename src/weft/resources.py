@@ -1,0 +1,182 @@
+"""The plan: how much of this machine each worker may use.
+
+Cores are counted by affinity and by the tightest CPU quota among this
+process's cgroup and all its ancestors; memory by MemAvailable and the tightest
+memory limit on the same path. Threads per worker are max(1, cores // workers).
+A variable that the user has set wins over the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: what BLAS and OpenMP libraries read when they are loaded
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each of `workers` processes on this host may use."""
+
+    cores: int
+    reason: str
+    workers: int
+
+    @property
+    def threads(self) -> int:
+        """Threads for BLAS, OpenMP and torch in each worker."""
+        return max(1, self.cores // self.workers)
+
+    @property
+    def free_cores(self) -> bool:
+        """Whether every worker can have a core to itself, so that spinning harms nobody."""
+        return self.workers <= self.cores
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The thread variables to add to a worker's environment.
+
+        A variable the user has set is left alone. The libraries fall back on
+        OMP_NUM_THREADS, so where the user has set that one, nothing is added.
+        """
+        if "OMP_NUM_THREADS" in environ:
+            return {}
+        return {name: str(self.threads) for name in THREAD_VARIABLES if name not in environ}
+
+
+def plan(workers: int) -> Plan:
+    """The plan for `workers` processes on this host."""
+    cores, reason = count_cores()
+    return Plan(cores, reason, workers)
+
+
+def limit_threads(
+    threads: int, environ: MutableMapping[str, str] = os.environ
+) -> Callable[[], None]:
+    """Hold this process to `threads` threads; returns the function that undoes it.
+
+    For ranks that another launcher started: variables for libraries still to be
+    loaded, threadpoolctl for those already here.
+    """
+    added = Plan(threads, "", 1).environment(environ)
+    environ.update(added)
+    undo: list[Callable[[], None]] = []
+    if "OMP_NUM_THREADS" in added and ("numpy" in sys.modules or "torch" in sys.modules):
+        from threadpoolctl import threadpool_limits
+
+        undo.append(threadpool_limits(threads).restore_original_limits)
+        if "torch" in sys.modules:
+            torch = sys.modules["torch"]
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            undo.append(lambda: torch.set_num_threads(before))
+
+    def restore() -> None:
+        for name in added:
+            environ.pop(name, None)
+        for step in undo:
+            step()
+
+    return restore
+
+
+def count_cores() -> tuple[int, str]:
+    """Cores this process may use, and which limit decided."""
+    try:
+        found, reason = len(os.sched_getaffinity(0)), "CPU affinity"
+    except AttributeError:  # systems without affinity
+        found, reason = os.cpu_count() or 1, "CPU count"
+    for quota, where in _cpu_quotas(_cgroups("cpu")):
+        if quota < found:
+            found, reason = max(1, int(quota)), f"CPU quota in {where}"
+    return found, reason
+
+
+def available_memory() -> tuple[int, str]:
+    """Bytes that can be allocated now without swapping or an OOM kill, and which limit decided."""
+    best, reason = _mem_available(), "MemAvailable"
+    for free, where in _memory_headrooms(_cgroups("memory")):
+        if free < best:
+            best, reason = max(0, free), f"memory limit in {where}"
+    return best, reason
+
+
+def _mem_available(meminfo: Path = Path("/proc/meminfo")) -> int:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: POSIX knows the free pages
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _cgroups(
+    controller: str,
+    membership: Path = Path("/proc/self/cgroup"),
+    mount: Path = Path("/sys/fs/cgroup"),
+) -> Iterator[Path]:
+    """This process's cgroup and its ancestors, in version 2 and version 1 hierarchies."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            roots = [mount, mount / "unified"]
+        elif controller in controllers.split(","):
+            roots = [mount / controllers, mount / controller]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for root in dict.fromkeys(roots):
+            for depth in range(len(parts), -1, -1):
+                folder = root.joinpath(*parts[:depth])
+                if folder.is_dir():
+                    yield folder
+
+
+def _cpu_quotas(folders: Iterator[Path]) -> Iterator[tuple[float, Path]]:
+    for folder in folders:
+        both = _read(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
+        quota = both[0] if both else _read(folder / "cpu.cfs_quota_us")
+        period = both[1] if len(both) == 2 else _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            yield int(quota) / int(period), folder
+
+
+def _memory_headrooms(folders: Iterator[Path]) -> Iterator[tuple[int, Path]]:
+    for folder in folders:
+        for limit_file, usage_file, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+            if limit.isdigit() and usage.isdigit():
+                yield int(limit) - int(usage) + _stat(folder / "memory.stat", cache), folder
+
+
+def _stat(path: Path, key: str) -> int:
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
