@@ -18,7 +18,7 @@
     │   └── LaunchError     (RuntimeError)    `weft run` was asked for something it cannot start
     ├── OutOfMemory         (MemoryError)     asked for more than this machine can give
     ├── OutOfDescriptors    (OSError)         the table of open files is full
-    ├── SegmentGone         (RuntimeError)    a shared array's memory was given back before it was attached
+    ├── SegmentGone         (RuntimeError)    a shared array's memory was given back too early
     ├── PeerLost            (ConnectionError) a peer died or left while it was waited for
     └── Stalled             (TimeoutError)    a deadline passed; everybody waited for is alive
 

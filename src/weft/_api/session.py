@@ -35,12 +35,13 @@ class _Session:
     group: Group
     #: where init was called
     line: str
-    process: int
     restore_threads: Callable[[], None]
 
 
 _lock = threading.RLock()
 _session: _Session | None = None
+#: the process that had the session, in a child forked from it
+_forked_from: int | None = None
 _launched: Launched | None = None
 _rounds = 0
 
@@ -68,9 +69,9 @@ def init(
     Raises AlreadyInitialized, UnknownEngine, MissingPackage, MissingRank,
     Refused, and the errors of a wrong `timeout` or `seed`.
     """
-    global _session, _launched, _rounds
+    global _session, _forked_from, _launched
     with _lock:
-        if _session is not None and _session.process == os.getpid():
+        if _session is not None:
             raise AlreadyInitialized(
                 f"weft.init() was called before, at {_session.line}; use the group it returned, "
                 "or end that session first:\n    weft.shutdown()\n    group = weft.init()"
@@ -80,10 +81,9 @@ def init(
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
         _check_engine(engine)
-        if _launched is None or _launched.process != os.getpid():
-            _launched = launched(os.environ)
+        _launched = _launched or launched(os.environ)
         group, restore = _start(engine, seconds)
-        _session = _Session(group, _caller(), os.getpid(), restore)
+        _session, _forked_from = _Session(group, _caller(), restore), None
         if seed is not None:
             seeding.seed_generators(seeding.derive(seed, group.rank))
         return group
@@ -97,7 +97,7 @@ def shutdown() -> None:
     global _session
     with _lock:
         session, _session = _session, None
-        if session is None or session.process != os.getpid():
+        if session is None:
             return
         if faults.armed:
             faults.reach("exit.begin")
@@ -111,14 +111,7 @@ def group() -> Group:
     """The group that `init` returned. Raises NotInitialized, UsedAfterFork."""
     session = _session
     if session is None:
-        raise NotInitialized(
-            "weft is not initialized, or was shut down; first join a group:\n    weft.init()"
-        )
-    if session.process != os.getpid():
-        raise UsedAfterFork(
-            f"the session belongs to process {session.process}, from which this process "
-            f"{os.getpid()} was forked; a child starts with a group of its own:\n    weft.init()"
-        )
+        raise _no_session()
     return session.group
 
 
@@ -166,6 +159,29 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
         raise
     _rounds += 1
     return joined, restore
+
+
+def _no_session() -> NotInitialized | UsedAfterFork:
+    if _forked_from is not None:
+        return UsedAfterFork(
+            f"the session belongs to process {_forked_from}, from which this process "
+            f"{os.getpid()} was forked; a child starts with a group of its own:\n    weft.init()"
+        )
+    return NotInitialized(
+        "weft is not initialized, or was shut down; first join a group:\n    weft.init()"
+    )
+
+
+def _start_anew() -> None:
+    """In a forked child: the session, and the place in the job, are the parent's."""
+    global _session, _forked_from, _launched, _lock
+    if _session is not None:
+        _forked_from = os.getppid()
+    _session = _launched = None
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def _check_engine(engine: object) -> None:

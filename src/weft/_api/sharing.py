@@ -38,7 +38,7 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
             "expected numbers, strings of fixed length or records of these"
         )
     if isinstance(source, SharedArray) and _block_of(source) is not None:
-        shared = source.view()
+        shared = cast(SharedArray, source.view())
     else:
         block = blocks.allocate(source.nbytes)
         fortran = source.flags.f_contiguous and not source.flags.c_contiguous
@@ -73,7 +73,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     def __array_wrap__(
         self, array: NDArray[Any], context: Any = None, return_scalar: bool = False
     ) -> Any:
-        """Results of arithmetic are ordinary arrays and scalars, unless written into a shared one."""
+        """Results of arithmetic are ordinary arrays, unless they were written into a shared one."""
         if array is self:
             return array
         if return_scalar or array.shape == ():
@@ -81,7 +81,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         return array.view(np.ndarray)
 
 
-def _attach(
+def _attach(  # noqa: PLR0917  pickle calls it with positions only
     reference: Reference,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],

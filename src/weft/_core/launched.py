@@ -29,8 +29,6 @@ class Launched:
     memory: int
     #: the pid of `weft run`; else 0
     launcher: int
-    #: this process
-    process: int
 
 
 def environment(*, rank: int, size: int, job: str, memory: int, launcher: int) -> dict[str, str]:
@@ -56,9 +54,9 @@ def launched(environ: MutableMapping[str, str]) -> Launched | None:
         ) from None
     if not 0 <= rank < size:
         raise InvalidValue(f"WEFT_RANK={rank} is not in 0 to {size - 1} (WEFT_SIZE={size})")
-    return Launched(rank, size, job, memory, launcher, os.getpid())
+    return Launched(rank, size, job, memory, launcher)
 
 
 def alone() -> Launched:
     """The place of a process that no launcher started: a job of one."""
-    return Launched(0, 1, os.urandom(16).hex(), -1, 0, os.getpid())
+    return Launched(0, 1, os.urandom(16).hex(), -1, 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from weft.errors import Refused
 
@@ -110,7 +110,6 @@ class Release:
 
 
 Message = Hello | Welcome | Rejected | Attach | Pin | Pinned | Attached | Gone | Release
-M = TypeVar("M", bound=Message)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -122,8 +121,8 @@ def encode(message: Message) -> bytes:
     return json.dumps({"is": type(message).__name__, **asdict(message)}).encode()
 
 
-def decode(data: bytes, *expected: type[M]) -> M:
-    """The message in `data`; anything but an expected one is refused."""
+def decode(data: bytes, *expected: type[Message]) -> Any:
+    """The message in `data`, one of the expected kinds; anything else is refused."""
     wanted = " or ".join(kind.__name__ for kind in expected)
     try:
         values = json.loads(data)

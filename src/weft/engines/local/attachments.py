@@ -7,13 +7,13 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft._core import timeouts
 from weft._core.messages import (
     Attach,
     Attached,
     Gone,
-    M,
     Message,
     Pin,
     Pinned,
@@ -130,7 +130,9 @@ class Attachments:
         for source in [source for source in self._owners if source not in used]:
             self._owners.pop(source).close()
 
-    def _ask(self, owner: _Owner, message: Message, *answers: type[M]) -> tuple[M, list[int]]:
+    def _ask(
+        self, owner: _Owner, message: Message, *answers: type[Message]
+    ) -> tuple[Any, list[int]]:
         """Send a message and take its answer. Raises Closed, Stalled.
 
         Closing the connection would end the leases of blocks still in use here, so a question

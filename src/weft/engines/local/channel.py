@@ -15,8 +15,9 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from weft._core.messages import M, Message, decode, encode
+from weft._core.messages import Message, decode, encode
 from weft.engines.local.segment import translated
 from weft.errors import Refused
 
@@ -87,8 +88,11 @@ class Channel:
             return True  # the other end is gone, and so is its interest
         return True
 
-    def receive(self, *expected: type[M]) -> tuple[M, list[int]]:
-        """The next message and the descriptors that came with it. Raises Closed at the end."""
+    def receive(self, *expected: type[Message]) -> tuple[Any, list[int]]:
+        """The next message, one of the expected kinds, and the descriptors that came with it.
+
+        Raises Closed at the end, Refused for any other message.
+        """
         room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(
@@ -112,7 +116,7 @@ class Channel:
             raise
 
     def wait(self, deadline: float, watched: int = -1) -> bool:
-        """Wait for a message; False at the deadline. Raises Closed if pidfd `watched` fires first."""
+        """Wait for a message; False at the deadline. Raises Closed if pidfd `watched` is first."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if watched >= 0:

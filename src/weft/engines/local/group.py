@@ -42,7 +42,7 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
         generation=0,
         free_cores=plan(identity.size).free_cores,
     )
-    return LocalGroup(world, place.roster.recorder(), timeout=timeout, world=True)
+    return LocalGroup(world, place.roster.open_recorder(), timeout=timeout, world=True)
 
 
 def check_system() -> None:
@@ -200,9 +200,9 @@ class LocalGroup(Group):
     def _enter(self, operation: str) -> int:
         if self._left or self._forked:
             raise self._unusable()
-        if not self._using.acquire(blocking=False):
+        if not self._using.acquire(False):
             raise self._used_twice(operation)
-        return self._log.enter(operation, self._meeting.tag, self._meeting.step + 1)
+        return self._log.enter(operation, self._meeting.tag + self._meeting.step + 1)
 
     def _exit(self, place: int) -> None:
         self._log.leave(place)
@@ -222,7 +222,7 @@ class LocalGroup(Group):
         open_entries = [
             entry
             for entry in roster.entries(roster.rank)
-            if not entry.ended and entry.group == self._meeting.tag
+            if not entry.ended and entry.tag >> 32 == self._meeting.tag >> 32
         ]
         other = (
             f" (in {open_entries[-1].operation}, {open_entries[-1].line})" if open_entries else ""

@@ -12,6 +12,7 @@ written into the job's memory, where its peers read it.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
@@ -82,7 +84,10 @@ class _Launcher:
         self._roster = Roster(Block(self._memory, 0, 8 * words_for(command.ranks)), -1)
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._first: _Rank | None = None
+        #: ranks that failed by themselves, in the order in which they ended
+        self._failed: list[int] = []
+        #: ranks that were told to end
+        self._told: set[int] = set()
         self._signalled: int | None = None
         self._kill_at: float | None = None
         self._oom_kills = _oom_kills()
@@ -101,7 +106,9 @@ class _Launcher:
 
     def _step(self) -> None:
         """Wait for something to happen, and deal with it."""
-        remaining = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        remaining = None
+        if self._kill_at is not None and self._kill_at != math.inf:
+            remaining = max(0.0, self._kill_at - time.monotonic())
         ended = []
         for key, _ in self._selector.select(remaining):
             if isinstance(key.data, _Rank) and key.fd == key.data.pidfd:
@@ -113,9 +120,8 @@ class _Launcher:
         if ended:
             self._note_ends(ended)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            for rank in self._running():
-                rank.signal_all(signal.SIGKILL)
-            self._kill_at = None
+            self._end_running(signal.SIGKILL)
+            self._kill_at = math.inf
 
     # starting
 
@@ -189,7 +195,6 @@ class _Launcher:
         return bool(data)
 
     def _note_ends(self, ended: list[_Rank]) -> None:
-        failed = []
         for rank in ended:
             code = _peek(rank.process.pid)
             out_of_memory = code == -signal.SIGKILL and _oom_kills() > self._oom_kills
@@ -201,20 +206,22 @@ class _Launcher:
                     rank.pipes[pipe].finish()
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
-            if code != 0 or self._first or self._signalled:
+            if code != 0 or self._failed or self._signalled:
                 rank.signal_all(signal.SIGKILL)  # what it has started; before its pid is free
             rank.process.wait()
             rank.code = code
-            if code != 0:
-                failed.append(rank)
-        if failed and self._first is None:
-            # one that failed because it lost another was not first
-            self._first = min(failed, key=lambda r: self._roster.blamed(r.number) is not None)
-            self._end_running(signal.SIGTERM)
+            if code != 0 and rank.number not in self._told:
+                self._failed.append(rank.number)
+        if self._failed and self._kill_at is None:
+            # whom others blame is ending by itself: its own exit code is worth waiting for
+            blamed = {self._roster.blamed(number) for number in self._failed}
+            self._end_running(signal.SIGTERM, besides=blamed)
 
-    def _end_running(self, number: int) -> None:
+    def _end_running(self, number: int, besides: Collection[int | None] = ()) -> None:
         for rank in self._running():
-            rank.signal_all(number)
+            if rank.number not in besides:
+                self._told.add(rank.number)
+                rank.signal_all(number)
         if self._kill_at is None:
             self._kill_at = time.monotonic() + GRACE
 
@@ -246,15 +253,17 @@ class _Launcher:
     # the end
 
     def _verdict(self) -> int:
-        if self._signalled is not None and self._first is not None:
+        codes = {rank.number: rank.code or 0 for rank in self._ranks}
+        if self._signalled is not None and any(codes.values()):
             return 128 + self._signalled
-        if self._first is None:
+        if not self._failed:
             return 0
-        code = self._first.code or 0
-        self._explain(self._first, code)
-        return code if code > 0 else 128 - code
+        blames = {number: self._roster.blamed(number) for number in codes}
+        first = first_failure(self._failed, blames)
+        self._explain(self._ranks[first])
+        return codes[first] if codes[first] > 0 else 128 - codes[first]
 
-    def _explain(self, rank: _Rank, code: int) -> None:
+    def _explain(self, rank: _Rank) -> None:
         lines = [
             f"weft run: rank {rank.number} (pid {rank.process.pid}) failed first: "
             f"{self._roster.cause(rank.number)}, {time.monotonic() - rank.started:.1f} s "
@@ -268,6 +277,22 @@ class _Launcher:
             print("\n".join(lines), file=sys.stderr, flush=True)
         except OSError:
             return  # nobody reads it
+
+
+def first_failure(failed: Sequence[int], blames: Mapping[int, int | None]) -> int:
+    """The rank whose failure caused the others: pure.
+
+    `failed` are those that failed by themselves, in the order of their ends; a rank that failed
+    because it lost another blames it. The first in line counts, unless it blames one that failed
+    too, and so on.
+    """
+    first, seen = failed[0], set()
+    while first not in seen:
+        seen.add(first)
+        blamed = blames.get(first)
+        if blamed is not None and blamed in failed:
+            first = blamed
+    return first
 
 
 def _peek(pid: int) -> int:

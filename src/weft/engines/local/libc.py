@@ -46,7 +46,7 @@ def has_futex() -> bool:
 
 
 def futex_wait(address: int, value: int, seconds: float) -> None:
-    """Sleep while the 32 bits at `address` are `value`: until woken, a signal, or the time is up."""
+    """Sleep while the 32 bits at `address` are `value`; a signal or the time may end it early."""
     limit = _Timespec.of(seconds)
     _syscall(_FUTEX, address, _FUTEX_WAIT, value, ctypes.byref(limit), None, 0)
 

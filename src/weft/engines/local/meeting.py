@@ -81,8 +81,8 @@ class Meeting:
         self.ranks, self.places = tuple(ranks), tuple(places)
         self.members = [ranks[place] for place in places]
         self.step = 0
-        #: how the recorder names this group and generation
-        self.tag = zlib.crc32(name.encode()) << 32 | generation
+        #: how the recorder names this group, generation and step: add the step
+        self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
         size = len(ranks)
         self._size = size
         self._place = self.ranks.index(roster.rank)
@@ -98,9 +98,9 @@ class Meeting:
             free_cores=free_cores,
         )
         self._own = self._area_at + 8 * self._place
-        others = [place for place in places if place != self._place]
+        self._other_places = [place for place in places if place != self._place]
         self._others = tuple(
-            [(place, self._area_at + 8 * place + half) for place in others] for half in (0, 1)
+            [self._arrival(half, place) for place in self._other_places] for half in (0, 1)
         )
 
     def meet(self, call: int, timeout: float) -> None:
@@ -111,20 +111,22 @@ class Meeting:
         step = self.step + 1
         half = step & 1
         target = step << 8
+        value = target | call
         if faults.armed:
             faults.reach("meet.before")
-        self._waiter.publish(self._own + half, target | call)
+        self._waiter.publish(self._own + half, value)
         if faults.armed:
             faults.reach("meet.after")
         words = self._words
         agreed = True
         deadline = 0.0
-        for _, index in self._others[half]:
-            if words[index] < target:
+        for index in self._others[half]:
+            if words[index] < target and not self._waiter.spin(index, target):
                 deadline = deadline or time.monotonic() + timeout
                 check = self._watch_arrivals(half, target, deadline)
-                self._waiter.wait(index, target, deadline, check)
-            agreed &= words[index] == target | call
+                self._waiter.sleep(index, target, deadline, check)
+            if words[index] != value:
+                agreed = False
         self.step = step
         if not agreed:
             raise self._disagreement(step)
@@ -194,10 +196,9 @@ class Meeting:
 
     def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
         def check() -> bool:
-            absent = [place for place, index in self._others[half] if self._words[index] < target]
-            gone = self._gone_places(absent)
+            absent = self._absent(self._other_places, half, target)
             # one that came and then ended has come: look again
-            gone = [p for p in gone if self._words[self._area_at + 8 * p + half] < target]
+            gone = self._absent(self._gone_places(absent), half, target)
             if gone:
                 raise self._lost(gone)
             if absent and time.monotonic() >= deadline:
@@ -205,6 +206,9 @@ class Meeting:
             return False
 
         return check
+
+    def _absent(self, places: Sequence[int], half: int, target: int) -> list[int]:
+        return [place for place in places if self._words[self._arrival(half, place)] < target]
 
     def _await_head(self, place: int, word: int, wanted: int, deadline: float) -> None:
         def check() -> bool:
@@ -246,9 +250,9 @@ class Meeting:
         half = step & 1
         calls = []
         for rank, place in enumerate(self.places):
-            code = self._words[self._area_at + 8 * place + half] & 0xFF
+            code = self._words[self._arrival(half, place)] & 0xFF
             entries = self.roster.entries(self.ranks[place])
-            entry = next((e for e in entries if (e.group, e.step) == (self.tag, step)), None)
+            entry = next((e for e in entries if e.tag == self.tag + step), None)
             where = f" at {entry.line}" if entry else ""
             calls.append(f"rank {rank} called {CALLS[code]}{where}")
         return Disagreement(
@@ -263,6 +267,9 @@ class Meeting:
     @property
     def _rank(self) -> int:
         return self.places.index(self._place)
+
+    def _arrival(self, half: int, place: int) -> int:
+        return self._area_at + 8 * place + half
 
     def _head(self, place: int) -> int:
         return place * _head_line(self._size)

@@ -3,25 +3,27 @@
 Every rank owns a strip of shared memory and is its only writer:
 
     word 0      how many texts it has written
-    ring        16 entries of 6 words, overwritten in turn
-                    number | texts | began | ended | group | step
+    ring        16 entries of 5 words, overwritten in turn
+                    number | texts | began | ended | group and step
     texts       64 texts of 184 bytes (operation names, source lines), each with its length
 
 An entry is found by its number (entry n lies at n % 16) and is open while
 `ended` is 0. Times are CLOCK_MONOTONIC in nanoseconds, the same in every
-process. Writing one entry takes well under a microsecond, so it is always on.
+process. Writing one entry takes about half a microsecond, so it is always on:
+a source line is written as text once and after that named by its number.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import struct
 import sys
-import time
 from dataclasses import dataclass
+from time import monotonic_ns
 
 _RING = 16
-_ENTRY = 6
+_ENTRY = 5
 _TEXTS = 64
 _TEXT_WORDS = 24
 _RING_AT = 1
@@ -34,6 +36,11 @@ _LIBRARY = tuple(
     + os.sep
     for name in ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
 )
+#: source files seen so far: whether they are the user's
+_OUTSIDE: dict[str, bool] = {}
+
+_pack_entry = struct.Struct(f"{_ENTRY}Q").pack_into
+_getframe = sys._getframe
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,11 @@ class Entry:
     began: int
     #: 0 while the rank is in it
     ended: int
-    #: tells groups and generations apart, the same number on every rank
-    group: int
-    step: int
+    #: tells groups, generations and steps apart; the same number on every rank
+    tag: int
 
 
-NOTHING = Entry(0, "nothing yet", "", 0, 0, 0, 0)
+NOTHING = Entry(0, "nothing yet", "", 0, 0, 0)
 
 
 class Recorder:
@@ -67,33 +73,34 @@ class Recorder:
         self._written = itertools.count(0)
         self._known: dict[object, int] = {}
 
-    def enter(self, operation: str, group: int = 0, step: int = 0) -> int:
-        """Note that this rank begins `operation`; returns the place for `leave`."""
-        frame = sys._getframe(2)
+    def enter(self, operation: str, tag: int = 0) -> int:
+        """Note that this rank begins `operation`; returns the place for `leave`.
+
+        For the caller's caller's caller: a group's method, through its common beginning.
+        """
+        frame = _getframe(3)
         code = frame.f_code
-        while _inside(code.co_filename) and frame.f_back is not None:
+        while not _OUTSIDE.get(code.co_filename):
+            if _is_outside(code.co_filename) or frame.f_back is None:
+                break
             frame = frame.f_back
             code = frame.f_code
-        site = (code.co_filename, code.co_firstlineno, frame.f_lasti, operation)
+        site = (operation, code.co_filename, code.co_firstlineno, frame.f_lasti)
         texts = self._known.get(site)
         if texts is None:
             line = f"{code.co_filename}:{frame.f_lineno}"
-            texts = self._known[site] = self._write(operation) << 32 | self._write(line)
-        words = self._words
+            texts = self._write(operation) << 32 | self._write(line)
+            self._known[site] = texts
         number = next(self._numbers)
         at = self._ring + number % _RING * _ENTRY
-        words[at] = 0  # no entry while it is half written
-        words[at + 1] = texts
-        words[at + 2] = time.monotonic_ns()
-        words[at + 3] = 0
-        words[at + 4] = group
-        words[at + 5] = step
-        words[at] = number
+        # no number while it is half written
+        _pack_entry(self._words, 8 * at, 0, texts, monotonic_ns(), 0, tag)
+        self._words[at] = number
         return at
 
     def leave(self, at: int) -> None:
         """Note that the operation at this place has ended."""
-        self._words[at + 3] = time.monotonic_ns()
+        self._words[at + 3] = monotonic_ns()
 
     def _write(self, text: str) -> int:
         if text in self._known:
@@ -117,10 +124,10 @@ def entries(words: memoryview, at: int) -> list[Entry]:
     found = []
     for index in range(_RING):
         place = at + _RING_AT + index * _ENTRY
-        number, texts, began, ended, group, step = words[place : place + _ENTRY]
+        number, texts, began, ended, tag = words[place : place + _ENTRY]
         if number and words[place] == number:
             operation, line = _text(words, at, texts >> 32), _text(words, at, texts & 0xFFFFFFFF)
-            found.append(Entry(number, operation, line, began, ended, group, step))
+            found.append(Entry(number, operation, line, began, ended, tag))
     return sorted(found, key=lambda entry: entry.number)
 
 
@@ -136,12 +143,8 @@ def _text(words: memoryview, at: int, index: int) -> str:
     return data[: min(words[place], len(data))].decode(errors="replace")
 
 
-_inside_cache: dict[str, bool] = {}
-
-
-def _inside(filename: str) -> bool:
-    """Whether a source file belongs to weft, so that the line to show is further out."""
-    known = _inside_cache.get(filename)
-    if known is None:
-        known = _inside_cache[filename] = filename.startswith(_LIBRARY)
-    return known
+def _is_outside(filename: str) -> bool:
+    """Whether a source file is the user's, and not weft's own."""
+    if filename not in _OUTSIDE:
+        _OUTSIDE[filename] = not filename.startswith(_LIBRARY)
+    return _OUTSIDE[filename]

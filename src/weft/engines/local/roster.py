@@ -19,10 +19,10 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from weft.errors import RankState, Refused
+from weft._core.messages import Process
 from weft.engines.local import recorder
 from weft.engines.local.segment import Block, translated
-from weft._core.messages import Process
+from weft.errors import RankState, Refused
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")
 _LAYOUT = 1
@@ -88,7 +88,7 @@ class Roster:
 
     # what they read
 
-    def recorder(self) -> recorder.Recorder:
+    def open_recorder(self) -> recorder.Recorder:
         """This rank's own recorder."""
         return recorder.Recorder(self._words, self._row(self.rank) + 8)
 
@@ -151,17 +151,22 @@ class Roster:
         return tuple(rows)
 
     def status(self, rank: int) -> str:
-        """ "alive", "stopped", "left", or how the rank ended."""
-        if rank != self.rank and self._died(rank):
-            return self.cause(rank)
-        if self.has_left(rank):
-            return "left"
+        """One of "alive", "stopped", "left", or how the rank ended."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while rank != self.rank:
+            if self._died(rank):
+                return self.cause(rank, deadline)
+            # one that has left may be about to end, and then its exit code says more
+            if not self.has_left(rank):
+                break
+            if time.monotonic() > deadline:
+                return "left"
+            time.sleep(0.001)
         return "stopped" if _state_letter(self.process(rank).pid) in "Tt" else "alive"
 
-    def cause(self, rank: int) -> str:
-        """How a rank that has ended did; waits a moment for the launcher to say."""
+    def cause(self, rank: int, deadline: float = 0.0) -> str:
+        """How a rank that has ended did; waits until the deadline for the launcher to say."""
         at = self._row(rank) + _ENDED
-        deadline = time.monotonic() + _CAUSE_SECONDS
         while not self._words[at] and self._launcher and time.monotonic() < deadline:
             time.sleep(0.001)
         ended: int = self._words[at]

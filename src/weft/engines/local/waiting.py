@@ -38,10 +38,10 @@ a rank that waits uses about 0.1 % of a core.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
+from os import sched_yield
 
 from weft import faults
 from weft.engines.local.libc import futex_wait, futex_wake
@@ -70,15 +70,15 @@ class Waiter:
         self._flags = memoryview(block.buffer).cast("B")[flags_at : flags_at + size]
         self._nobody = bytes(size)
         self._place = place
-        self._spins = _SPINS if free_cores else 1
-        self._yields = 0 if free_cores else _YIELDS
+        self._looks = range(_SPINS if free_cores else 1)
+        self._turns = range(0 if free_cores else _YIELDS)
         self._fence = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:
         """Set a counter of which this process is the writer, and wake who sleeps on it."""
         self._words[index] = value
-        self._fence.acquire()
-        self._fence.release()
+        with self._fence:
+            pass
         if self._flags != self._nobody:
             self.wake(index)
 
@@ -87,23 +87,28 @@ class Waiter:
         futex_wake(self._block.address + 8 * index)
 
     def wait(self, index: int, target: int, deadline: float, check: Callable[[], bool]) -> bool:
-        """Return True when the counter has reached `target`.
+        """Return True when the counter has reached `target`: spin first, then sleep.
 
-        Looks, then sleeps; between two sleeps calls `check`, which raises if the wait has become
-        hopeless and returns True to end it (then False is returned). `deadline`, on the
-        monotonic clock, only shortens the sleeps: `check` judges it.
+        Between two sleeps `check` is called, which raises if the wait has become hopeless and
+        returns True to end it (then False is returned). `deadline`, on the monotonic clock, only
+        shortens the sleeps: `check` judges it.
         """
-        words = self._words
-        for _ in range(self._spins):
-            if words[index] >= target:
-                return True
-        for _ in range(self._yields):
-            os.sched_yield()
-            if words[index] >= target:
-                return True
-        return self._sleep(index, target, deadline, check)
+        return self.spin(index, target) or self.sleep(index, target, deadline, check)
 
-    def _sleep(self, index: int, target: int, deadline: float, check: Callable[[], bool]) -> bool:
+    def spin(self, index: int, target: int) -> bool:
+        """Whether the counter reaches `target` within a few looks."""
+        words = self._words
+        for _ in self._looks:
+            if words[index] >= target:
+                return True
+        for _ in self._turns:
+            sched_yield()
+            if words[index] >= target:
+                return True
+        return False
+
+    def sleep(self, index: int, target: int, deadline: float, check: Callable[[], bool]) -> bool:
+        """The second half of `wait`."""
         words, address = self._words, self._block.address + 8 * index
         if faults.armed:
             faults.reach("wait.block")
@@ -115,9 +120,8 @@ class Waiter:
                     return True
                 limit = min(SLICE, max(0.0, deadline - time.monotonic()))
                 futex_wait(address, value & 0xFFFFFFFF, limit)
-                # asked before the counter is looked at: a peer may have arrived and then ended
-                give_up = words[index] < target and check()
-                if give_up and words[index] < target:
+                # a peer may have arrived and then ended: `check` first, the counter after
+                if words[index] < target and check() and words[index] < target:
                     return False
         finally:
             self._flags[self._place] = 0
