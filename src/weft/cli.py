@@ -12,13 +12,14 @@ from weft._version import __version__
 from weft.errors import InvalidValue, LaunchError, WeftError
 
 _USAGE = """\
-usage: weft run -n N [--timeout T] [--no-prefix] script.py [arguments]
-       weft run -n N [--timeout T] [--no-prefix] -m module [arguments]
+usage: weft run -n N [options] script.py [arguments]
+       weft run -n N [options] -m module [arguments]
        weft --version
 
   -n N          start N ranks of the program, which meet through weft.init()
   --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
   --no-prefix   do not begin each line of output with its rank
+  --keep-going  let the other ranks go on when one fails (default: they are ended)
 """
 
 
@@ -63,19 +64,22 @@ class _Options(TypedDict):
     program: tuple[str, ...]
     timeout: float | None
     prefix: bool
+    keep_going: bool
 
 
 def parse_run(arguments: Sequence[str]) -> _Options:
     """What `weft run` was asked for. Everything after the script or module is the program's."""
     ranks: int | None = None
     timeout: float | None = None
-    prefix = True
+    prefix, keep_going = True, False
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         option = rest.pop(0)
         name, equals, value = option.partition("=")
         if name == "--no-prefix":
             prefix = False
+        elif name == "--keep-going":
+            keep_going = True
         elif name in ("-n", "--timeout"):
             if not equals:
                 if not rest:
@@ -92,7 +96,11 @@ def parse_run(arguments: Sequence[str]) -> _Options:
     if ranks is None:
         raise LaunchError("how many ranks? For example: weft run -n 2 script.py")
     return _Options(
-        ranks=ranks, program=tuple(_checked_program(rest)), timeout=timeout, prefix=prefix
+        ranks=ranks,
+        program=tuple(_checked_program(rest)),
+        timeout=timeout,
+        prefix=prefix,
+        keep_going=keep_going,
     )
 
 

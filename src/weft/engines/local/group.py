@@ -119,6 +119,7 @@ class LocalGroup(Group):
         return locks.Lock(
             block,
             roster=self._meeting.roster,
+            log=self._log,
             members=self._meeting.members,
             timeout=self.timeout,
         )

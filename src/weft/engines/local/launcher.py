@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
@@ -34,8 +34,10 @@ from weft.engines.local.roster import Roster, words_for
 from weft.engines.local.segment import Block, translated
 from weft.resources import plan
 
-#: seconds from the failure of a rank, or from a signal, until the others are killed
-GRACE = 1.5
+#: seconds from the failure of a rank until the others are told to end: time for their own errors
+_PATIENCE = 0.7
+#: seconds from then, or from a signal, until they are killed
+_GRACE = 1.0
 _LAST_LINES = 30
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -50,6 +52,8 @@ class Command:
     program: tuple[str, ...]
     timeout: float | None = None
     prefix: bool = True
+    #: whether the other ranks go on when one fails
+    keep_going: bool = False
 
 
 def run(command: Command) -> int:
@@ -89,7 +93,7 @@ class _Launcher:
         #: ranks that were told to end
         self._told: set[int] = set()
         self._signalled: int | None = None
-        self._kill_at: float | None = None
+        self._tell_at = self._kill_at = math.inf
         self._oom_kills = _oom_kills()
 
     def run(self) -> int:
@@ -106,9 +110,8 @@ class _Launcher:
 
     def _step(self) -> None:
         """Wait for something to happen, and deal with it."""
-        remaining = None
-        if self._kill_at is not None and self._kill_at != math.inf:
-            remaining = max(0.0, self._kill_at - time.monotonic())
+        due = min(self._tell_at, self._kill_at)
+        remaining = None if math.isinf(due) else max(0.0, due - time.monotonic())
         ended = []
         for key, _ in self._selector.select(remaining):
             if isinstance(key.data, _Rank) and key.fd == key.data.pidfd:
@@ -119,9 +122,10 @@ class _Launcher:
                 os.read(key.fd, 4096)  # the byte that a signal wrote
         if ended:
             self._note_ends(ended)
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+        if time.monotonic() >= self._kill_at:
             self._end_running(signal.SIGKILL)
-            self._kill_at = math.inf
+        elif time.monotonic() >= self._tell_at:
+            self._end_running(signal.SIGTERM)
 
     # starting
 
@@ -212,18 +216,15 @@ class _Launcher:
             rank.code = code
             if code != 0 and rank.number not in self._told:
                 self._failed.append(rank.number)
-        if self._failed and self._kill_at is None:
-            # whom others blame is ending by itself: its own exit code is worth waiting for
-            blamed = {self._roster.blamed(number) for number in self._failed}
-            self._end_running(signal.SIGTERM, besides=blamed)
+        if self._failed and not self._command.keep_going and math.isinf(self._kill_at):
+            self._tell_at = min(self._tell_at, time.monotonic() + _PATIENCE)
 
-    def _end_running(self, number: int, besides: Collection[int | None] = ()) -> None:
+    def _end_running(self, number: int) -> None:
         for rank in self._running():
-            if rank.number not in besides:
-                self._told.add(rank.number)
-                rank.signal_all(number)
-        if self._kill_at is None:
-            self._kill_at = time.monotonic() + GRACE
+            self._told.add(rank.number)
+            rank.signal_all(number)
+        self._tell_at = math.inf
+        self._kill_at = math.inf if number == signal.SIGKILL else time.monotonic() + _GRACE
 
     # signals
 
@@ -267,7 +268,7 @@ class _Launcher:
         lines = [
             f"weft run: rank {rank.number} (pid {rank.process.pid}) failed first: "
             f"{self._roster.cause(rank.number)}, {time.monotonic() - rank.started:.1f} s "
-            "after its start; the other ranks were ended",
+            "after its start",
             f"weft run: the last lines of rank {rank.number}:"
             if rank.last_lines
             else f"weft run: rank {rank.number} printed nothing",

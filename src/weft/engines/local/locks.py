@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from weft import faults
 from weft._core.timeouts import checked
 from weft.engines.local import libc
+from weft.engines.local.recorder import Recorder
 from weft.engines.local.roster import Roster
 from weft.engines.local.segment import Block
 from weft.engines.local.waiting import SLICE, Waiter
@@ -56,12 +57,19 @@ class Lock:
     """
 
     def __init__(
-        self, block: Block, *, roster: Roster, members: Sequence[int], timeout: float
+        self,
+        block: Block,
+        *,
+        roster: Roster,
+        log: Recorder,
+        members: Sequence[int],
+        timeout: float,
     ) -> None:
         size = len(members)
         self._block = block
         self._words = block.words
         self._roster = roster
+        self._log = log
         self._members = tuple(members)
         self._place = self._members.index(roster.rank)
         self._timeout = timeout
@@ -131,11 +139,8 @@ class Lock:
         address = self._block.address
         try:
             code = libc.mutex_try(address)
-            while code not in (0, errno.EOWNERDEAD):
-                now = time.monotonic()
-                if now >= deadline:
-                    raise self._stalled("it is held")
-                code = libc.mutex_wait(address, min(now + SLICE, deadline))
+            if code not in (0, errno.EOWNERDEAD):
+                code = self._wait_for_mutex(address, deadline)
             if code == errno.EOWNERDEAD:
                 libc.mutex_consistent(address)
                 self._words[_DIED] = self._words[_DIED] or self._words[_HOLDER]
@@ -147,23 +152,39 @@ class Lock:
             libc.mutex_unlock(address)
             raise
 
+    def _wait_for_mutex(self, address: int, deadline: float) -> int:
+        entry = self._log.enter("waiting for a lock")
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise self._stalled("held", self._words[_HOLDER] - 1)
+                code = libc.mutex_wait(address, min(now + SLICE, deadline))
+                if code in (0, errno.EOWNERDEAD):
+                    return code
+        finally:
+            self._log.leave(entry)
+
     def _await_reader(self, place: int, line: int, deadline: float) -> None:
         def check() -> bool:
             if self._roster.gone([self._members[place]]):
                 return True
             if time.monotonic() >= deadline:
-                raise self._stalled(f"rank {place} is reading")
+                raise self._stalled("read", place)
             return False
 
-        if not self._waiter.wait(line + 1, self._words[line], deadline, check):
-            self._words[line] = self._words[line + 1]  # it is gone, and will never leave
+        entry = self._log.enter("waiting for readers of a lock")
+        try:
+            if not self._waiter.wait(line + 1, self._words[line], deadline, check):
+                self._words[line] = self._words[line + 1]  # it is gone, and will never leave
+        finally:
+            self._log.leave(entry)
 
-    def _stalled(self, why: str) -> Stalled:
-        holder = self._words[_HOLDER] - 1
-        by = f"{why} by rank {holder}" if holder not in (-1, self._place) else why
+    def _stalled(self, how: str, place: int) -> Stalled:
+        by = f"by rank {place}" if place >= 0 else "by nobody for long, but never free"
         return Stalled(
-            f"a lock was not free in time: {by}",
-            [] if holder in (-1, self._place) else [holder],
+            f"a lock was not free in time: it is {how} {by}",
+            [place] if place >= 0 else [],
             self._roster.states(self._members),
         )
 

@@ -74,14 +74,11 @@ class Recorder:
         self._known: dict[object, int] = {}
 
     def enter(self, operation: str, tag: int = 0) -> int:
-        """Note that this rank begins `operation`; returns the place for `leave`.
-
-        For the caller's caller's caller: a group's method, through its common beginning.
-        """
-        frame = _getframe(3)
+        """Note that this rank begins `operation`; returns the place for `leave`."""
+        frame = _getframe(1)
         code = frame.f_code
-        while not _OUTSIDE.get(code.co_filename):
-            if _is_outside(code.co_filename) or frame.f_back is None:
+        while not (_OUTSIDE.get(code.co_filename) or _is_outside(code.co_filename)):
+            if frame.f_back is None:
                 break
             frame = frame.f_back
             code = frame.f_code

@@ -110,7 +110,10 @@ def _found(identity: Identity, deadline: float, seconds: float) -> tuple[Segment
         for rank, channel in members.items():
             _welcome(rank, channel, welcome, segment)
     except (MissingRank, PeerLost, Refused) as error:
-        rejected = Rejected(type(error).__name__, str(error), list(getattr(error, "ranks", ())))
+        ranks = list(getattr(error, "ranks", ()))
+        if isinstance(error, PeerLost):
+            roster.blame(ranks[0])
+        rejected = Rejected(type(error).__name__, str(error), ranks)
         for channel in members.values():
             channel.send_now(rejected)
         raise

@@ -1,0 +1,43 @@
+"""After every test: no process, shared memory, socket, temporary file or thread is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.support import MARK, marked_processes
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    monkeypatch.setenv("WEFT_TEST_FOLDER", str(tmp_path))
+    before = _leavings(temporary)
+    yield
+    weft.shutdown()
+    deadline = time.monotonic() + 5.0
+    while (left := _leavings(temporary) - before) and time.monotonic() < deadline:
+        gc.collect()  # an exception may hold arrays in a cycle
+        time.sleep(0.02)
+    assert not left, f"left behind: {sorted(left)}"
+
+
+def _leavings(temporary: Path) -> set[str]:
+    found = {f"process {pid}: {text}" for pid, text in marked_processes().items()}
+    found |= {f"thread {thread.name}" for thread in threading.enumerate()}
+    found |= {f"shared memory {name}" for name in os.listdir("/dev/shm")}
+    found |= {f"temporary file {name}" for name in os.listdir(temporary)}
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    found |= {f"socket {line.split()[-1]}" for line in sockets if "@weft/" in line}
+    return found

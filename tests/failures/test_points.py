@@ -1,0 +1,160 @@
+"""All fault points x all actions, with groups of 2 to 4.
+
+Whatever happens to one rank, wherever: the others get the right error in time or finish, nobody
+hangs, the exit code is right, and (by the fixture in conftest) nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import command, marked_processes, wait_until
+from weft import faults
+
+#: passes every fault point in every rank, and notes which error it got
+PROGRAM = """
+import json, os, sys, time
+import weft
+from weft.engines.local import blocks
+from weft.engines.local.keeper import Reference
+
+folder = sys.argv[1]
+rank = int(os.environ["WEFT_RANK"])
+
+def note(**what):
+    with open(f"{folder}/rank{rank}", "w") as file:
+        json.dump(what, file)
+
+try:
+    group = weft.init()
+    group.barrier()
+    lock = group.lock()
+    with lock.shared():
+        pass
+    with lock.exclusive():
+        pass
+    block = blocks.allocate(4096)
+    with open(f"{folder}/reference{rank}", "wb") as file:
+        file.write(blocks.refer(block.buffer).encode())
+    group.barrier()
+    with open(f"{folder}/reference{(rank + 1) % group.size}", "rb") as file:
+        other = blocks.attach(Reference.decode(file.read()))
+    group.barrier()
+    half = group.split(rank % 2)
+    half.barrier()
+    time.sleep(0.1 * rank)  # so that some sleep in the kernel
+    group.barrier()
+    note(done=True)
+except weft.WeftError as error:
+    note(error=type(error).__name__, ranks=list(getattr(error, "ranks", [])), text=str(error))
+    raise
+finally:
+    weft.shutdown()
+"""
+
+#: after these points the victim is no longer needed by anybody
+LATE = ("exit.begin", "exit.left")
+#: for these the victim is hurt while the group is not yet complete
+EARLY = ("join.start", "join.sent", "join.mapped")
+CODES = {"kill": 137, "segv": 139, "exit": 7, "raise": 1}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("action", ["kill", "segv", "exit=7", "raise", "stop", "delay=0.3"])
+@pytest.mark.parametrize("point", faults.POINTS)
+def test_one_rank_is_hurt(point: str, action: str, size: int, tmp_path: Path) -> None:
+    """A rank hurt at any point, in any way, never hangs or confuses the others."""
+    victim = _victim(point, size)
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [*command(size, "--timeout", "1"), str(script), str(tmp_path)],
+        env={**os.environ, "WEFT_FAULT": f"{point}:{victim}:{action}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if action == "stop" and point in LATE:
+        _resume_stopped()
+    out, err = process.communicate(timeout=30)
+    notes = {
+        rank: json.loads((tmp_path / f"rank{rank}").read_text())
+        for rank in range(size)
+        if (tmp_path / f"rank{rank}").exists()
+    }
+    kind = action.partition("=")[0]
+    survivors = {rank: note for rank, note in notes.items() if rank != victim}
+    told = f"{notes}\n{out}\n{err}"
+    # the launcher may be first to end a rank that still looks for its group, or whose own
+    # deadline began later than that of the rank that stalled first
+    ended_by_launcher = (point in EARLY and kind in CODES) or (kind == "stop" and survivors)
+    assert len(survivors) == size - 1 or ended_by_launcher, told
+    if kind == "delay" or (kind == "stop" and point in LATE):
+        assert process.returncode == 0, told
+        assert all(note.get("done") for note in survivors.values()), told
+    elif kind == "stop":
+        assert process.returncode == 1, told
+        expected = {"MissingRank"} if point in ("join.start",) else {"Stalled", "MissingRank"}
+        _check_errors(survivors, expected | {"PeerLost"}, victim, told)
+    else:
+        assert process.returncode == CODES[kind], told
+        assert f"rank {victim} " in err.partition("failed first")[0].splitlines()[-1], told
+        if point in LATE:
+            assert all(note.get("done") for note in survivors.values()), told
+        else:
+            early = {"MissingRank", "PeerLost"} if point in EARLY else {"PeerLost"}
+            _check_errors(survivors, early | {"SegmentGone"}, victim, told)
+
+
+def _victim(point: str, size: int) -> int:
+    """Each rank gets its turn; only a leader makes memory, only rank 0 never sends a Hello."""
+    if point == "split.found":
+        return 0
+    if point == "wait.block" or point == "join.sent":
+        return size - 1
+    return {2: 0, 3: 1, 4: 3}[size]
+
+
+def _check_errors(
+    survivors: dict[int, dict[str, object]], expected: set[str], victim: int, told: str
+) -> None:
+    for note in survivors.values():
+        assert note.get("error") in expected, told
+    assert not survivors or any(victim in note["ranks"] for note in survivors.values()), told
+
+
+def _resume_stopped() -> None:
+    def stopped() -> list[int]:
+        return [pid for pid, text in marked_processes().items() if text.startswith("T")]
+
+    for pid in wait_until(stopped):
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_program_passes_every_point(tmp_path: Path) -> None:
+    """The walk above would be empty at a point that its program does not reach."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    for point in faults.POINTS:
+        done = subprocess.run(
+            [*command(3, "--timeout", "5"), str(script), str(tmp_path)],
+            env={**os.environ, "WEFT_FAULT": f"{point}:*:exit=42"},
+            capture_output=True,
+            timeout=30,
+        )
+        assert done.returncode == 42, (point, done)
+
+
+def test_every_point_stands_in_the_source() -> None:
+    """A point that no line reaches is not a point."""
+    source = Path(sys.modules["weft"].__file__ or "").parent
+    text = "\n".join(path.read_text() for path in source.rglob("*.py"))
+    for point in faults.POINTS:
+        assert f'faults.reach("{point}")' in text

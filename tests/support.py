@@ -1,0 +1,128 @@
+"""How tests run ranks: real processes, started by `weft run`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+MARK = "WEFT_TEST_MARK"
+
+#: what each rank of `run_ranks` executes: join, call, keep the result
+_RUNNER = """
+import os, pickle, sys
+import weft
+import cloudpickle
+
+with open(sys.argv[1], "rb") as file:
+    function, arguments = pickle.load(file)
+group = weft.init()
+result = function(group, *arguments)
+with open(f"{sys.argv[1]}.{group.rank}", "wb") as file:
+    cloudpickle.dump(result, file)
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a launch printed, how it ended, and how long it took."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"exit code {self.code} after {self.seconds:.2f} s\n{self.out}\n{self.err}"
+
+
+def command(ranks: int, *options: str) -> list[str]:
+    return [sys.executable, "-m", "weft", "run", "-n", str(ranks), *options]
+
+
+def launch(
+    script: str | Path,
+    ranks: int,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+    limit: float = 60.0,
+) -> Outcome:
+    """Run a script, given as a path or as its text, by `weft run`."""
+    if isinstance(script, str):
+        path = Path(os.environ["WEFT_TEST_FOLDER"]) / f"script{time.monotonic_ns()}.py"
+        path.write_text(script)
+        script = path
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command(ranks, *options), str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env={**os.environ, **(env or {})},
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+def run_ranks(
+    ranks: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    options: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Call `function(group, *arguments)` in each of `ranks` processes; the results by rank."""
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    payload = Path(os.environ["WEFT_TEST_FOLDER"]) / f"payload{time.monotonic_ns()}"
+    payload.write_bytes(cloudpickle.dumps((function, arguments)))
+    outcome = launch(_RUNNER, ranks, str(payload), options=options, env=env)
+    assert outcome.code == 0, outcome
+    return [pickle.loads(Path(f"{payload}.{rank}").read_bytes()) for rank in range(ranks)]
+
+
+def run_python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Outcome:
+    """Run a program of its own, without a launcher."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **(env or {})},
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """What `condition` returns once it is true; fails the test if it never is."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{condition} did not become true"
+        time.sleep(0.005)
+    return found
+
+
+def marked_processes() -> dict[int, str]:
+    """Processes that a test started, by their environment: orphans are found too."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if state != "Z":
+                    found[int(folder.name)] = f"{state} {command_line}"
+        except OSError:
+            continue
+    return found
