@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except WeftError as error:
         print(f"weft: {error}", file=sys.stderr)
         code = 1
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # nobody reads it; the interpreter would complain when it tries again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 

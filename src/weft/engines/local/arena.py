@@ -119,10 +119,10 @@ class Arenas:
         if arena.free.unused:
             arena.idle_since = time.monotonic()
 
-    def trim(self, *, everything: bool = False) -> float | None:
+    def trim(self) -> float | None:
         """Return to the system what has been unused for long; seconds until the next time, if any.
 
-        Arenas up to `_KEPT` bytes in all are kept, unless `everything` goes.
+        Arenas of up to `_KEPT` bytes in all are kept.
         """
         now = time.monotonic()
         idle = sorted(
@@ -132,16 +132,16 @@ class Arenas:
         for arena in idle:
             kept += arena.segment.size
             due = arena.idle_since + WARM_SECONDS - now
-            if everything or (kept > _KEPT and due <= 0):
+            if kept > _KEPT and due <= 0:
                 del self._arenas[arena.number]
             elif kept > _KEPT:
                 next_time = due if next_time is None else min(next_time, due)
         return next_time
 
     @property
-    def has_large(self) -> bool:
-        """Whether there is memory that should be trimmed once it is unused."""
-        return any(arena.large for arena in self._arenas.values())
+    def needs_trimming(self) -> bool:
+        """Whether there is memory that should go back once it is unused."""
+        return self.size > _KEPT
 
     @property
     def size(self) -> int:
@@ -167,4 +167,5 @@ class Arenas:
         return arena
 
     def _next_size(self) -> int:
-        return max(_SMALLEST_ARENA, min(_LARGEST_ARENA, self.size))
+        shared = sum(a.segment.size for a in self._arenas.values() if not a.large)
+        return max(_SMALLEST_ARENA, min(_LARGEST_ARENA, shared))

@@ -101,7 +101,7 @@ class Keeper:
             name = new_name()
             self._kept[name] = _Kept(taken)
             block = self._open(name)
-            if self._arenas.has_large:
+            if self._arenas.needs_trimming:
                 self._serve()
         return block
 
@@ -197,7 +197,7 @@ class Keeper:
 
     def _needed(self) -> bool:
         referred = any(kept.referred for kept in self._kept.values())
-        return bool(referred or self._on_behalf or self._arenas.has_large)
+        return bool(referred or self._on_behalf or self._arenas.needs_trimming)
 
     def _answer(self, channel: Channel, server: _Server) -> None:
         """One message of a process that has attached blocks or is about to."""

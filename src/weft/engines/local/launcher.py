@@ -195,7 +195,9 @@ class _Launcher:
                 self._selector.unregister(pipe)
                 pipe.close()
         except OSError:  # nobody reads what this launcher prints
-            self._end(signal.SIGPIPE)
+            if self._signalled is None:
+                self._signalled = signal.SIGPIPE
+                self._end_running(signal.SIGTERM)
         return bool(data)
 
     def _note_ends(self, ended: list[_Rank]) -> None:
@@ -247,7 +249,7 @@ class _Launcher:
 
     def _end(self, number: int) -> None:
         """Pass on a signal that ends the job; the second one leaves no time."""
-        again = self._signalled is not None and number != signal.SIGPIPE
+        again = self._signalled is not None
         self._signalled = self._signalled or number
         self._end_running(signal.SIGKILL if again else number)
 

@@ -214,8 +214,10 @@ def _stat_fields(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
+    except OSError as error:
+        raise translated(error) from error
 
 
 def open_pidfd(process: Process) -> int:

@@ -1,0 +1,79 @@
+"""What each rank is doing, for whoever asks."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+from weft.engines.local import recorder
+from weft.engines.local.recorder import Recorder
+from weft.engines.local.segment import Block, Segment
+
+
+def _strip() -> memoryview:
+    return Block(Segment.create(8 * recorder.STRIP_WORDS), 0, 8 * recorder.STRIP_WORDS).words
+
+
+def _line_below() -> int:
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno + 1
+
+
+def test_an_open_operation_is_current_until_it_ends() -> None:
+    """Readers see the operation, its source line and its times."""
+    words = _strip()
+    log = Recorder(words, 0)
+    assert recorder.current(words, 0) == recorder.NOTHING
+    line = _line_below()
+    at = log.enter("barrier", 77)
+    entry = recorder.current(words, 0)
+    assert (entry.operation, entry.tag, entry.ended) == ("barrier", 77, 0)
+    assert entry.line == f"{__file__}:{line}"
+    log.leave(at)
+    entry = recorder.current(words, 0)
+    assert entry.ended >= entry.began > 0
+
+
+def test_the_ring_keeps_the_last_sixteen() -> None:
+    """Old entries are overwritten in turn; an open one counts as current before a later ended."""
+    words = _strip()
+    log = Recorder(words, 0)
+    for _ in range(100):
+        log.leave(log.enter("old"))
+    log.enter("open")
+    for _ in range(5):
+        log.leave(log.enter("nested"))
+    found = recorder.entries(words, 0)
+    assert [entry.number for entry in found] == list(range(91, 107))
+    assert recorder.current(words, 0).operation == "open"
+
+
+def test_many_sites_and_long_names() -> None:
+    """More source lines than fit are written over older ones; the current one is always right."""
+    words = _strip()
+    log = Recorder(words, 0)
+    for number in range(300):
+        name = f"{'é' * 120}{number}"
+        at = log.enter(name)
+        entry = recorder.current(words, 0)
+        assert entry.operation.endswith(f"é{number}")
+        assert __file__ in entry.line
+        log.leave(at)
+
+
+def test_threads_get_different_entries() -> None:
+    """Two threads never write one entry."""
+    words = _strip()
+    log = Recorder(words, 0)
+    places: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: places.extend(log.enter("x") for _ in range(8)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(places)) == 16

@@ -1,0 +1,222 @@
+"""What happens around the ranks: the launcher killed, Ctrl-C, a closed terminal, limits."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import command, launch, marked_processes, run_python, wait_until
+
+WAITING = """
+import os, sys, time, weft
+group = weft.init()
+group.barrier()
+open(f"{sys.argv[1]}/ready{group.rank}", "w").close()
+if group.rank == 0:
+    time.sleep(60)  # computes, while the others wait
+group.barrier()
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts three ranks of which two wait; returns when they do."""
+
+    def start(**options: object) -> subprocess.Popen[bytes]:
+        script = tmp_path / "waiting.py"
+        script.write_text(WAITING)
+        process = subprocess.Popen([*command(3), str(script), str(tmp_path)], **options)  # type: ignore[call-overload]
+        wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(3)))
+        return process  # type: ignore[no-any-return]
+
+    return start
+
+
+def test_killed_launcher_takes_its_ranks_along(
+    waiting: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    """SIGKILL of the launcher ends every rank, computing or waiting."""
+    process = waiting()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not marked_processes(), seconds=2.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_end_the_job(
+    waiting: Callable[..., subprocess.Popen[bytes]], number: signal.Signals
+) -> None:
+    """A signal that ends the launcher ends all ranks within two seconds, with the usual code."""
+    process = waiting(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=5) == 128 + number
+    assert time.monotonic() - began < 2.0
+    assert not marked_processes()
+
+
+def test_ctrl_c_in_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Ctrl-C reaches each rank once: one KeyboardInterrupt each, and all end."""
+    ours, theirs = pty.openpty()
+    process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
+    os.close(theirs)
+    os.write(ours, b"\x03")
+    output = _read_all(ours)
+    assert process.wait(timeout=5) == 130
+    assert len(re.findall(r"^\[\d\] KeyboardInterrupt", output, re.MULTILINE)) == 3, output
+    os.close(ours)
+
+
+def test_closing_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """When the terminal goes away everything ends."""
+    ours, theirs = pty.openpty()
+    process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
+    os.close(theirs)
+    os.close(ours)
+    assert process.wait(timeout=5) == 128 + signal.SIGHUP
+    assert not marked_processes()
+
+
+def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
+    """`weft run ... | head -1` does not run on for nobody."""
+    script = tmp_path / "chatty.py"
+    script.write_text("import time\nwhile True:\n    print('line')\n    time.sleep(0.01)\n")
+    process = subprocess.Popen(
+        [*command(2), str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    assert b"line" in process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=5) == 128 + signal.SIGPIPE
+
+
+def test_stop_and_continue(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Ctrl-Z stops launcher and ranks, SIGCONT has them go on."""
+    process = waiting(stderr=subprocess.DEVNULL)
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: [text[0] for text in marked_processes().values()] == ["T"] * 4)
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: "T" not in [text[0] for text in marked_processes().values()])
+    process.terminate()
+    assert process.wait(timeout=5) == 128 + signal.SIGTERM
+
+
+def test_descendants_of_a_failed_rank_end_too() -> None:
+    """What a rank has started is ended with it when the job fails."""
+    outcome = launch(
+        """
+import subprocess, sys, weft
+weft.init()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+sys.exit(3)
+""",
+        2,
+    )
+    assert outcome.code == 3
+    assert outcome.seconds < 5
+
+
+def test_an_orphan_with_the_output_pipe_does_not_hold_up_the_end() -> None:
+    """The launcher waits for ranks, not for whoever inherited their output."""
+    outcome = launch(
+        """
+import subprocess, sys, os
+import weft
+if weft.init().rank == 0:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3)"])
+print("done")
+""",
+        2,
+    )
+    assert outcome.code == 0
+    assert outcome.seconds < 2.5
+    assert outcome.out.count("done") == 2
+    wait_until(lambda: not marked_processes())
+
+
+def _take_terminal() -> None:
+    os.setsid()
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_all(descriptor: int) -> str:
+    output = b""
+    while True:
+        try:
+            data = os.read(descriptor, 65536)
+        except OSError:
+            return output.decode()
+        output += data
+
+
+@pytest.mark.parametrize("spare", range(12))
+def test_a_full_descriptor_table_is_an_error_that_says_so(spare: int) -> None:
+    """However few descriptors are left: a rank starts and works, or says what is missing."""
+    outcome = launch(
+        f"""
+import resource, sys, os
+import weft, weft.engines.local.group
+weft.init  # loads what it needs while there are descriptors
+from weft.engines.local import blocks
+used = max(map(int, os.listdir("/proc/self/fd")))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + {spare}, used + {spare}))
+try:
+    group = weft.init(timeout=1)
+    group.barrier()
+    block = blocks.allocate(100)
+    half = group.split(0)
+    half.barrier()
+except weft.WeftError as error:
+    print("WEFT", type(error).__name__, str(error).splitlines()[0])
+    sys.exit(9)
+""",
+        2,
+        options=("--timeout", "1"),
+    )
+    assert outcome.code in (0, 9), outcome
+    if outcome.code == 9:
+        assert "ulimit -n" in outcome.out, outcome
+
+
+def test_the_launcher_without_descriptors_says_so(tmp_path: Path) -> None:
+    """More ranks than the descriptor limit allows: one error, nothing left."""
+    script = tmp_path / "sleep.py"
+    script.write_text("import time; time.sleep(30)")
+    done = subprocess.run(
+        [*command(20), str(script)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30)),
+    )
+    assert done.returncode == 1
+    assert "ulimit -n" in done.stderr
+    assert not marked_processes()
+
+
+def test_too_little_address_space_is_an_error() -> None:
+    """When mapping fails the error is OutOfMemory, and nothing is left."""
+    outcome = run_python(
+        """
+import resource, weft
+from weft.engines.local import blocks
+resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
+try:
+    blocks.allocate(1 << 30)
+except weft.WeftError as error:
+    print(type(error).__name__, error)
+"""
+    )
+    assert outcome.out.startswith("OutOfMemory"), outcome
