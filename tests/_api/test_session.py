@@ -1,0 +1,306 @@
+"""init, shutdown, and every way to use them wrongly."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import weft
+from tests.support import launch, run_python, run_ranks
+from weft.engines.base import Group
+from weft.engines.local.group import LocalGroup
+from weft.errors import (
+    AlreadyInitialized,
+    EngineUnavailable,
+    InvalidType,
+    InvalidValue,
+    MissingPackage,
+    NotInitialized,
+    UnknownEngine,
+    UsedConcurrently,
+)
+
+
+def test_without_a_launcher_a_program_is_a_group_of_one() -> None:
+    """Everything works in a plain `python script.py`."""
+    group = weft.init()
+    assert (weft.rank(), weft.size(), weft.is_master()) == (0, 1, True)
+    weft.barrier()
+    weft.barrier(timeout=1)
+    assert weft.group() is group
+    weft.shutdown()
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_engines_can_be_named(engine: str) -> None:
+    """Both engines give a group of one without a launcher."""
+    group = weft.init(engine=engine)
+    assert (type(group).__name__, group.size) == (f"{engine.title()}Group", 1)
+    group.barrier()
+
+
+def test_serial_under_a_launcher_is_each_for_itself() -> None:
+    """engine="serial" is this process alone, whoever started it."""
+    outcome = launch("import weft; print(weft.init(engine='serial').size)", 2)
+    assert sorted(outcome.out.splitlines()) == ["[0] 1", "[1] 1"]
+
+
+@pytest.mark.parametrize("call", ["rank", "size", "is_master", "barrier", "group"])
+def test_use_before_init_and_after_shutdown(call: str) -> None:
+    """The error shows the line that is missing."""
+    with pytest.raises(NotInitialized, match=r"weft\.init\(\)"):
+        getattr(weft, call)()
+    weft.init()
+    getattr(weft, call)()
+    weft.shutdown()
+    with pytest.raises(NotInitialized, match=r"weft\.init\(\)"):
+        getattr(weft, call)()
+
+
+def test_init_twice_shows_the_first_line() -> None:
+    """The second init names where the first was, and changes nothing."""
+    group = weft.init()
+    with pytest.raises(AlreadyInitialized, match=rf"{__file__}:\d+"):
+        weft.init()
+    assert weft.group() is group
+
+
+def test_shutdown_twice_or_without_init_is_nothing() -> None:
+    """Cleaning up too often is not an error."""
+    weft.shutdown()
+    weft.init()
+    weft.shutdown()
+    weft.shutdown()
+    with pytest.raises(NotInitialized):
+        weft.rank()
+
+
+def test_init_again_after_shutdown() -> None:
+    """Ranks that all leave can meet again, any number of times."""
+    outcome = launch(
+        """
+import weft
+for round in range(4):
+    group = weft.init()
+    for _ in range(20 + round):
+        group.barrier()
+    half = group.split(group.rank % 2)
+    half.barrier()
+    group.barrier()
+    weft.shutdown()
+print("met four times")
+""",
+        3,
+    )
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("met four times") == 3
+
+
+def test_groups_of_a_session_end_with_it() -> None:
+    """After shutdown a subgroup says so too."""
+
+    def body(group: Group) -> str:
+        half = group.split(0)
+        assert half is not None
+        half.barrier()
+        weft.shutdown()
+        try:
+            half.barrier()
+        except NotInitialized as error:
+            return str(error)
+        return "worked"
+
+    assert all("has left group 'world/1.0'" in text for text in run_ranks(2, body))
+
+
+def test_use_after_fork_in_a_child() -> None:
+    """A forked child has no place in the group; it is told so, and can start a session alone."""
+
+    def body(group: Group) -> list[str]:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            told = []
+            for call in (weft.rank, group.barrier, lambda: group.split(0)):
+                try:
+                    call()
+                    told.append("worked")
+                except weft.WeftError as error:
+                    told.append(type(error).__name__)
+            told.append(str(weft.init().size))
+            weft.barrier()
+            weft.shutdown()
+            os.write(write, ",".join(told).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        told = os.read(read, 1000).decode().split(",")
+        os.close(read)
+        os.close(write)
+        group.barrier()  # the parents have not noticed anything
+        return told
+
+    expected = ["UsedAfterFork", "UsedAfterFork", "UsedAfterFork", "1"]
+    assert run_ranks(2, body) == [expected] * 2
+
+
+def test_a_forked_child_that_exits_does_not_end_the_session() -> None:
+    """exit handlers of a child leave the parent's place alone."""
+    outcome = launch(
+        """
+import os, sys, weft
+group = weft.init()
+group.barrier()
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+for _ in range(10):
+    group.barrier()
+print("fine")
+""",
+        2,
+    )
+    assert (outcome.code, outcome.out.count("fine")) == (0, 2), outcome
+
+
+def test_one_group_from_two_threads() -> None:
+    """The second thread gets an error that shows where the first one is and what to do."""
+
+    def body(group: LocalGroup) -> str:
+        own = group.split(0)
+        assert own is not None
+        told = []
+        if group.rank == 0:
+            thread = threading.Thread(target=group.barrier)
+            thread.start()
+            while not group._using.locked():
+                pass
+            try:
+                group.barrier()
+            except UsedConcurrently as error:
+                told.append(str(error))
+            own.barrier()  # another group is free to use
+            thread.join()
+        else:
+            own.barrier()
+            group.barrier()
+        return "".join(told)
+
+    text = run_ranks(2, body)[0]
+    assert "barrier() while another thread uses group 'world'" in text
+    assert "in barrier," in text
+    assert "group.split(0)" in text
+
+
+def test_two_threads_with_a_group_each() -> None:
+    """Groups of one rank may be used at the same time."""
+
+    def body(group: Group) -> int:
+        groups = [group.split(0) for _ in range(2)]
+        done = []
+
+        def work(mine: Group) -> None:
+            for _ in range(200):
+                mine.barrier()
+            done.append(1)
+
+        threads = [threading.Thread(target=work, args=(g,)) for g in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(done)
+
+    assert run_ranks(2, body) == [2, 2]
+
+
+def test_programs_started_by_a_rank_are_not_that_rank() -> None:
+    """A program that a rank runs is a group of its own."""
+    outcome = launch(
+        """
+import subprocess, sys, weft
+weft.init()
+code = "import weft; print('size', weft.init().size)"
+print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+weft.barrier()
+""",
+        2,
+    )
+    assert sorted(outcome.out.splitlines()) == ["[0] size 1", "[1] size 1"]
+
+
+def test_unknown_engine_lists_the_known() -> None:
+    """A typo in the name shows the names."""
+    with pytest.raises(
+        UnknownEngine, match=r"'lokal' is unknown; known are serial, local, mpi, ray"
+    ):
+        weft.init(engine="lokal")
+
+
+def test_an_engine_without_its_package_prints_the_pip_line() -> None:
+    """A missing extra says how to install it."""
+    outcome = run_python(
+        """
+import sys
+sys.modules["ray"] = None
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "ray" else found(name, *rest)
+import weft
+try:
+    weft.init(engine="ray")
+except weft.WeftError as error:
+    print(type(error).__name__, isinstance(error, ImportError), error)
+"""
+    )
+    assert outcome.out.startswith("MissingPackage True"), outcome
+    assert "pip install 'weft[ray]'" in outcome.out
+
+
+def test_an_engine_that_is_not_here_yet_says_so() -> None:
+    """mpi with its package installed is refused, not replaced by another engine."""
+    pytest.importorskip("mpi4py")
+    with pytest.raises((EngineUnavailable, MissingPackage), match="mpi"):
+        weft.init(engine="mpi")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"timeout": -1}, InvalidValue),
+        ({"timeout": "1"}, InvalidType),
+        ({"seed": 1.5}, InvalidType),
+        ({"seed": True}, InvalidType),
+    ],
+)
+def test_wrong_options_leave_no_session(options: dict[str, Any], error: type[Exception]) -> None:
+    """A refused init can be called again."""
+    with pytest.raises(error, match=next(iter(options))):
+        weft.init(**options)
+    weft.init()
+
+
+def test_the_timeout_of_init_is_the_default_of_calls() -> None:
+    """init(timeout=) beats WEFT_TIMEOUT, which beats 1800."""
+    assert weft.init(timeout=5).timeout == 5
+    outcome = run_python("import weft; print(weft.init().timeout)", env={"WEFT_TIMEOUT": "7"})
+    assert outcome.out == "7.0\n"
+    outcome = run_python("import weft; print(weft.init().timeout)", env={"WEFT_TIMEOUT": ""})
+    assert outcome.out == "1800.0\n"
+    outcome = run_python("import weft; weft.init()", env={"WEFT_TIMEOUT": "soon"})
+    assert "WEFT_TIMEOUT='soon': expected a number of seconds" in outcome.err
+
+
+def test_a_seed_makes_ranks_repeatable_and_different() -> None:
+    """The same seed gives each rank its own numbers, the same in every run."""
+    script = """
+import random, weft
+weft.init(seed=3)
+import numpy as np
+print(random.random(), np.random.rand())
+"""
+    first, second = launch(script, 2), launch(script, 2)
+    assert sorted(first.out.splitlines()) == sorted(second.out.splitlines())
+    assert len({line[4:] for line in first.out.splitlines()}) == 2
