@@ -74,17 +74,17 @@ def limit_threads(
     if "OMP_NUM_THREADS" in added and ("numpy" in sys.modules or "torch" in sys.modules):
         from threadpoolctl import threadpool_limits
 
-        undo.append(threadpool_limits(threads).restore_original_limits)
         if "torch" in sys.modules:
             torch = sys.modules["torch"]
             before = torch.get_num_threads()
             torch.set_num_threads(threads)
             undo.append(lambda: torch.set_num_threads(before))
+        undo.append(threadpool_limits(threads).restore_original_limits)
 
     def restore() -> None:
         for name in added:
             environ.pop(name, None)
-        for step in undo:
+        for step in reversed(undo):
             step()
 
     return restore

@@ -132,7 +132,10 @@ def is_master() -> bool:
 
 def barrier(*, timeout: float | None = None) -> None:
     """Return when every rank of the group has called it. Raises PeerLost, Stalled."""
-    group().barrier(timeout=timeout)
+    session = _session
+    if session is None:
+        raise _no_session()
+    session.group.barrier(timeout=timeout)
 
 
 def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[], None]]:

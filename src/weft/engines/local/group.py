@@ -203,7 +203,7 @@ class LocalGroup(Group):
             raise self._unusable()
         if not self._using.acquire(False):
             raise self._used_twice(operation)
-        return self._log.enter(operation, self._meeting.tag + self._meeting.step + 1)
+        return self._log.enter(operation, self._meeting.tag + self._meeting.step + 1, 3)
 
     def _exit(self, place: int) -> None:
         self._log.leave(place)

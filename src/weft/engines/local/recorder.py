@@ -21,6 +21,7 @@ import struct
 import sys
 from dataclasses import dataclass
 from time import monotonic_ns
+from types import CodeType, FrameType
 
 _RING = 16
 _ENTRY = 5
@@ -39,6 +40,7 @@ _LIBRARY = tuple(
 #: source files seen so far: whether they are the user's
 _OUTSIDE: dict[str, bool] = {}
 
+_NO_CALL: tuple[str, CodeType | None, int, int] = ("", None, -1, 0)
 _pack_entry = struct.Struct(f"{_ENTRY}Q").pack_into
 _getframe = sys._getframe
 
@@ -72,22 +74,29 @@ class Recorder:
         self._numbers = itertools.count(1)
         self._written = itertools.count(0)
         self._known: dict[object, int] = {}
+        self._last = _NO_CALL
 
-    def enter(self, operation: str, tag: int = 0) -> int:
-        """Note that this rank begins `operation`; returns the place for `leave`."""
-        frame = _getframe(1)
+    def enter(self, operation: str, tag: int = 0, depth: int = 1) -> int:
+        """Note that this rank begins `operation`; returns the place for `leave`.
+
+        The source line is that of the first caller outside weft. `depth` is how many callers are
+        certainly inside: looking at a frame costs as much as all the rest, so they are skipped.
+        """
+        frame = _getframe(depth)
         code = frame.f_code
-        while not (_OUTSIDE.get(code.co_filename) or _is_outside(code.co_filename)):
-            if frame.f_back is None:
+        while not _OUTSIDE.get(code.co_filename):
+            if _is_outside(code.co_filename) or frame.f_back is None:
                 break
             frame = frame.f_back
             code = frame.f_code
-        site = (operation, code.co_filename, code.co_firstlineno, frame.f_lasti)
-        texts = self._known.get(site)
-        if texts is None:
-            line = f"{code.co_filename}:{frame.f_lineno}"
-            texts = self._write(operation) << 32 | self._write(line)
-            self._known[site] = texts
+        # most calls come from the line of the call before
+        last_operation, last_code, last_instruction, texts = self._last
+        if (
+            code is not last_code
+            or frame.f_lasti != last_instruction
+            or operation is not last_operation
+        ):
+            texts = self._look_up(operation, frame)
         number = next(self._numbers)
         at = self._ring + number % _RING * _ENTRY
         # no number while it is half written
@@ -99,12 +108,25 @@ class Recorder:
         """Note that the operation at this place has ended."""
         self._words[at + 3] = monotonic_ns()
 
+    def _look_up(self, operation: str, frame: FrameType) -> int:
+        """The numbers of the two texts of a call, written down when they are new."""
+        code = frame.f_code
+        site = (operation, code.co_filename, frame.f_lineno)
+        texts = self._known.get(site)
+        if texts is None:
+            line = f"{code.co_filename}:{frame.f_lineno}"
+            texts = self._write(operation) << 32 | self._write(line)
+            self._known[site] = texts
+        self._last = operation, code, frame.f_lasti, texts
+        return texts
+
     def _write(self, text: str) -> int:
         if text in self._known:
             return self._known[text]
         turn = next(self._written)
         if turn and turn % _TEXTS == 0:
             self._known.clear()  # the oldest texts are about to be overwritten
+            self._last = _NO_CALL
         index = turn % _TEXTS
         data = text.encode(errors="replace")[-(_TEXT_WORDS - 1) * 8 :]
         at = self._texts + index * _TEXT_WORDS

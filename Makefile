@@ -1,0 +1,51 @@
+# make demo    what weft does, on this machine, in under a minute
+# make test    lint, types, and the whole test suite
+# make soak    a thousand kills, under load (about ten minutes)
+# make bench   weft beside its peers; writes benchmarks/results/
+# Each sets up .venv by itself and needs only Python 3.10 or later and a C compiler.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/python -m pip install --quiet
+
+.PHONY: demo test lint types soak bench clean
+
+demo: .venv/core
+	$(BIN)/python examples/demo.py
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/test
+	$(BIN)/mypy
+
+soak: .venv/test
+	$(BIN)/python -m pytest -m soak --timeout=1800 tests/failures/test_soak.py
+
+bench: .venv/bench
+	$(BIN)/python benchmarks/ground.py
+
+.venv/core: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later")'
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+# torch first and by itself: what requires it later finds it there
+.venv/test: .venv/core
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[test]'
+	touch $@
+
+.venv/bench: .venv/test
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,367 @@
+"""The ground: how long meeting, sharing, locking, starting and failing take.
+
+    python benchmarks/ground.py            everything, with mpi4py and gloo beside weft
+    python benchmarks/ground.py --quick    fewer rounds
+
+Peers are measured in turn within each round, so that a noisy minute hurts all
+alike; the table shows medians over rounds and their ratios. Results go to
+benchmarks/results/ground.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__)
+BARRIERS = 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    options, arguments = parser.parse_known_args()
+    if options.role:
+        ROLES[options.role](*arguments)
+        return
+    rounds = 3 if options.quick else 9
+    rows: dict[str, dict[str, float]] = {}
+    for ranks in (2, 4):
+        rows[f"barrier, {ranks} ranks"] = interleaved(
+            rounds,
+            {
+                "weft": lambda n=ranks: under_weft("barrier", n),
+                "Open MPI": lambda n=ranks: under_mpi("barrier-mpi", n),
+                "gloo": lambda n=ranks: under_gloo(n),
+            },
+        )
+    rows["start to first barrier, 2 ranks"] = interleaved(
+        rounds, {"weft": start_to_barrier, "2 x import numpy": two_imports}
+    )
+    rows["share 100 MB, first time"] = interleaved(rounds, {"weft": lambda: alone("share-cold")})
+    rows["share 100 MB, again"] = interleaved(
+        rounds,
+        {"weft": lambda: alone("share-warm"), "numpy copy": lambda: alone("copy")},
+    )
+    rows["attach 100 MB elsewhere"] = interleaved(rounds, {"weft": lambda: alone("attach")})
+    rows["private memory after reading it"] = {"weft": alone("attach-memory")}
+    for mode in ("exclusive", "shared"):
+        rows[f"lock and unlock, {mode}"] = interleaved(
+            rounds, {"weft": lambda m=mode: under_weft(f"lock-{m}", 1)}
+        )
+    rows["recording one operation"] = interleaved(rounds, {"weft": lambda: alone("record")})
+    rows["CPU of a rank that waits 10 s"] = {"weft": under_weft("idle", 2)}
+    latencies = [under_weft("kill", 4, "--keep-going") for _ in range(4 * rounds)]
+    rows["SIGKILL to PeerLost, median"] = {"weft": statistics.median(latencies)}
+    rows["SIGKILL to PeerLost, longest"] = {"weft": max(latencies)}
+    report(rows)
+
+
+def interleaved(rounds: int, peers: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The median over rounds of what each peer measures, one after the other in each round."""
+    found: dict[str, list[float]] = {name: [] for name in peers}
+    for _ in range(rounds):
+        for name, measure in peers.items():
+            found[name].append(measure())
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def report(rows: dict[str, dict[str, float]]) -> None:
+    print(f"{'':34}{'weft':>12}   beside it")
+    for name, row in rows.items():
+        ours = row["weft"]
+        others = "   ".join(
+            f"{peer} {shown(value)} ({value / ours:.2f} x)"
+            for peer, value in row.items()
+            if peer != "weft"
+        )
+        unit = shown_as(name, ours)
+        print(f"{name:34}{unit:>12}   {others}")
+    target = HERE.parent / "results" / "ground.json"
+    target.parent.mkdir(exist_ok=True)
+    machine = {"cores": os.cpu_count(), "system": platform.platform(), "python": sys.version}
+    target.write_text(json.dumps({"machine": machine, "seconds": rows}, indent=2))
+
+
+def shown_as(name: str, value: float) -> str:
+    if name.startswith("CPU"):
+        return f"{100 * value:.2f} %"
+    if name.startswith("private"):
+        return f"{value / 1e6:.1f} MB"
+    return shown(value)
+
+
+def shown(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+# how each peer is started; every role prints seconds
+
+
+def under_weft(role: str, ranks: int, *options: str) -> float:
+    return printed(
+        [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--no-prefix", *options]
+        + [str(HERE), "--role", role]
+    )
+
+
+def under_mpi(role: str, ranks: int) -> float:
+    mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"
+    return printed(
+        [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
+        + [sys.executable, str(HERE), "--role", role]
+    )
+
+
+def under_gloo(ranks: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE), "--role", "barrier-gloo", str(rank), str(ranks), folder],
+                stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(ranks)
+        ]
+        outputs = [process.communicate()[0] for process in processes]
+    return float(outputs[0].split()[-1])
+
+
+def alone(role: str) -> float:
+    return printed([sys.executable, str(HERE), "--role", role])
+
+
+def printed(command: list[str]) -> float:
+    """The number that a command prints last."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    if not done.stdout.split():
+        sys.exit(f"{command} printed nothing:\n{done.stderr}")
+    return float(done.stdout.split()[-1])
+
+
+# what each process does
+
+
+def per_call(call: Callable[[], object], calls: int = BARRIERS) -> float:
+    """Median seconds per call over batches."""
+    call()
+    batches = []
+    for _ in range(10):
+        began = time.perf_counter()
+        for _ in range(calls // 10):
+            call()
+        batches.append((time.perf_counter() - began) / (calls // 10))
+    return statistics.median(batches)
+
+
+def barrier() -> None:
+    import weft
+
+    group = weft.init()
+    seconds = per_call(weft.barrier)
+    if group.rank == 0:
+        print(seconds)
+
+
+def barrier_mpi() -> None:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    seconds = per_call(world.Barrier)
+    if world.Get_rank() == 0:
+        print(seconds)
+
+
+def barrier_gloo(rank: str, ranks: str, folder: str) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(ranks)
+    )
+    print(per_call(dist.barrier, calls=200))
+    dist.destroy_process_group()
+
+
+def first_barrier() -> None:
+    import weft
+
+    weft.init()
+    weft.barrier()
+    if weft.is_master():
+        print(time.time())
+
+
+def start_to_barrier() -> float:
+    began = time.time()
+    return under_weft("first-barrier", 2) - began
+
+
+def two_imports() -> float:
+    began = time.perf_counter()
+    both = [subprocess.Popen([sys.executable, "-c", "import numpy"]) for _ in range(2)]
+    for process in both:
+        process.wait()
+    return time.perf_counter() - began
+
+
+def share(warm: bool) -> None:
+    import numpy as np
+
+    import weft
+
+    array = np.ones(25_000_000, np.float32)
+    seconds = []
+    for _ in range(5 if warm else 1):
+        began = time.perf_counter()
+        shared = weft.share(array)
+        seconds.append(time.perf_counter() - began)
+        del shared
+    print(statistics.median(seconds))
+
+
+def copy() -> None:
+    import numpy as np
+
+    source = np.ones(25_000_000, np.float32)
+    target = source.copy()
+    print(per_call(lambda: np.copyto(target, source), calls=10))
+
+
+def attach(what: str) -> None:
+    """The owner's side: another process loads the pickle and reports."""
+    import numpy as np
+
+    import weft
+
+    shared = weft.share(np.ones(25_000_000, np.float32))
+    reader = subprocess.run(
+        [sys.executable, str(HERE), "--role", f"reader-{what}"],
+        input=pickle.dumps(shared),
+        capture_output=True,
+    )
+    print(reader.stdout.decode().split()[-1])
+
+
+def reader(what: str) -> None:
+    import numpy as np
+
+    import weft
+
+    weft.share(np.zeros(1))  # everything is imported
+    data = sys.stdin.buffer.read()
+    before = private_memory()
+    began = time.perf_counter()
+    array = pickle.loads(data)
+    seconds = time.perf_counter() - began
+    if array.sum() != 25_000_000:
+        sys.exit("the attached array is not the shared one")
+    print(seconds if what == "seconds" else private_memory() - before)
+
+
+def private_memory() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return sum(
+        int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Private_")
+    )
+
+
+def lock(mode: str) -> None:
+    import weft
+    from weft.engines.local.group import LocalGroup
+
+    group = weft.init(engine="local")
+    if not isinstance(group, LocalGroup):
+        sys.exit("not a local group")
+    held = getattr(group.lock(), mode)
+
+    def pair() -> None:
+        with held():
+            pass
+
+    print(per_call(pair, calls=20_000))
+
+
+def record() -> None:
+    from weft.engines.local import recorder
+    from weft.engines.local.segment import Block, Segment
+
+    size = 8 * recorder.STRIP_WORDS
+    log = recorder.Recorder(Block(Segment.create(size), 0, size).words, 0)
+    print(per_call(lambda: log.leave(log.enter("barrier")), calls=20_000))
+
+
+def idle() -> None:
+    import weft
+
+    group = weft.init()
+    group.barrier()
+    if group.rank == 0:
+        time.sleep(10)
+        group.barrier()
+        return
+    before, began = time.process_time(), time.perf_counter()
+    group.barrier()
+    print((time.process_time() - before) / (time.perf_counter() - began))
+
+
+def kill() -> None:
+    """Rank 3 kills itself; rank 0 prints how long it took to be told."""
+    import signal
+    import struct
+
+    import weft
+
+    group = weft.init()
+    moment = Path(tempfile.gettempdir()) / f"weft-bench-{os.getppid()}"
+    group.barrier()
+    if group.rank == 3:
+        time.sleep(0.05)
+        moment.write_bytes(struct.pack("d", time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.barrier()
+    except weft.PeerLost:
+        told = time.monotonic()
+        if group.rank == 0:
+            print(told - struct.unpack("d", moment.read_bytes())[0])
+            moment.unlink()
+
+
+ROLES: dict[str, Callable[..., Any]] = {
+    "barrier": barrier,
+    "barrier-mpi": barrier_mpi,
+    "barrier-gloo": barrier_gloo,
+    "first-barrier": first_barrier,
+    "share-cold": lambda: share(False),
+    "share-warm": lambda: share(True),
+    "copy": copy,
+    "attach": lambda: attach("seconds"),
+    "attach-memory": lambda: attach("memory"),
+    "reader-seconds": lambda: reader("seconds"),
+    "reader-memory": lambda: reader("memory"),
+    "lock-exclusive": lambda: lock("exclusive"),
+    "lock-shared": lambda: lock("shared"),
+    "record": record,
+    "idle": idle,
+    "kill": kill,
+}
+
+if __name__ == "__main__":
+    main()

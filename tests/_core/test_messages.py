@@ -1,0 +1,53 @@
+"""What crosses a process border."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft._core.messages import Attach, Gone, Hello, Message, Release, Welcome, decode, encode
+from weft.errors import Refused
+
+SAMPLES: list[Message] = [
+    Hello("1.0", "job", 1, 2, 3, 4),
+    Welcome([1, 2], [3, 4], 5),
+    Attach(1, 2),
+    Gone(1),
+    Release(2**55),
+]
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda m: type(m).__name__)
+def test_messages_come_back_as_they_were(message: Message) -> None:
+    """encode and decode are inverse, for the expected kind only."""
+    assert decode(encode(message), type(message)) == message
+    with pytest.raises(Refused, match="was expected"):
+        decode(encode(message), Attach if not isinstance(message, Attach) else Gone)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data: bytes) -> None:
+    """Bytes from a stranger never raise anything but Refused."""
+    with pytest.raises(Refused):
+        decode(data, Hello)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"is": "Hello"},
+        {"is": "os.system"},
+        {"is": "Gone", "block": "1"},
+        {"is": "Gone", "block": 1, "more": 2},
+        {"is": "Gone", "block": None},
+        {"is": ["Gone"], "block": 1},
+        [1, 2],
+    ],
+)
+def test_wrong_fields_are_refused(values: object) -> None:
+    """Missing, surplus and wrongly typed fields."""
+    with pytest.raises(Refused):
+        decode(json.dumps(values).encode(), Hello, Gone)

@@ -1,0 +1,91 @@
+"""The command line: what each wrong command gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft import __version__
+from weft.cli import parse_run
+from weft.errors import LaunchError
+
+
+def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=cwd,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "-n", "0", "ok.py"], "-n 0: expected a whole number of ranks, 1 or more"),
+        (["run", "-n", "-2", "ok.py"], "-n -2: expected a whole number"),
+        (["run", "-n", "x", "ok.py"], "-n x: expected a whole number"),
+        (["run", "-n", "1.5", "ok.py"], "-n 1.5: expected a whole number"),
+        (["run", "-n"], "-n needs a value"),
+        (["run", "ok.py"], "how many ranks? For example: weft run -n 2 script.py"),
+        (["run", "-n", "2"], "no script was given; for example: weft run -n 2 script.py"),
+        (["run", "-n", "2", "-m"], "no module was given"),
+        (["run", "-n", "2", "missing.py"], "there is no script 'missing.py' in"),
+        (["run", "-n", "2", "broken.py"], "'broken.py' does not parse: line 2"),
+        (["run", "-n", "2", "folder"], "'folder' is a folder without a __main__.py"),
+        (["run", "-n", "2", "--timeout", "-1", "ok.py"], "--timeout -1: expected 0 or more"),
+        (["run", "-n", "2", "--timeout", "soon", "ok.py"], "--timeout soon: expected 0 or more"),
+        (["run", "-n", "2", "--fast", "ok.py"], "weft run has no option '--fast'"),
+        (["walk"], "there is no command 'walk'; known is: run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_commands(arguments: list[str], told: str, tmp_path: Path) -> None:
+    """One line that names the value, what was expected and the next step; exit code 2."""
+    (tmp_path / "ok.py").write_text("print('ran')")
+    (tmp_path / "broken.py").write_text("print('ran')\nif:\n")
+    (tmp_path / "folder").mkdir()
+    done = weft(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ran" not in done.stdout
+
+
+def test_help_and_version() -> None:
+    """The usage is printed when asked for, and on an empty command."""
+    assert weft("--version").stdout == f"weft {__version__}\n"
+    for arguments, code in ((["--help"], 0), (["run", "--help"], 0), ([], 2)):
+        done = weft(*arguments)
+        assert done.returncode == code
+        assert "usage: weft run -n N" in done.stdout
+
+
+def test_options_in_every_spelling(tmp_path: Path) -> None:
+    """-n 2, -n2, -n=2; --timeout 5, --timeout=5."""
+    script = tmp_path / "s.py"
+    script.write_text("")
+    for spelling in (["-n", "2"], ["-n2"], ["-n=2"]):
+        assert parse_run([*spelling, str(script)])["ranks"] == 2
+    for spelling in (["--timeout", "5"], ["--timeout=5"]):
+        parsed = parse_run(["-n", "1", *spelling, "--no-prefix", str(script), "-n", "9"])
+        assert (parsed["timeout"], parsed["prefix"]) == (5.0, False)
+        assert parsed["program"] == (str(script), "-n", "9")
+
+
+def test_a_folder_with_a_main_runs(tmp_path: Path) -> None:
+    """What `python FOLDER` runs, `weft run` runs."""
+    (tmp_path / "__main__.py").write_text("print('main')")
+    done = weft("run", "-n", "1", "--no-prefix", str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "main\n")
+
+
+def test_an_unreadable_script_is_refused(tmp_path: Path) -> None:
+    """A script with bytes that are no source is one error, not one per rank."""
+    (tmp_path / "binary.py").write_bytes(b"\x00\xff\x00")
+    with pytest.raises(LaunchError, match="does not parse"):
+        parse_run(["-n", "2", str(tmp_path / "binary.py")])

@@ -1,0 +1,56 @@
+"""Errors: their tree, their tables, and their travels."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from weft import errors
+from weft.errors import PeerLost, RankState, Stalled, WeftError
+
+STATES = (
+    RankState(0, 41, "alive", "barrier", 1.25, "train.py:10"),
+    RankState(1, 42, "killed by SIGKILL, likely out of memory", "after barrier", 0.5, "train.py:9"),
+)
+
+
+def test_the_drawing_shows_the_tree() -> None:
+    """Every public error stands in the drawing at the top of errors.py, once."""
+    drawing = errors.__doc__ or ""
+    for name, kind in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(kind, WeftError) and not name.startswith("_"):
+            assert drawing.count(f"{name} ") + drawing.count(f"{name}\n") >= 1, name
+            assert kind.__doc__
+
+
+def test_errors_are_the_built_in_kind_a_reader_expects() -> None:
+    """except MemoryError, TimeoutError, ConnectionError, ValueError, TypeError work."""
+    assert issubclass(errors.OutOfMemory, MemoryError)
+    assert issubclass(errors.Stalled, TimeoutError)
+    assert issubclass(errors.PeerLost, ConnectionError)
+    assert issubclass(errors.InvalidValue, ValueError)
+    assert issubclass(errors.InvalidType, TypeError)
+    assert issubclass(errors.MissingPackage, ImportError)
+
+
+@pytest.mark.parametrize("kind", [PeerLost, Stalled])
+def test_the_table_is_a_field_and_a_text(kind: type[PeerLost]) -> None:
+    """Rank, pid, status, operation, time and line of every rank, readable and aligned."""
+    error = kind("rank 1 is gone", [1], STATES)
+    assert error.ranks == (1,)
+    assert error.states == STATES
+    assert [state.alive for state in error.states] == [True, False]
+    lines = str(error).splitlines()
+    assert lines[0] == "rank 1 is gone"
+    assert lines[1].split() == ["rank", "pid", "status", "operation", "since", "line"]
+    assert lines[3].endswith("after barrier  0.50 s  train.py:9")
+    assert lines[2].index("train.py") == lines[3].index("train.py")
+
+
+def test_errors_survive_pickling() -> None:
+    """Fields and text are the same in another process."""
+    error = pickle.loads(pickle.dumps(PeerLost("rank 1 is gone", [1], STATES)))
+    assert (error.ranks, error.states) == ((1,), STATES)
+    assert str(error) == str(PeerLost("rank 1 is gone", [1], STATES))

@@ -1,0 +1,165 @@
+"""The plan: cores, threads and memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import run_python
+from weft import resources
+from weft.resources import THREAD_VARIABLES, Plan
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads", "free"),
+    [(8, 2, 4, True), (8, 3, 2, True), (2, 2, 1, True), (2, 4, 1, False), (1, 1, 1, True)],
+)
+def test_threads_per_worker(cores: int, workers: int, threads: int, free: bool) -> None:
+    """max(1, cores // workers); cores are free while there is one for each worker."""
+    plan = Plan(cores, "", workers)
+    assert (plan.threads, plan.free_cores) == (threads, free)
+
+
+def test_the_users_variables_win() -> None:
+    """What is set is left alone; OMP_NUM_THREADS speaks for all libraries."""
+    plan = Plan(8, "", 2)
+    assert plan.environment({}) == dict.fromkeys(THREAD_VARIABLES, "4")
+    assert plan.environment({"OMP_NUM_THREADS": "3"}) == {}
+    added = plan.environment({"MKL_NUM_THREADS": "3"})
+    assert "MKL_NUM_THREADS" not in added
+    assert added["OMP_NUM_THREADS"] == "4"
+
+
+def _tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quotas"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, [1.5]),
+        ("0::/a\n", {"a/cpu.max": "400000 100000", "cpu.max": "200000 100000"}, [4.0, 2.0]),
+        (
+            "3:cpu,cpuacct:/x\n0::/\n",
+            {
+                "cpu,cpuacct/x/cpu.cfs_quota_us": "50000",
+                "cpu,cpuacct/x/cpu.cfs_period_us": "100000",
+                "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            [0.5],
+        ),
+        ("0::/gone\n", {"cpu.max": "300000 100000"}, [3.0]),
+        ("", {}, []),
+    ],
+    ids=["v2", "v2-ancestors", "v1", "v2-namespace", "none"],
+)
+def test_quotas_of_all_ancestors(
+    membership: str, files: dict[str, str], quotas: list[float], tmp_path: Path
+) -> None:
+    """Version 1 and 2, the process's cgroup and everything above it."""
+    _tree(tmp_path, {"membership": membership, **{f"fs/{k}": v for k, v in files.items()}})
+    folders = resources._cgroups("cpu", tmp_path / "membership", tmp_path / "fs")
+    assert [quota for quota, _ in resources._cpu_quotas(folders)] == quotas
+
+
+def test_memory_headroom_of_all_ancestors(tmp_path: Path) -> None:
+    """The tightest limit counts; cache that can be dropped counts as free."""
+    _tree(
+        tmp_path,
+        {
+            "membership": "0::/a\n4:memory:/m\n",
+            "fs/a/memory.max": "1000",
+            "fs/a/memory.current": "900",
+            "fs/a/memory.stat": "anon 5\ninactive_file 300\n",
+            "fs/memory.max": "max",
+            "fs/memory.current": "5",
+            "fs/memory/m/memory.limit_in_bytes": "5000",
+            "fs/memory/m/memory.usage_in_bytes": "1000",
+            "fs/memory/m/memory.stat": "total_inactive_file 1\n",
+        },
+    )
+    folders = resources._cgroups("memory", tmp_path / "membership", tmp_path / "fs")
+    assert sorted(free for free, _ in resources._memory_headrooms(folders)) == [400, 4001]
+
+
+def test_this_machine() -> None:
+    """What is counted here is plausible, and says why."""
+    cores, reason = resources.count_cores()
+    assert 1 <= cores <= (os.cpu_count() or 1)
+    assert reason
+    free, why = resources.available_memory()
+    assert free > 0
+    assert why
+
+
+def test_affinity_counts() -> None:
+    """A process bound to one core plans for one."""
+    outcome = run_python(
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from weft.resources import count_cores; print(count_cores())"
+    )
+    assert outcome.out == "(1, 'CPU affinity')\n"
+
+
+LIMITED = """
+import os, sys
+for name in list(os.environ):
+    if name.endswith("_NUM_THREADS"):
+        del os.environ[name]
+{imports}
+from threadpoolctl import threadpool_info
+from weft.resources import limit_threads
+def threads():
+    import numpy
+    return {{pool["num_threads"] for pool in threadpool_info()}}
+before = threads() if {loaded} else None
+restore = limit_threads(1)
+assert os.environ["OMP_NUM_THREADS"] == "1"
+assert threads() == {{1}}, threadpool_info()
+{check}
+restore()
+assert "OMP_NUM_THREADS" not in os.environ
+if {loaded}:
+    assert threads() == before
+print("limited")
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "check"),
+    [
+        ("", ""),
+        ("import numpy", ""),
+        ("import numpy, torch", "assert torch.get_num_threads() == 1"),
+    ],
+    ids=["before imports", "numpy loaded", "torch loaded"],
+)
+def test_threads_are_limited_before_and_after_loading(imports: str, check: str) -> None:
+    """By variables for libraries to come, by threadpoolctl for those already here; undone after."""
+    if "torch" in imports:
+        pytest.importorskip("torch")
+    code = LIMITED.format(imports=imports, loaded=bool(imports), check=check)
+    outcome = run_python(code)
+    assert outcome.out == "limited\n", outcome
+
+
+def test_limits_respect_the_user() -> None:
+    """With OMP_NUM_THREADS set nothing is changed."""
+    outcome = run_python(
+        "import numpy, os\n"
+        "from threadpoolctl import threadpool_info\n"
+        "from weft.resources import limit_threads\n"
+        "before = threadpool_info()\n"
+        "restore = limit_threads(1)\n"
+        "print(threadpool_info() == before, os.environ['OMP_NUM_THREADS'])\n"
+        "restore()\n",
+        env={"OMP_NUM_THREADS": "2"},
+    )
+    assert outcome.out == "True 2\n", outcome
+    assert sys.version_info >= (3, 10)
