@@ -133,7 +133,15 @@ def under_gloo(ranks: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
-                [sys.executable, str(HERE), "--role", "barrier-gloo", str(rank), str(ranks), folder],
+                [
+                    sys.executable,
+                    str(HERE),
+                    "--role",
+                    "barrier-gloo",
+                    str(rank),
+                    str(ranks),
+                    folder,
+                ],
                 stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             )

@@ -26,6 +26,7 @@ usage: weft run -n N [options] script.py [arguments]
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; exits with its code, 2 for a command that makes no sense."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_missing_streams()
     try:
         code = _dispatch(list(arguments))
     except (LaunchError, InvalidValue) as error:
@@ -39,6 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError:  # nobody reads it; the interpreter would complain when it tries again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _open_missing_streams() -> None:
+    """After `weft run ... >&-` there is no stdout: print into nothing, rather than into whatever
+    file gets its descriptor."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115  for good
 
 
 def _dispatch(arguments: list[str]) -> int:

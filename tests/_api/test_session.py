@@ -175,7 +175,7 @@ def test_one_group_from_two_threads() -> None:
         if group.rank == 0:
             thread = threading.Thread(target=group.barrier)
             thread.start()
-            while not group._using.locked():
+            while group._call is None:
                 pass
             try:
                 group.barrier()

@@ -14,9 +14,9 @@ from weft.errors import Refused
 SAMPLES: list[Message] = [
     Hello("1.0", "job", 1, 2, 3, 4),
     Welcome([1, 2], [3, 4], 5),
-    Attach(1, 2),
-    Gone(1),
-    Release(2**55),
+    Attach(1, 2, 3),
+    Gone(1, 2),
+    Release([2**55, 1]),
 ]
 
 
@@ -40,10 +40,10 @@ def test_garbage_is_refused(data: bytes) -> None:
     [
         {"is": "Hello"},
         {"is": "os.system"},
-        {"is": "Gone", "block": "1"},
-        {"is": "Gone", "block": 1, "more": 2},
-        {"is": "Gone", "block": None},
-        {"is": ["Gone"], "block": 1},
+        {"is": "Gone", "request": 1, "block": "1"},
+        {"is": "Gone", "request": 1, "block": 1, "more": 2},
+        {"is": "Gone", "request": 1, "block": None},
+        {"is": ["Gone"], "request": 1, "block": 1},
         [1, 2],
     ],
 )

@@ -101,7 +101,10 @@ def shutdown() -> None:
             return
         if faults.armed:
             faults.reach("exit.begin")
-        session.group.leave()
+        leaving = session.group
+        while leaving.successor is not None:
+            leaving = leaving.successor
+        leaving.leave()
         session.restore_threads()
         if faults.armed:
             faults.reach("exit.left")
@@ -112,7 +115,10 @@ def group() -> Group:
     session = _session
     if session is None:
         raise _no_session()
-    return session.group
+    found = session.group
+    while found.successor is not None:
+        found = found.successor
+    return found
 
 
 def rank() -> int:
@@ -132,10 +138,7 @@ def is_master() -> bool:
 
 def barrier(*, timeout: float | None = None) -> None:
     """Return when every rank of the group has called it. Raises PeerLost, Stalled."""
-    session = _session
-    if session is None:
-        raise _no_session()
-    session.group.barrier(timeout=timeout)
+    group().barrier(timeout=timeout)
 
 
 def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[], None]]:

@@ -1,9 +1,9 @@
 """What the environment says about this process's place among others.
 
-`weft run` gives each rank WEFT_RANK, WEFT_SIZE and WEFT_JOB, and rank 0 also
-the descriptor of the job's memory. The variables are taken out of the
-environment when they are read, so that programs which a rank starts do not
-believe that they are that rank.
+`weft run` gives each rank WEFT_RANK, WEFT_SIZE and WEFT_JOB, and the
+descriptor of the job's memory. The variables are taken out of the environment
+when they are read, so that programs which a rank starts do not believe that
+they are that rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Launched:
     size: int
     #: unique to the launch
     job: str
-    #: a descriptor of the job's memory, in rank 0 of `weft run`; else -1
+    #: a descriptor of the job's memory, under `weft run`; else -1
     memory: int
     #: the pid of `weft run`; else 0
     launcher: int
@@ -33,7 +33,7 @@ class Launched:
 
 def environment(*, rank: int, size: int, job: str, memory: int, launcher: int) -> dict[str, str]:
     """The variables that tell a rank its place. `launched` reads them."""
-    values = (rank, size, job, memory if rank == 0 else -1, launcher)
+    values = (rank, size, job, memory, launcher)
     return dict(zip(VARIABLES, map(str, values), strict=True))
 
 

@@ -65,6 +65,8 @@ class Rejected:
 class Attach:
     """A process asks for the memory behind a shared array."""
 
+    #: counts the questions of a process; an answer repeats it
+    request: int
     block: int
     #: the pin to release, which kept the memory since the array was pickled; 0 for none
     pin: int
@@ -74,6 +76,7 @@ class Attach:
 class Pin:
     """A process about to pickle somebody's shared array asks to keep it until it is attached."""
 
+    request: int
     block: int
 
 
@@ -81,6 +84,7 @@ class Pin:
 class Pinned:
     """The keeper agrees."""
 
+    request: int
     pin: int
 
 
@@ -88,6 +92,7 @@ class Pinned:
 class Attached:
     """The keeper says where the block lies; the segment's descriptor comes beside it."""
 
+    request: int
     block: int
     segment: int
     size: int
@@ -99,14 +104,15 @@ class Attached:
 class Gone:
     """The keeper no longer has the block."""
 
+    request: int
     block: int
 
 
 @dataclass(frozen=True)
 class Release:
-    """A process has dropped its last view of the block. Not answered."""
+    """A process has dropped its last views of these blocks. Not answered."""
 
-    block: int
+    blocks: list[int]
 
 
 Message = Hello | Welcome | Rejected | Attach | Pin | Pinned | Attached | Gone | Release

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from weft.errors import InvalidType, InvalidValue, NotInitialized
+from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError
 
 
 class Group(ABC):
@@ -28,6 +28,8 @@ class Group(ABC):
     generation: int
     #: seconds that a call without `timeout=` may wait
     timeout: float
+    #: what `survivors` returned; from then on this group is not used any more
+    successor: Group | None = None
 
     @property
     def is_master(self) -> bool:
@@ -52,7 +54,10 @@ class Group(ABC):
 
     @abstractmethod
     def survivors(self, *, timeout: float | None = None) -> Group:
-        """The group of the ranks still here, one generation later. Every one of them calls it."""
+        """The group of the ranks still here, one generation later. Every one of them calls it.
+
+        It takes the place of this group, also for `weft.barrier()` and the like.
+        """
 
     @abstractmethod
     def leave(self) -> None:
@@ -63,6 +68,14 @@ class Group(ABC):
             f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}, "
             f"generation {self.generation}>"
         )
+
+
+def succeeded(group: Group) -> UsageError:
+    """What every engine says when a group is used after `survivors`."""
+    return UsageError(
+        f"group {group.name!r} of generation {group.generation} has a successor; use the group "
+        "that survivors() returned:\n    group = group.survivors()"
+    )
 
 
 def check_split(color: object, key: object) -> None:
@@ -79,9 +92,8 @@ def check_split(color: object, key: object) -> None:
             raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
 
 
-def left(name: str) -> NotInitialized:
+def left(what: str) -> NotInitialized:
     """What every engine says when a group is used after `leave` or `weft.shutdown`."""
     return NotInitialized(
-        f"this process has left group {name!r}; call weft.init() for a new one:\n"
-        "    group = weft.init()"
+        f"this process has left {what}; call weft.init() for a new one:\n    group = weft.init()"
     )

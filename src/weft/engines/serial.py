@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft._core.timeouts import checked
-from weft.engines.base import Group, check_split, left
+from weft.engines.base import Group, check_split, left, succeeded
 
 
 class SerialGroup(Group):
@@ -30,13 +30,18 @@ class SerialGroup(Group):
 
     def survivors(self, *, timeout: float | None = None) -> Group:
         self._begin(timeout)
-        return SerialGroup(timeout=self.timeout, name=self.name, generation=self.generation + 1)
+        self.successor = SerialGroup(
+            timeout=self.timeout, name=self.name, generation=self.generation + 1
+        )
+        return self.successor
 
     def leave(self) -> None:
         self._left = True
 
     def _begin(self, timeout: float | None) -> None:
         if self._left:
-            raise left(self.name)
+            raise left(f"group {self.name!r}")
+        if self.successor is not None:
+            raise succeeded(self)
         if timeout is not None:
             checked(timeout)

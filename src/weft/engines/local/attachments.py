@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from weft._core import timeouts
-from weft._core.messages import (
-    Attach,
-    Attached,
-    Gone,
-    Message,
-    Pin,
-    Pinned,
-    Process,
-    Release,
-)
+from weft._core.messages import Attach, Attached, Gone, Message, Pin, Pinned, Process, Release
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.keeper import Keeper, Reference, Source
 from weft.engines.local.roster import open_pidfd
@@ -30,16 +24,25 @@ from weft.errors import SegmentGone, Stalled
 
 @dataclass(eq=False)
 class _Owner:
-    """A keeper in another process, and the segments this one has mapped from it."""
+    """A keeper in another process, and what this one has from it."""
 
     source: Source
     channel: Channel
     pidfd: int
-    #: answers still to come for questions that were given up
-    late: int = 0
     segments: weakref.WeakValueDictionary[int, Segment] = field(
         default_factory=weakref.WeakValueDictionary
     )
+    #: leases that have ended but could not be given back yet
+    ended: deque[int] = field(default_factory=deque)
+
+    def release(self, name: int) -> None:
+        """End a lease, now or with the next message. Safe in a finalizer."""
+        self.ended.append(name)
+        names = []
+        while self.ended:
+            names.append(self.ended.popleft())
+        if names and not self.channel.send_now(Release(names)):
+            self.ended.extend(names)
 
     def close(self) -> None:
         self.channel.close()
@@ -53,29 +56,29 @@ class Attachments:
         self._views = views
         self._lock = threading.Lock()  # held while another process answers
         self._owners: dict[Source, _Owner] = {}
+        #: where each block came from
         self._origins: dict[int, Source] = {}
+        #: one entry for each lease that this process has
+        self._leases: dict[int, Source] = {}
+        self._numbers = itertools.count(1)
 
     def attach(self, name: int, pin: int, source: Source) -> Block | None:
         """Map a block of another process; None if it no longer has it, or has ended."""
         with self._lock:
             try:
                 owner = self._owner(source)
-                answer, descriptors = self._ask(owner, Attach(name, pin), Attached, Gone)
+                request = next(self._numbers)
+                answer, descriptors = self._ask(owner, Attach(request, name, pin))
             except Closed:
                 return self._views.get(name)  # its memory may still be mapped here
             if isinstance(answer, Gone):
                 return None
-            segment = owner.segments.get(answer.segment)
-            if segment is None or answer.segment == 0:  # 0: handed on, numbered by somebody else
-                segment = owner.segments[answer.segment] = Segment(descriptors[0], answer.size)
-            else:
-                os.close(descriptors[0])
-            known = self._views.get(name)
-            self._origins[name] = source
-            if known is not None:
-                owner.channel.send_now(Release(name))  # one lease is enough
-                return known
-            return self._views.open(name, segment, answer.offset, answer.length, self._drop)
+            self._leases[request] = source
+            try:
+                return self._map(owner, answer, descriptors, request)
+            except BaseException:
+                self._end_lease(request, owner, name)
+                raise
 
     def refer(self, name: int, keeper: Keeper) -> Reference:
         """Pin a block at its owner; if that has ended, hand on the memory from here."""
@@ -85,7 +88,7 @@ class Attachments:
         with self._lock:
             source = self._origins[name]
             try:
-                answer, _ = self._ask(self._owner(source), Pin(name), Pinned, Gone)
+                answer, _ = self._ask(self._owner(source), Pin(next(self._numbers), name))
             except Closed:
                 return keeper.refer_on_behalf(name, block)
         if isinstance(answer, Gone):  # handed on by somebody who is not its owner
@@ -97,12 +100,24 @@ class Attachments:
         """A block attached here, for the keeper to hand on."""
         return self._views.get(name)
 
-    def _drop(self, name: int) -> None:
-        """Called in a finalizer."""
-        source = self._origins.pop(name, None)
-        owner = self._owners.get(source) if source else None
-        if owner is not None:
-            owner.channel.send_now(Release(name))
+    def _map(self, owner: _Owner, answer: Attached, descriptors: list[int], request: int) -> Block:
+        segment = owner.segments.get(answer.segment)
+        if segment is None or answer.segment == 0:  # 0: handed on, numbered by somebody else
+            segment = owner.segments[answer.segment] = Segment(descriptors[0], answer.size)
+        else:
+            os.close(descriptors[0])
+        self._origins[answer.block] = owner.source
+        known = self._views.get(answer.block)
+        if known is not None:
+            self._end_lease(request, owner, answer.block)  # one is enough
+            return known
+        dropped = partial(self._end_lease, request, owner)
+        return self._views.open(answer.block, segment, answer.offset, answer.length, dropped)
+
+    def _end_lease(self, request: int, owner: _Owner, name: int) -> None:
+        """Called in finalizers too."""
+        if self._leases.pop(request, None) is not None:
+            owner.release(name)
 
     def _owner(self, source: Source) -> _Owner:
         """The connection to a keeper. Raises Closed if it has ended."""
@@ -126,41 +141,41 @@ class Attachments:
 
     def _close_unused(self) -> None:
         """Hang up on keepers from whom this process has nothing any more."""
-        used = set(self._origins.values())
-        for source in [source for source in self._owners if source not in used]:
+        used = set(self._leases.copy().values())
+        unused = [source for source in self._owners if source not in used]
+        for source in unused:
             self._owners.pop(source).close()
+        for name, source in self._origins.copy().items():
+            if source in unused and self._views.get(name) is None:
+                del self._origins[name]
 
-    def _ask(
-        self, owner: _Owner, message: Message, *answers: type[Message]
-    ) -> tuple[Any, list[int]]:
+    def _ask(self, owner: _Owner, message: Attach | Pin) -> tuple[Any, list[int]]:
         """Send a message and take its answer. Raises Closed, Stalled.
 
         Closing the connection would end the leases of blocks still in use here, so a question
-        that is given up leaves it open, and its answer is thrown away when it comes.
+        that is given up leaves it open; its answer is known by its number when it comes late.
         """
         seconds = timeouts.from_environment(os.environ)
         deadline = time.monotonic() + (timeouts.DEFAULT if seconds is None else seconds)
         try:
             owner.channel.send(message)
-            owner.late += 1
             while owner.channel.wait(deadline, owner.pidfd):
                 answer, descriptors = owner.channel.receive(Attached, Pinned, Gone)
-                owner.late -= 1
-                if owner.late == 0 and isinstance(answer, answers):
+                if answer.request == message.request:
                     return answer, descriptors
-                self._throw_away(owner, answer, descriptors)
+                _throw_away(owner, answer, descriptors)
         except Closed:
-            del self._owners[owner.source]
+            self._owners.pop(owner.source, None)
             owner.close()
             raise
         raise Stalled(
             f"process {owner.source.pid}, which owns the shared array, is alive but does not answer"
         )
 
-    def _throw_away(
-        self, owner: _Owner, answer: Attached | Pinned | Gone, descriptors: list[int]
-    ) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if isinstance(answer, Attached):
-            owner.channel.send_now(Release(answer.block))
+
+def _throw_away(owner: _Owner, answer: Message, descriptors: list[int]) -> None:
+    """An answer that nobody waits for any more."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if isinstance(answer, Attached):
+        owner.release(answer.block)

@@ -6,13 +6,13 @@
 
 `keeper.py` looks after the blocks that this process made, `attachments.py`
 after those it got from others. This module holds the one of each that a
-process has, and starts anew in a forked child: what the parent made is the
-parent's to reuse.
+process has, and starts anew in a forked child.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 
 from weft import faults
 from weft.engines.local.attachments import Attachments
@@ -33,7 +33,8 @@ class _Process:
 
 
 _here = _Process()
-_inherited: list[_Process] = []
+#: in a forked child: what keeps the parent's connections, and so its leases, open
+_inherited: list[object] = []
 
 
 def allocate(size: int) -> Block:
@@ -80,16 +81,35 @@ def attach(reference: Reference) -> Block:
     )
 
 
-def _start_anew() -> None:
-    """In a forked child: leave the parent's blocks alone.
+# A forked child sees what its parent saw. The parent must not give that memory up before the child
+# has ended, so it holds everything that was in use at the fork until the child's end of a socket
+# pair is closed, which the kernel does when the child ends or executes another program.
 
-    The parent's connections stay open here too, because they stand for views that this child
-    has inherited.
-    """
+_ends: tuple[socket.socket, socket.socket] | None = None
+
+
+def _before_fork() -> None:
+    global _ends
+    _ends = socket.socketpair() if _here.views.buffers() else None
+
+
+def _in_parent() -> None:
+    global _ends
+    if _ends is not None:
+        parents, childs = _ends
+        childs.close()
+        _here.keeper.keep_for_child(parents, _here.views.buffers())
+        _ends = None
+
+
+def _in_child() -> None:
+    """Leave the parent's blocks alone: what the parent made is the parent's to reuse."""
     global _here
     _here.keeper.abandon()
-    _inherited.append(_here)
+    if _ends is not None:
+        _ends[0].close()
+    _inherited.append((_here, _ends))
     _here = _Process()
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import struct
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from weft import faults
 from weft._core.timeouts import checked
-from weft.engines.base import Group, check_split, left
+from weft.engines.base import Group, check_split, left, succeeded
 from weft.engines.local import blocks, libc, locks, meeting, recorder, rendezvous, roster
 from weft.engines.local.keeper import Reference
 from weft.engines.local.meeting import CALLS, Meeting
 from weft.engines.local.segment import Block
-from weft.errors import EngineUnavailable, SetupError, UsedAfterFork, UsedConcurrently, WeftError
+from weft.errors import EngineUnavailable, SetupError, UsedConcurrently, WeftError
 from weft.resources import plan
 
 _BARRIER, _SPLIT, _MEMORY = (CALLS.index(name) for name in ("barrier", "split", "memory"))
@@ -70,52 +68,47 @@ class LocalGroup(Group):
         self._log = log
         self._world = world
         self._splits = 0
-        self._using = threading.Lock()
         self._left = False
-        self._forked = False
-        self._process = os.getpid()
-        _groups.add(self)
+        #: the call that a thread is in; a fresh object for each, so that only that call ends it
+        self._call: object = None
+        self._entry = 0
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
-        place = self._enter("barrier")
+        call = ["barrier"]
         try:
+            self._begin(call)
             self._meeting.meet(_BARRIER, seconds)
         finally:
-            self._exit(place)
+            if self._call is call:
+                self._call = None
+                self._log.leave(self._entry)
 
     def split(
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> LocalGroup | None:
         seconds = self.timeout if timeout is None else checked(timeout)
         check_split(color, key)
-        place = self._enter("split")
-        try:
+        with self._calling("split"):
             self._splits += 1
             return self._split(color, key, seconds)
-        finally:
-            self._exit(place)
 
     def survivors(self, *, timeout: float | None = None) -> LocalGroup:
         seconds = self.timeout if timeout is None else checked(timeout)
-        place = self._enter("survivors")
-        try:
+        with self._calling("survivors"):
             places = self._meeting.agree_on_survivors(seconds)
             following = self._meeting.next_generation(places)
-            return LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
-        finally:
-            self._exit(place)
+            successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
+            self.successor = successor
+            return successor
 
     def lock(self, *, timeout: float | None = None) -> locks.Lock:
         """A lock between the ranks of this group. Every rank calls it."""
         seconds = self.timeout if timeout is None else checked(timeout)
-        place = self._enter("lock")
-        try:
+        with self._calling("lock"):
             leader = self._meeting.members[0]
             size = 8 * locks.words_for(self.size)
             block = self._common_block(leader, size, locks.Lock.format, seconds)
-        finally:
-            self._exit(place)
         return locks.Lock(
             block,
             roster=self._meeting.roster,
@@ -125,17 +118,61 @@ class LocalGroup(Group):
         )
 
     def leave(self) -> None:
-        if self._left or self._forked:
+        if self._left or not self._meeting.roster.is_here:
             return
         self._left = True
         if self._world:
-            self._meeting.roster.set_state(roster.LEFT)
-        for group in list(_groups):
-            if group._meeting.roster is self._meeting.roster and not group._forked:
-                group._meeting.wake_all()
-                group._left = group._left or self._world
-        if self._world:
-            self._meeting.roster.unwatch()
+            self._meeting.roster.leave()
+        self._meeting.leave()
+
+    # before and after every call
+
+    @contextmanager
+    def _calling(self, operation: str) -> Iterator[None]:
+        """What `barrier` writes out, because there it costs more than the rest."""
+        call = [operation]
+        try:
+            self._begin(call, depth=5)
+            yield
+        finally:
+            if self._call is call:
+                self._call = None
+                self._log.leave(self._entry)
+
+    def _begin(self, call: list[str], depth: int = 3) -> None:
+        """Check that the group can be used, and note what it is used for.
+
+        Between the look at `_call` and its setting there is no call, so no other thread and no
+        signal handler can come between. Whoever set it unsets it, however the call ends.
+        """
+        here = self._meeting
+        if self._left or not here.roster.is_here or self.successor is not None:
+            raise self._unusable()
+        if self._call is None:
+            self._call = call
+        else:
+            raise self._used_twice(call[0])
+        self._entry = self._log.enter(call[0], here.tag + here.step + 1, depth)
+
+    def _unusable(self) -> WeftError:
+        if self.successor is not None:
+            return succeeded(self)
+        if self._left:
+            return left(f"group {self.name!r}")
+        return self._meeting.roster.unusable(f"group {self.name!r}")
+
+    def _used_twice(self, operation: str) -> UsedConcurrently:
+        roster, tag = self._meeting.roster, self._meeting.tag
+        others = [
+            f" (in {entry.operation}, {entry.line})"
+            for entry in roster.entries(roster.rank)
+            if not entry.ended and entry.tag >> 32 == tag >> 32
+        ]
+        return UsedConcurrently(
+            f"{operation}() while another thread uses group {self.name!r}{''.join(others[-1:])}; "
+            "ranks could not tell which call belongs to which. Give each thread a group:\n"
+            "    mine = group.split(0)  # once per thread, before the threads start"
+        )
 
     # split, step by step
 
@@ -196,44 +233,6 @@ class LocalGroup(Group):
         if lines:
             raise SetupError(f"group {self.name!r} could not get memory: " + "; ".join(lines))
 
-    # before and after every operation
-
-    def _enter(self, operation: str) -> int:
-        if self._left or self._forked:
-            raise self._unusable()
-        if not self._using.acquire(False):
-            raise self._used_twice(operation)
-        return self._log.enter(operation, self._meeting.tag + self._meeting.step + 1, 3)
-
-    def _exit(self, place: int) -> None:
-        self._log.leave(place)
-        self._using.release()
-
-    def _unusable(self) -> WeftError:
-        if self._left:
-            return left(self.name)
-        return UsedAfterFork(
-            f"group {self.name!r} belongs to process {self._process}, from which this process "
-            f"{os.getpid()} was forked; a child starts with a group of its own:\n"
-            "    group = weft.init()"
-        )
-
-    def _used_twice(self, operation: str) -> UsedConcurrently:
-        roster = self._meeting.roster
-        open_entries = [
-            entry
-            for entry in roster.entries(roster.rank)
-            if not entry.ended and entry.tag >> 32 == self._meeting.tag >> 32
-        ]
-        other = (
-            f" (in {open_entries[-1].operation}, {open_entries[-1].line})" if open_entries else ""
-        )
-        return UsedConcurrently(
-            f"{operation}() while another thread uses group {self.name!r}{other}; ranks could not "
-            "tell which call belongs to which. Give each thread a group:\n"
-            "    mine = group.split(0)  # once per thread, before the threads start"
-        )
-
 
 def ranks_of_color(color: int | None, answers: Sequence[tuple[bool, int, int]]) -> list[int]:
     """Who named the same color, ordered by key and then by rank. Pure."""
@@ -241,14 +240,3 @@ def ranks_of_color(color: int | None, answers: Sequence[tuple[bool, int, int]]) 
         (key, rank) for rank, (named, other, key) in enumerate(answers) if named and other == color
     ]
     return [rank for _, rank in sorted(same)]
-
-
-_groups: weakref.WeakSet[LocalGroup] = weakref.WeakSet()
-
-
-def _mark_forked() -> None:
-    for group in list(_groups):
-        group._forked = True
-
-
-os.register_at_fork(after_in_child=_mark_forked)

@@ -23,7 +23,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -34,7 +36,10 @@ from weft.engines.local.channel import Channel, Closed, Listener
 from weft.engines.local.roster import this_process
 from weft.engines.local.segment import Block, translated
 from weft.engines.local.views import Views
-from weft.errors import Refused
+from weft.errors import WeftError
+
+#: seconds between two tries of something that is impossible just now
+_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,11 @@ class Keeper:
         self._on_behalf: dict[int, Block] = {}
         self._server: _Server | None = None
         self._bell = -1
+        #: seconds until the keeper thread has something to do by itself
+        self._due: float | None = None
+        self._watched: list[int] = []
+        #: the ends of forked children, and what they have inherited
+        self._children: dict[socket.socket, list[object]] = {}
 
     def allocate(self, size: int) -> Block:
         """A new block of at least `size` bytes."""
@@ -134,6 +144,13 @@ class Keeper:
             kept.pins.discard(pin)
             return block
 
+    def keep_for_child(self, child: socket.socket, buffers: list[object]) -> None:
+        """Hold what a forked child has inherited until the child's end of `child` is closed."""
+        with self._lock:
+            self._children[child] = buffers
+            if self._server is not None:
+                os.eventfd_write(self._bell, 1)
+
     def abandon(self) -> None:
         """In a forked child: stop listening in the parent's name."""
         if self._server is not None:
@@ -153,6 +170,9 @@ class Keeper:
 
     def _settle(self) -> None:
         """Reuse what has been dropped and nobody else has."""
+        for child in [child for child in self._children if _has_ended(child)]:
+            del self._children[child]
+            child.close()
         while self._dropped:
             self._free_if_unused(self._dropped.popleft())
 
@@ -174,26 +194,41 @@ class Keeper:
             if self._bell < 0:
                 # never closed: a finalizer may be about to ring it
                 self._bell = _open_bell()
-            self._server = _Server(self._bell)
-            thread = threading.Thread(
-                target=self._run, args=(self._server,), name="weft keeper", daemon=True
-            )
-            thread.start()
+            server = _Server(self._bell)
+            try:
+                threading.Thread(
+                    target=self._run, args=(server,), name="weft keeper", daemon=True
+                ).start()
+            except BaseException:
+                server.close()
+                raise
+            self._server = server
         return self._server.source
 
     # the keeper thread
 
     def _run(self, server: _Server) -> None:
-        while True:
+        try:
+            while self._has_work(server):
+                for channel in server.wait(self._due, self._watched):
+                    self._answer(channel, server)
+        finally:
             with self._lock:
-                self._settle()
-                due = self._arenas.trim()
-                if not self._needed():
+                if self._server is server:
                     self._server = None
-                    server.close()
-                    return
-            for channel in server.wait(due):
-                self._answer(channel, server)
+                server.close()
+
+    def _has_work(self, server: _Server) -> bool:
+        """Tidy up; whether the thread is needed any longer."""
+        with self._lock:
+            self._settle()
+            self._due = self._arenas.trim()
+            self._watched = [child.fileno() for child in self._children]
+            needed = self._needed()
+            if not needed:
+                self._server = None  # from now on a new one is started
+                server.close()
+            return needed
 
     def _needed(self) -> bool:
         referred = any(kept.referred for kept in self._kept.values())
@@ -207,16 +242,27 @@ class Keeper:
                 if isinstance(message, Attach):
                     self._lend(channel, message)
                 elif isinstance(message, Pin):
-                    kept = self._kept.get(message.block)
-                    channel.send(Pinned(self._pin(kept)) if kept else Gone(message.block))
+                    self._pin_for(channel, message)
                 else:
-                    self._end_lease(channel, message.block)
-        except (Closed, Refused, OSError):
+                    for name in message.blocks:
+                        self._end_lease(channel, name)
+        except Closed:
             server.forget(channel)
             with self._lock:
                 for name in [n for n, kept in self._kept.items() if channel in kept.leases]:
                     del self._kept[name].leases[channel]
                     self._free_if_unused(name)
+        except (WeftError, OSError):
+            # a message that makes no sense, or an answer that could not be sent. The process may
+            # still use what it has: its leases end with its connection, not here
+            time.sleep(_PAUSE)
+
+    def _pin_for(self, channel: Channel, message: Pin) -> None:
+        kept = self._kept.get(message.block)
+        if kept is None:
+            channel.send(Gone(message.request, message.block))
+        else:
+            channel.send(Pinned(message.request, self._pin(kept)))
 
     def _lend(self, channel: Channel, message: Attach) -> None:
         kept = self._kept.get(message.block)
@@ -225,16 +271,23 @@ class Keeper:
             kept.leases[channel] += 1
             kept.pins.discard(message.pin)
             attached = Attached(
-                message.block, taken.arena, taken.segment.size, taken.offset, taken.length
+                message.request,
+                message.block,
+                taken.arena,
+                taken.segment.size,
+                taken.offset,
+                taken.length,
             )
             channel.send(attached, [taken.segment.descriptor])
             return
         block = self._elsewhere(message.block)
         self._on_behalf.pop(message.pin, None)
         if block is None:
-            channel.send(Gone(message.block))
+            channel.send(Gone(message.request, message.block))
         else:
-            attached = Attached(message.block, 0, block.segment.size, block.offset, block.length)
+            attached = Attached(
+                message.request, message.block, 0, block.segment.size, block.offset, block.length
+            )
             channel.send(attached, [block.segment.descriptor])
 
     def _end_lease(self, channel: Channel, name: int) -> None:
@@ -256,10 +309,10 @@ class _Server:
         self._bell = bell
         self.channels: dict[int, Channel] = {}
 
-    def wait(self, seconds: float | None) -> list[Channel]:
-        """Channels with something to read. Returns early when the bell is rung."""
+    def wait(self, seconds: float | None, watched: list[int]) -> list[Channel]:
+        """Channels with something to read. Returns early for the bell and the watched."""
         poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._bell, *self.channels):
+        for descriptor in (self._listener.fileno(), self._bell, *watched, *self.channels):
             poll.register(descriptor, select.POLLIN)
         ready = [
             fd for fd, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1)
@@ -267,7 +320,11 @@ class _Server:
         if self._bell in ready:
             os.eventfd_read(self._bell)
         if self._listener.fileno() in ready:
-            channel = self._listener.accept()
+            try:
+                channel = self._listener.accept()
+            except (WeftError, OSError):  # no descriptor is left: the caller waits until one is
+                time.sleep(_PAUSE)
+                channel = None
             if channel is not None:
                 self.channels[channel.fileno()] = channel
         return [self.channels[fd] for fd in ready if fd in self.channels]
@@ -280,6 +337,12 @@ class _Server:
         self._listener.close()
         for channel in list(self.channels.values()):
             self.forget(channel)
+
+
+def _has_ended(child: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _open_bell() -> int:

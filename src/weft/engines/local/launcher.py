@@ -1,6 +1,6 @@
 """`weft run`: start the ranks, pass on what they print, end them all when one fails.
 
-    weft run ──┬── rank 0   has stdin, and the job's memory to hand round
+    weft run ──┬── rank 0   has stdin
                ├── rank 1
                └── ...      stdout and stderr come back through pipes
 
@@ -12,16 +12,20 @@ written into the job's memory, where its peers read it.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import selectors
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import IO
 
@@ -125,7 +129,9 @@ class _Launcher:
         if time.monotonic() >= self._kill_at:
             self._end_running(signal.SIGKILL)
         elif time.monotonic() >= self._tell_at:
-            self._end_running(signal.SIGTERM)
+            # one that has left is ending by itself: its own exit code is worth waiting for
+            leaving = [r for r in self._running() if self._roster.has_left(r.number)]
+            self._end_running(signal.SIGTERM, besides=leaving)
 
     # starting
 
@@ -133,6 +139,8 @@ class _Launcher:
         plans = plan(self._command.ranks).environment(os.environ)
         job = os.urandom(16).hex()
         for number in range(self._command.ranks):
+            if self._signalled is not None:
+                break
             place = environment(
                 rank=number,
                 size=self._command.ranks,
@@ -161,7 +169,7 @@ class _Launcher:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                pass_fds=[self._memory.descriptor] if number == 0 else [],
+                pass_fds=[self._memory.descriptor],
                 preexec_fn=before_exec,  # noqa: PLW1509  this process has one thread
             )
             rank = _Rank(number, process, -1, {}, deque(maxlen=_LAST_LINES))
@@ -182,23 +190,35 @@ class _Launcher:
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]
 
-    def _read(self, rank: _Rank, pipe: IO[bytes]) -> bool:
-        """Pass on what a rank has printed; whether there may be more."""
+    def _read_rest(self, rank: _Rank, pipe: IO[bytes]) -> None:
+        """Pass on what an ended rank has left in a pipe, which its children may still hold open."""
+        waiting = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+        self._read(rank, pipe, max(1, waiting))
+        stream = rank.pipes.pop(pipe, None)
+        if stream is not None:
+            self._passing_on(stream.finish)
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _read(self, rank: _Rank, pipe: IO[bytes], most: int = 1 << 16) -> None:
+        """Pass on what a rank has printed."""
         if pipe not in rank.pipes:
-            return False
-        data = pipe.read(1 << 16)
+            return
+        data = pipe.read(most)
+        if data:
+            self._passing_on(partial(rank.pipes[pipe].feed, data))
+        elif data == b"":
+            self._passing_on(rank.pipes.pop(pipe).finish)
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _passing_on(self, printing: Callable[[], None]) -> None:
         try:
-            if data:
-                rank.pipes[pipe].feed(data)
-            elif data == b"":
-                rank.pipes.pop(pipe).finish()
-                self._selector.unregister(pipe)
-                pipe.close()
+            printing()
         except OSError:  # nobody reads what this launcher prints
             if self._signalled is None:
                 self._signalled = signal.SIGPIPE
                 self._end_running(signal.SIGTERM)
-        return bool(data)
 
     def _note_ends(self, ended: list[_Rank]) -> None:
         for rank in ended:
@@ -206,10 +226,7 @@ class _Launcher:
             out_of_memory = code == -signal.SIGKILL and _oom_kills() > self._oom_kills
             self._roster.publish_end(rank.number, code, out_of_memory=out_of_memory)
             for pipe in list(rank.pipes):
-                while self._read(rank, pipe):
-                    pass  # to the end of what is there; a child of the rank may hold the pipe open
-                if pipe in rank.pipes:
-                    rank.pipes[pipe].finish()
+                self._read_rest(rank, pipe)
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
             if code != 0 or self._failed or self._signalled:
@@ -221,21 +238,24 @@ class _Launcher:
         if self._failed and not self._command.keep_going and math.isinf(self._kill_at):
             self._tell_at = min(self._tell_at, time.monotonic() + _PATIENCE)
 
-    def _end_running(self, number: int) -> None:
+    def _end_running(self, number: int, besides: Sequence[_Rank] = ()) -> None:
         for rank in self._running():
-            self._told.add(rank.number)
-            rank.signal_all(number)
+            if rank not in besides:
+                self._told.add(rank.number)
+                rank.signal_all(number)
         self._tell_at = math.inf
-        self._kill_at = math.inf if number == signal.SIGKILL else time.monotonic() + _GRACE
+        self._kill_at = time.monotonic() + _GRACE
 
     # signals
 
     def _take_signals(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would reap the ranks unseen
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(read, selectors.EVENT_READ)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
-            signal.signal(number, self._on_signal)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if number in _ENDING:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import sys
+import threading
 import time
 from typing import Any
 
@@ -64,22 +66,24 @@ def end_with_parent(signal: int) -> None:
 # Robust mutexes. Type "error check": locking twice in one thread and unlocking what one does not
 # hold are errors and not deadlocks, so that unlocking to clean up is always safe.
 
-#: bytes set aside for a pthread_mutex_t (40 in glibc on x86-64)
-MUTEX_SIZE = 64
 _ROBUST, _PROCESS_SHARED, _ERROR_CHECK = 1, 1, 2
+_OWNER_BITS = 0x3FFFFFFF
 
-_try: Any = _libc_holding_gil.pthread_mutex_trylock
-_unlock: Any = _libc_holding_gil.pthread_mutex_unlock
+#: 0 (taken), EOWNERDEAD (taken, the last holder died), EBUSY, or another error
+raw_try: Any = _libc_holding_gil.pthread_mutex_trylock
+#: 0, or EPERM when this thread does not hold it. "Raw": one C call, so that no signal handler can
+#: run between the caller's last step and the unlocking
+raw_unlock: Any = _libc_holding_gil.pthread_mutex_unlock
 _consistent: Any = _libc_holding_gil.pthread_mutex_consistent
 _timed: Any = getattr(_libc, "pthread_mutex_clocklock", None)
-for _function in (_try, _unlock, _consistent):
+for _function in (raw_try, raw_unlock, _consistent):
     _function.argtypes = [ctypes.c_void_p]
 if _timed is not None:
     _timed.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
 
 def mutex_init(address: int) -> None:
-    """Make the bytes at `address` a robust, process-shared mutex."""
+    """Make the 64 zero bytes at `address` a robust, process-shared mutex."""
     attributes = (ctypes.c_char * 64)()
     _libc.pthread_mutexattr_init(attributes)
     _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
@@ -91,24 +95,24 @@ def mutex_init(address: int) -> None:
         raise OSError(code, f"pthread_mutex_init: {os.strerror(code)}")
 
 
-def mutex_try(address: int) -> int:
-    """0 (taken), EOWNERDEAD (taken, the last holder died), EBUSY or EDEADLK."""
-    return int(_try(address))
-
-
 def mutex_wait(address: int, until: float) -> int:
-    """As `mutex_try`, but sleeps until the monotonic time `until`, then ETIMEDOUT."""
+    """As `raw_try`, but sleeps until the monotonic time `until`, then ETIMEDOUT."""
     if _timed is None:  # C libraries without it: musl, glibc before 2.30
         time.sleep(0.001)
-        return mutex_try(address)
+        code = int(raw_try(address))
+        return errno.ETIMEDOUT if code == errno.EBUSY else code
     return int(_timed(address, _CLOCK_MONOTONIC, ctypes.byref(_Timespec.of(until))))
 
 
-def mutex_consistent(address: int) -> None:
-    """Declare sound the state that a dead holder left."""
-    _consistent(address)
+def mutex_consistent(address: int) -> int:
+    """Declare sound the state that a dead holder left; 0 if there was one, else EINVAL.
+
+    For the thread that holds the mutex only.
+    """
+    return int(_consistent(address))
 
 
-def mutex_unlock(address: int) -> int:
-    """0, or EPERM when this thread does not hold it."""
-    return int(_unlock(address))
+def mutex_is_mine(address: int) -> bool:
+    """Whether this thread holds the mutex: robust mutexes keep their holder's thread id, because
+    the kernel must find it."""
+    return ctypes.c_uint32.from_address(address).value & _OWNER_BITS == threading.get_native_id()

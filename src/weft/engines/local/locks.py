@@ -14,16 +14,20 @@ readers, and a reader costs one short mutex operation, not two.
 If the holder of the mutex dies the kernel hands it to the next in line with
 the news. A dead reader has changed nothing: the writer sees that it is gone
 and stops waiting for it. A robust mutex is owned by a thread, so threads of
-one process exclude each other too; their common line of counters is guarded
-by an ordinary lock. (OFD locks were the alternative: they know both modes, but
-cost 2-4 us a pair, cannot wait with a deadline, and are shared by accident
-when a descriptor is inherited.)
+one process exclude each other too. (OFD locks were the alternative: they know
+both modes, but cost 2-4 us a pair, cannot wait with a deadline, and are shared
+by accident when a descriptor is inherited.)
+
+A signal handler may raise at any call. What must not be lost is therefore done
+without calls: in CPython a handler runs, and threads change, only at calls and
+backward jumps, so `words[i] += 1` is atomic between threads of a process.
 """
 
 from __future__ import annotations
 
 import errno
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -53,7 +57,8 @@ def _lines_at(size: int) -> int:
 class Lock:
     """One process's handle on a lock between the ranks `members` of a job.
 
-    The handle is safe to share between threads. Make one per process and lock.
+    The handle is safe to share between threads. Not reentrant: a thread that holds the lock, in
+    either mode, does not take it again.
     """
 
     def __init__(
@@ -67,100 +72,115 @@ class Lock:
     ) -> None:
         size = len(members)
         self._block = block
+        self._address = block.address
         self._words = block.words
         self._roster = roster
         self._log = log
         self._members = tuple(members)
         self._place = self._members.index(roster.rank)
         self._timeout = timeout
-        self._line = _lines_at(size) + 8 * self._place
         self._lines = [_lines_at(size) + 8 * place for place in range(size)]
-        self._threads = threading.Lock()
-        self._holding_thread: int | None = None
+        self._line = self._lines[self._place]
+        self._holding_threads: set[int] = set()
         self._waiter = Waiter(
             block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
         )
 
     @staticmethod
     def format(block: Block) -> None:
-        """Make fresh memory a lock that nobody holds."""
+        """Make memory, fresh or used, a lock that nobody holds."""
+        memoryview(block.buffer).cast("B")[:] = bytes(block.length)
         libc.mutex_init(block.address)
 
     @contextmanager
     def exclusive(self, *, timeout: float | None = None) -> Iterator[int | None]:
-        """Hold the lock alone. Not reentrant, and not to be taken while holding it shared.
+        """Hold the lock alone.
 
         Gives the place of a previous holder that died while it held the lock alone, and so may
-        have left things half done; None if there is no such news. Raises Stalled.
+        have left things half done; None if there is no such news.
+
+        Raises Stalled, UsageError, and what a group raises after shutdown or in a forked child.
         """
+        thread = self._check_use()
         deadline = self._deadline(timeout)
-        died = self._take(deadline)
+        words, taken = self._words, False
         try:
-            self._holding_thread = threading.get_ident()
-            self._words[_HOLDER] = self._place + 1
+            died = self._take(deadline)
+            taken = True
+            words[_HOLDER] = self._place + 1
+            self._holding_threads.add(thread)
             for place, line in enumerate(self._lines):
-                if self._words[line + 1] < self._words[line]:
+                if words[line + 1] < words[line]:
                     self._await_reader(place, line, deadline)
-            self._words[_DIED] = 0
+            words[_DIED] = 0
             if faults.armed:
                 faults.reach("lock.taken")
             yield died
         finally:
-            self._words[_HOLDER] = 0
-            self._holding_thread = None
-            libc.mutex_unlock(self._block.address)
+            if taken and self._roster.is_here:
+                words[_HOLDER] = 0
+                libc.raw_unlock(self._address)
+                self._holding_threads.discard(thread)
 
     @contextmanager
     def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
         """Hold the lock together with other readers. Gives and raises what `exclusive` does."""
+        thread = self._check_use()
+        deadline = self._deadline(timeout)
+        words, line = self._words, self._line
         entered = False
-        died = self._take(self._deadline(timeout))
         try:
-            try:
-                with self._threads:
-                    self._words[self._line] += 1
-                    entered = True
-            finally:
-                libc.mutex_unlock(self._block.address)
+            died = self._take(deadline)
+            words[line] += 1
+            entered = True
+            libc.raw_unlock(self._address)
+            self._holding_threads.add(thread)
             if faults.armed:
                 faults.reach("lock.shared")
             yield died
         finally:
-            if entered:
-                with self._threads:
-                    self._waiter.publish(self._line + 1, self._words[self._line + 1] + 1)
+            if entered and self._roster.is_here:
+                words[line + 1] += 1
+                self._holding_threads.discard(thread)
+                self._waiter.wake_sleepers(line + 1)
 
     def _take(self, deadline: float) -> int | None:
-        """Take the mutex; the place of a dead exclusive holder that is still to be told."""
-        if self._holding_thread == threading.get_ident():
-            raise UsageError(
-                "this thread holds the lock already; release it before taking it again"
-            )
-        address = self._block.address
+        """Take the mutex; the place of a dead exclusive holder that is still to be told.
+
+        If anything is raised, the mutex is not held.
+        """
+        words = self._words
         try:
-            code = libc.mutex_try(address)
-            if code not in (0, errno.EOWNERDEAD):
-                code = self._wait_for_mutex(address, deadline)
+            code = libc.raw_try(self._address)
+            if code == errno.EBUSY:
+                code = self._wait_for_mutex(deadline)
             if code == errno.EOWNERDEAD:
-                libc.mutex_consistent(address)
-                self._words[_DIED] = self._words[_DIED] or self._words[_HOLDER]
-                self._words[_HOLDER] = 0
-            return self._words[_DIED] - 1 if self._words[_DIED] else None
+                self._recover()
+            elif code:
+                raise OSError(code, f"a lock is broken: {os.strerror(code)}")
+            return words[_DIED] - 1 if words[_DIED] else None
         except BaseException:
-            # a signal may arrive when the mutex is taken but `code` not yet assigned;
-            # unlocking what this thread does not hold is a harmless error
-            libc.mutex_unlock(address)
+            # a signal may have come when the mutex was taken but `code` not yet assigned
+            if libc.mutex_is_mine(self._address):
+                self._recover()
+                libc.raw_unlock(self._address)
             raise
 
-    def _wait_for_mutex(self, address: int, deadline: float) -> int:
+    def _recover(self) -> None:
+        """If the last holder died: note who it was, and declare the mutex sound."""
+        if libc.mutex_consistent(self._address) == 0:
+            self._words[_DIED] = self._words[_DIED] or self._words[_HOLDER]
+            self._words[_HOLDER] = 0
+
+    def _wait_for_mutex(self, deadline: float) -> int:
         entry = self._log.enter("waiting for a lock")
         try:
             while True:
                 now = time.monotonic()
                 if now >= deadline:
                     raise self._stalled("held", self._words[_HOLDER] - 1)
-                code = libc.mutex_wait(address, min(now + SLICE, deadline))
-                if code in (0, errno.EOWNERDEAD):
+                code = libc.mutex_wait(self._address, min(now + SLICE, deadline))
+                if code != errno.ETIMEDOUT:
                     return code
         finally:
             self._log.leave(entry)
@@ -179,6 +199,17 @@ class Lock:
                 self._words[line] = self._words[line + 1]  # it is gone, and will never leave
         finally:
             self._log.leave(entry)
+
+    def _check_use(self) -> int:
+        """This thread, if it may take the lock."""
+        if not self._roster.is_here:
+            raise self._roster.unusable("the lock")
+        thread = threading.get_ident()
+        if thread in self._holding_threads:
+            raise UsageError(
+                "this thread holds the lock already; release it before taking it again"
+            )
+        return thread
 
     def _stalled(self, how: str, place: int) -> Stalled:
         by = f"by rank {place}" if place >= 0 else "by nobody for long, but never free"

@@ -1,6 +1,6 @@
 """Where the ranks of a group meet: counters and small messages in a block of shared memory.
 
-    head        for each place: present | decided | who is in, one byte per place
+    head        for each place: present | decided | left, then who is in, one byte per place
     area 0      the even generations
     area 1      the odd generations
 
@@ -182,8 +182,9 @@ class Meeting:
             free_cores=self._free_cores,
         )
 
-    def wake_all(self) -> None:
-        """Have everyone who waits for this rank look at it again."""
+    def leave(self) -> None:
+        """Have everyone who waits for this rank see that it will not come."""
+        self._words[self._head(self._place) + 2] = 1
         for index in (
             self._own,
             self._own + 1,
@@ -196,6 +197,8 @@ class Meeting:
 
     def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
         def check() -> bool:
+            if not self.roster.is_here:
+                raise self.roster.unusable(f"group {self.name!r}")
             absent = self._absent(self._other_places, half, target)
             # one that came and then ended has come: look again
             gone = self._absent(self._gone_places(absent), half, target)
@@ -222,7 +225,7 @@ class Meeting:
 
     def _gone_places(self, places: Sequence[int]) -> list[int]:
         gone = self.roster.gone([self.ranks[place] for place in places])
-        return [place for place in places if self.ranks[place] in gone]
+        return [p for p in places if self.ranks[p] in gone or self._words[self._head(p) + 2]]
 
     def _lost(self, places: Sequence[int]) -> PeerLost:
         ranks = [self.places.index(place) for place in places]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from collections import deque
 from typing import TextIO
 
@@ -52,5 +54,15 @@ class Stream:
             line.decode(errors="replace").rstrip("\r\n") for line in lines if line.strip()
         )
         self._target.flush()
-        self._target.buffer.write(b"".join(self._prefix + line for line in lines))
-        self._target.buffer.flush()
+        _write(self._target.fileno(), b"".join(self._prefix + line for line in lines))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of it, even where the terminal was made non-blocking by somebody who shares it."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()

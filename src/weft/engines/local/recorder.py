@@ -15,6 +15,7 @@ a source line is written as text once and after that named by its number.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import struct
@@ -38,7 +39,7 @@ _LIBRARY = tuple(
     for name in ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
 )
 #: source files seen so far: whether they are the user's
-_OUTSIDE: dict[str, bool] = {}
+_OUTSIDE: dict[str, bool] = {contextlib.__file__: False}
 
 _NO_CALL: tuple[str, CodeType | None, int, int] = ("", None, -1, 0)
 _pack_entry = struct.Struct(f"{_ENTRY}Q").pack_into

@@ -24,9 +24,11 @@ from weft._core.messages import Hello, Process, Rejected, Welcome
 from weft._version import __version__
 from weft.engines.local import meeting
 from weft.engines.local.channel import Channel, Closed, Listener
-from weft.engines.local.roster import Roster, this_process, words_for
-from weft.engines.local.segment import Block, Segment, whole_pages
+from weft.engines.local.roster import LEFT, Roster, this_process, words_for
+from weft.engines.local.segment import Block, Segment, translated, whole_pages
 from weft.errors import MissingRank, PeerLost, Refused
+
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Identity:
     job: str
     #: how often this process has joined the job before
     round: int = 0
-    #: the descriptor of the memory that the launcher made, in rank 0
+    #: the descriptor of the memory that the launcher made, if it is ours
     memory: int = -1
     #: the launcher's pid, if it publishes how ranks end
     launcher: int = 0
@@ -64,7 +66,7 @@ class Place:
 def create_memory(size: int) -> Segment:
     """Fresh memory for a job of `size` ranks: the roster, then the world group's meeting place."""
     segment = Segment.create(_job_bytes(size))
-    Roster.format(Block(segment, 0, 8 * words_for(size)), size)
+    Roster.format(_roster_block(segment, size), size)
     return segment
 
 
@@ -77,30 +79,32 @@ def assemble(identity: Identity, seconds: float) -> Place:
     segment, launcher = meet(identity, deadline, seconds)
     if faults.armed:
         faults.reach("join.mapped")
-    split_at = 8 * words_for(identity.size)
-    roster = Roster(Block(segment, 0, split_at), identity.rank, launcher)
+    roster = Roster(_roster_block(segment, identity.size), identity.rank, launcher)
     roster.watch(range(identity.size))
     segment.close_descriptor()
-    return Place(roster, Block(segment, split_at, 8 * meeting.words_for(identity.size)))
+    return Place(roster, _meeting_block(segment, identity.size))
 
 
 def _found(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
     """Rank 0's side."""
     segment = _job_memory(identity)
-    roster = Roster(Block(segment, 0, 8 * words_for(identity.size)), 0)
-    roster.enroll(0, this_process())
+    roster = Roster(_roster_block(segment, identity.size), 0)
     listener = Listener(identity.address)
     members: dict[int, Channel] = {}
     hellos: dict[int, Hello] = {}
     try:
         while len(members) < identity.size - 1:
-            if not _wait_for_any(listener, members, deadline):
-                missing = [r for r in range(1, identity.size) if r not in members]
-                raise _missing(missing, identity, seconds)
-            _notice_ends(members)
+            _wait_for_any(listener, members, deadline)
+            absent = [rank for rank in range(1, identity.size) if rank not in members]
+            _notice_ends(members, absent, roster)
+            if time.monotonic() >= deadline:
+                raise _missing(absent, identity, seconds)
             channel = listener.accept()
             if channel is not None:
                 _admit(channel, identity, members, hellos)
+        # only now: while one is still to come it may be using the memory of the round before
+        meeting.clear(_meeting_block(segment, identity.size))
+        roster.enroll(0, this_process())
         for rank, hello in hellos.items():
             roster.enroll(rank, Process(members[rank].pid, hello.start))
         processes = [roster.process(rank) for rank in range(identity.size)]
@@ -113,6 +117,7 @@ def _found(identity: Identity, deadline: float, seconds: float) -> tuple[Segment
         ranks = list(getattr(error, "ranks", ()))
         if isinstance(error, PeerLost):
             roster.blame(ranks[0])
+        roster.set_state(LEFT)  # for those who were welcomed before it failed
         rejected = Rejected(type(error).__name__, str(error), ranks)
         for channel in members.values():
             channel.send_now(rejected)
@@ -150,10 +155,15 @@ def _join(identity: Identity, deadline: float, seconds: float) -> tuple[Segment,
 
 def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
     pause = 0.0005
+    # without our launcher's memory nothing is known about rank 0 before it listens
+    segment = _job_memory(identity) if identity.memory >= 0 else None
+    roster = Roster(_roster_block(segment, identity.size), identity.rank) if segment else None
     while True:
         try:
             return Channel.connect(identity.address)
         except ConnectionRefusedError:
+            if roster and roster.ended(0):
+                raise _never_came(0, roster) from None
             if time.monotonic() + pause > deadline:
                 raise _missing([0], identity, seconds) from None
         time.sleep(pause)
@@ -206,19 +216,24 @@ def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) ->
     return None
 
 
-def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: float) -> bool:
+def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: float) -> None:
+    """Until somebody calls or ends, or it is time to look whether an absent rank has ended."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     for channel in members.values():
         poll.register(channel, select.POLLIN)
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    poll.poll(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic())) * 1000)
 
 
-def _notice_ends(members: dict[int, Channel]) -> None:
-    """A member says nothing more after Hello: what is readable then is its end."""
+def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster) -> None:
+    """A member says nothing more after Hello: what is readable then is its end. Of the others
+    only the launcher knows."""
     for rank, channel in members.items():
         if channel.wait(0.0):
             raise _ended(rank, channel)
+    for rank in absent:
+        if roster.ended(rank):
+            raise _never_came(rank, roster)
 
 
 def _welcome(rank: int, channel: Channel, welcome: Welcome, segment: Segment) -> None:
@@ -226,6 +241,14 @@ def _welcome(rank: int, channel: Channel, welcome: Welcome, segment: Segment) ->
         channel.send(welcome, [segment.descriptor])
     except Closed:
         raise _ended(rank, channel) from None
+
+
+def _never_came(rank: int, roster: Roster) -> PeerLost:
+    return PeerLost(
+        f"rank {rank} ended before it came to weft.init(): {roster.cause(rank)}; every rank must "
+        "call it",
+        [rank],
+    )
 
 
 def _ended(rank: int, channel: Channel) -> PeerLost:
@@ -255,11 +278,19 @@ def _job_memory(identity: Identity) -> Segment:
     if identity.memory < 0:
         return create_memory(identity.size)
     os.set_inheritable(identity.memory, False)  # not for programs that this rank starts
-    segment = Segment(os.dup(identity.memory), _job_bytes(identity.size))
-    meeting.clear(
-        Block(segment, 8 * words_for(identity.size), 8 * meeting.words_for(identity.size))
-    )
-    return segment
+    try:
+        descriptor = os.dup(identity.memory)
+    except OSError as error:
+        raise translated(error) from error
+    return Segment(descriptor, _job_bytes(identity.size))
+
+
+def _roster_block(segment: Segment, size: int) -> Block:
+    return Block(segment, 0, 8 * words_for(size))
+
+
+def _meeting_block(segment: Segment, size: int) -> Block:
+    return Block(segment, 8 * words_for(size), 8 * meeting.words_for(size))
 
 
 def _job_bytes(size: int) -> int:

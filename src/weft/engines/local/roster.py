@@ -17,12 +17,14 @@ import os
 import select
 import signal
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 
 from weft._core.messages import Process
+from weft.engines.base import left
 from weft.engines.local import recorder
 from weft.engines.local.segment import Block, translated
-from weft.errors import RankState, Refused
+from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")
 _LAYOUT = 1
@@ -48,6 +50,11 @@ class Roster:
     def __init__(self, block: Block, rank: int, launcher: int = 0) -> None:
         self._words = block.words
         self.rank = rank
+        #: False once this process has left the job, and in children forked from it
+        self.is_here = True
+        self._forked = False
+        self._process = os.getpid()
+        _rosters.add(self)
         if self._words[0] != _MAGIC or self._words[1] != _LAYOUT:
             raise Refused(
                 f"the job's memory has layout {self._words[1]} where {_LAYOUT} was expected; "
@@ -99,6 +106,10 @@ class Roster:
         at = self._row(rank)
         return Process(self._words[at + _PID], self._words[at + _START])
 
+    def ended(self, rank: int) -> bool:
+        """Whether the launcher has said that a rank has ended."""
+        return bool(self._words[self._row(rank) + _ENDED])
+
     def blamed(self, rank: int) -> int | None:
         """Whom `rank` blames for its failure."""
         return int(self._words[self._row(rank) + _BLAMES]) - 1 if self._blames(rank) else None
@@ -112,11 +123,29 @@ class Roster:
             if rank != self.rank and rank not in self._pidfds:
                 self._pidfds[rank] = open_pidfd(self.process(rank))
 
-    def unwatch(self) -> None:
+    def leave(self) -> None:
+        """This process is no longer a rank of the job."""
+        self.is_here = False
+        self.set_state(LEFT)
+
+    def unusable(self, what: str) -> NotInitialized | UsedAfterFork:
+        """Why something of this job cannot be used here any more."""
+        if self._forked:
+            return UsedAfterFork(
+                f"{what} belongs to process {self._process}, from which this process "
+                f"{os.getpid()} was forked; a child starts with a group of its own:\n"
+                "    group = weft.init()"
+            )
+        return left(what)
+
+    def mark_forked(self) -> None:
+        self.is_here, self._forked = False, True
+
+    def __del__(self) -> None:
+        # not in leave(): another thread may still be waiting with these
         for pidfd in self._pidfds.values():
             if pidfd >= 0:
                 os.close(pidfd)
-        self._pidfds.clear()
 
     def gone(self, ranks: Sequence[int]) -> list[int]:
         """Which of these ranks have died or left."""
@@ -162,7 +191,11 @@ class Roster:
             if time.monotonic() > deadline:
                 return "left"
             time.sleep(0.001)
-        return "stopped" if _state_letter(self.process(rank).pid) in "Tt" else "alive"
+        try:
+            stopped = _state_letter(self.process(rank).pid) in "Tt"
+        except OutOfDescriptors:
+            return "alive"
+        return "stopped" if stopped else "alive"
 
     def cause(self, rank: int, deadline: float = 0.0) -> str:
         """How a rank that has ended did; waits until the deadline for the launcher to say."""
@@ -174,7 +207,7 @@ class Roster:
             return "ended, cause unknown" if not self.has_left(rank) else "left, then ended"
         if ended & _BY_SIGNAL:
             likely = ", likely out of memory" if ended & _OUT_OF_MEMORY else ""
-            return f"killed by {signal.Signals(ended & 0xFF).name}{likely}"
+            return f"killed by {_signal_name(ended & 0xFF)}{likely}"
         return f"exit code {ended & 0xFF}"
 
     def _died(self, rank: int) -> bool:
@@ -192,6 +225,24 @@ class Roster:
 
     def _row(self, rank: int) -> int:
         return _HEADER + rank * _ROW
+
+
+_rosters: weakref.WeakSet[Roster] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for roster in list(_rosters):
+        roster.mark_forked()
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def this_process() -> Process:

@@ -25,6 +25,7 @@ from weft.resources import available_memory
 
 #: left to the rest of the machine when a segment is reserved
 _MARGIN = 64 << 20
+_PIECE = 64 << 20
 
 
 class Segment:
@@ -34,30 +35,37 @@ class Segment:
     the segment on, is closed with this object or before.
     """
 
-    def __init__(self, descriptor: int, size: int, *, populate: bool = False) -> None:
-        self.descriptor = -1  # until the mapping exists the descriptor is the caller's
-        self.size = size
-        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
-        try:
-            self.map = mmap.mmap(descriptor, size, flags=flags)
-        except OSError as error:
-            raise translated(error, size) from error
+    descriptor = -1
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Map a descriptor, which from now on is this object's."""
         self.descriptor = descriptor
+        self.size = size
+        self._map()
 
     @classmethod
     def create(cls, size: int) -> Segment:
         """A new segment of at least `size` zero bytes, reserved and ready to touch."""
         size = whole_pages(size)
         check_memory(size)
-        descriptor = -1
+        made = cls.__new__(cls)
+        made.size = size
         try:
-            descriptor = _portable_descriptor(size) if portable() else os.memfd_create("weft")
-            os.posix_fallocate(descriptor, 0, size)
-            return cls(descriptor, size, populate=True)
+            made.descriptor = _portable_descriptor(size) if portable() else os.memfd_create("weft")
+            # in pieces: a signal that comes meanwhile would start a single call all over again
+            for start in range(0, size, _PIECE):
+                os.posix_fallocate(made.descriptor, start, min(_PIECE, size - start))
         except OSError as error:
-            if descriptor >= 0:
-                os.close(descriptor)
             raise translated(error, size) from error
+        made._map(populate=True)
+        return made
+
+    def _map(self, populate: bool = False) -> None:
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
+        try:
+            self.map = mmap.mmap(self.descriptor, self.size, flags=flags)
+        except OSError as error:
+            raise translated(error, self.size) from error
 
     def close_descriptor(self) -> None:
         """Give up the ability to hand the segment on; the mapping stays."""

@@ -45,6 +45,11 @@ class Views:
             return None
         return Block(view.segment, view.offset, view.length, buffer)
 
+    def buffers(self) -> list[object]:
+        """Everything that is in use here."""
+        found = [view.buffer() for view in self._live.copy().values()]
+        return [buffer for buffer in found if buffer is not None]
+
     def name_of(self, buffer: object) -> int | None:
         return self._names.get(id(buffer))
 

@@ -77,6 +77,10 @@ class Waiter:
     def publish(self, index: int, value: int) -> None:
         """Set a counter of which this process is the writer, and wake who sleeps on it."""
         self._words[index] = value
+        self.wake_sleepers(index)
+
+    def wake_sleepers(self, index: int) -> None:
+        """Wake who sleeps on a counter that has just been stored."""
         with self._fence:
             pass
         if self._flags != self._nobody:
