@@ -110,9 +110,9 @@ class Gone:
 
 @dataclass(frozen=True)
 class Release:
-    """A process has dropped its last views of these blocks. Not answered."""
+    """A process has dropped its last views of what these requests attached. Not answered."""
 
-    blocks: list[int]
+    requests: list[int]
 
 
 Message = Hello | Welcome | Rejected | Attach | Pin | Pinned | Attached | Gone | Release

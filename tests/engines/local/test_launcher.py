@@ -161,7 +161,7 @@ def test_threads_are_planned() -> None:
     """Each rank's libraries get cores // ranks threads; the user's own variable wins."""
     script = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ.get('MKL_NUM_THREADS'))"
     cores = len(os.sched_getaffinity(0))
-    clean = {name: "" for name in ()}
+    clean = dict.fromkeys((), "")
     outcome = launch(script, 2, options=("--no-prefix",), env=clean)
     share = max(1, cores // 2)
     assert outcome.out.splitlines() == [f"{share} {share}"] * 2

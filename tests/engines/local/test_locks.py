@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+import weft
 from tests.support import launch, run_ranks
 from weft.engines.local.group import LocalGroup
 from weft.errors import Stalled, UsageError
-
-import weft
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +20,9 @@ from weft.engines.local.segment import Block, Segment
 from weft.engines.local.views import Views
 from weft.errors import SegmentGone, Stalled
 
+#: in one message
+_MOST_RELEASES = 1000
+
 
 @dataclass(eq=False)
 class _Owner:
@@ -32,17 +34,15 @@ class _Owner:
     segments: weakref.WeakValueDictionary[int, Segment] = field(
         default_factory=weakref.WeakValueDictionary
     )
-    #: leases that have ended but could not be given back yet
-    ended: deque[int] = field(default_factory=deque)
+    #: requests whose leases have ended but were not given back yet
+    ended: set[int] = field(default_factory=set)
 
-    def release(self, name: int) -> None:
-        """End a lease, now or with the next message. Safe in a finalizer."""
-        self.ended.append(name)
-        names = []
-        while self.ended:
-            names.append(self.ended.popleft())
-        if names and not self.channel.send_now(Release(names)):
-            self.ended.extend(names)
+    def release(self, request: int) -> None:
+        """End a lease, now or with the next one. Safe in a finalizer; twice does no harm."""
+        self.ended.add(request)
+        requests = list(self.ended.copy())
+        if self.channel.send_now(Release(requests[:_MOST_RELEASES])):
+            self.ended.difference_update(requests[:_MOST_RELEASES])
 
     def close(self) -> None:
         self.channel.close()
@@ -77,7 +77,7 @@ class Attachments:
             try:
                 return self._map(owner, answer, descriptors, request)
             except BaseException:
-                self._end_lease(request, owner, name)
+                self._end_lease(request, owner)
                 raise
 
     def refer(self, name: int, keeper: Keeper) -> Reference:
@@ -109,15 +109,15 @@ class Attachments:
         self._origins[answer.block] = owner.source
         known = self._views.get(answer.block)
         if known is not None:
-            self._end_lease(request, owner, answer.block)  # one is enough
+            self._end_lease(request, owner)  # one is enough
             return known
         dropped = partial(self._end_lease, request, owner)
         return self._views.open(answer.block, segment, answer.offset, answer.length, dropped)
 
-    def _end_lease(self, request: int, owner: _Owner, name: int) -> None:
+    def _end_lease(self, request: int, owner: _Owner) -> None:
         """Called in finalizers too."""
-        if self._leases.pop(request, None) is not None:
-            owner.release(name)
+        owner.release(request)
+        self._leases.pop(request, None)
 
     def _owner(self, source: Source) -> _Owner:
         """The connection to a keeper. Raises Closed if it has ended."""
@@ -178,4 +178,4 @@ def _throw_away(owner: _Owner, answer: Message, descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     if isinstance(answer, Attached):
-        owner.release(answer.block)
+        owner.release(answer.request)

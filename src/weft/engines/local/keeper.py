@@ -26,9 +26,10 @@ import select
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release
 from weft.engines.local.arena import Arenas, Range
@@ -75,7 +76,8 @@ class Reference:
 class _Kept:
     taken: Range
     pins: set[int] = field(default_factory=set)
-    leases: Counter[Channel] = field(default_factory=Counter)
+    #: who else has it: connections, and the numbers of the requests that attached it
+    leases: set[tuple[Channel, int]] = field(default_factory=set)
     #: whether others may ask for it
     referred: bool = False
 
@@ -93,6 +95,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._arenas = Arenas()
         self._kept: dict[int, _Kept] = {}
+        self._leases: dict[tuple[Channel, int], int] = {}
         self._dropped: deque[int] = deque()
         self._on_behalf: dict[int, Block] = {}
         self._server: _Server | None = None
@@ -105,15 +108,17 @@ class Keeper:
 
     def allocate(self, size: int) -> Block:
         """A new block of at least `size` bytes."""
+        name = new_name()
         with self._lock:
             self._settle()
-            taken = self._arenas.take(size)
-            name = new_name()
-            self._kept[name] = _Kept(taken)
-            block = self._open(name)
-            if self._arenas.needs_trimming:
-                self._serve()
-        return block
+            try:
+                self._kept[name] = _Kept(self._arenas.take(size))
+                if self._arenas.needs_trimming:
+                    self._serve()
+                return self._open(name)
+            except BaseException:
+                self._dropped.append(name)
+                raise
 
     def owns(self, name: int) -> bool:
         return name in self._kept
@@ -160,7 +165,8 @@ class Keeper:
 
     def _open(self, name: int) -> Block:
         taken = self._kept[name].taken
-        return self._views.open(name, taken.segment, taken.offset, taken.length, self._drop)
+        dropped = partial(self._drop, name)
+        return self._views.open(name, taken.segment, taken.offset, taken.length, dropped)
 
     def _drop(self, name: int) -> None:
         """Called in a finalizer."""
@@ -174,7 +180,8 @@ class Keeper:
             del self._children[child]
             child.close()
         while self._dropped:
-            self._free_if_unused(self._dropped.popleft())
+            self._free_if_unused(self._dropped[0])
+            self._dropped.popleft()
 
     def _free_if_unused(self, name: int) -> None:
         kept = self._kept.get(name)
@@ -244,14 +251,11 @@ class Keeper:
                 elif isinstance(message, Pin):
                     self._pin_for(channel, message)
                 else:
-                    for name in message.blocks:
-                        self._end_lease(channel, name)
+                    self._end_leases([(channel, request) for request in message.requests])
         except Closed:
             server.forget(channel)
             with self._lock:
-                for name in [n for n, kept in self._kept.items() if channel in kept.leases]:
-                    del self._kept[name].leases[channel]
-                    self._free_if_unused(name)
+                self._end_leases([lease for lease in self._leases if lease[0] is channel])
         except (WeftError, OSError):
             # a message that makes no sense, or an answer that could not be sent. The process may
             # still use what it has: its leases end with its connection, not here
@@ -268,7 +272,8 @@ class Keeper:
         kept = self._kept.get(message.block)
         if kept is not None:
             taken = kept.taken
-            kept.leases[channel] += 1
+            kept.leases.add((channel, message.request))
+            self._leases[channel, message.request] = message.block
             kept.pins.discard(message.pin)
             attached = Attached(
                 message.request,
@@ -290,13 +295,12 @@ class Keeper:
             )
             channel.send(attached, [block.segment.descriptor])
 
-    def _end_lease(self, channel: Channel, name: int) -> None:
-        kept = self._kept.get(name)
-        if kept and channel in kept.leases:
-            kept.leases[channel] -= 1
-            if kept.leases[channel] == 0:
-                del kept.leases[channel]
-            self._free_if_unused(name)
+    def _end_leases(self, leases: list[tuple[Channel, int]]) -> None:
+        for lease in leases:
+            name = self._leases.pop(lease, None)
+            if name is not None:
+                self._kept[name].leases.discard(lease)
+                self._free_if_unused(name)
 
 
 class _Server:

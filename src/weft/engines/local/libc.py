@@ -104,12 +104,12 @@ def mutex_wait(address: int, until: float) -> int:
     return int(_timed(address, _CLOCK_MONOTONIC, ctypes.byref(_Timespec.of(until))))
 
 
-def mutex_consistent(address: int) -> int:
-    """Declare sound the state that a dead holder left; 0 if there was one, else EINVAL.
+def mutex_consistent(address: int) -> None:
+    """Declare sound the state that a dead holder left, if there was one.
 
     For the thread that holds the mutex only.
     """
-    return int(_consistent(address))
+    _consistent(address)
 
 
 def mutex_is_mine(address: int) -> bool:

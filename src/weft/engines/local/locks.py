@@ -81,7 +81,7 @@ class Lock:
         self._timeout = timeout
         self._lines = [_lines_at(size) + 8 * place for place in range(size)]
         self._line = self._lines[self._place]
-        self._holding_threads: set[int] = set()
+        self._holding: dict[int, bool] = {}
         self._waiter = Waiter(
             block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
         )
@@ -106,9 +106,8 @@ class Lock:
         words, taken = self._words, False
         try:
             died = self._take(deadline)
-            taken = True
+            taken = self._holding[thread] = True
             words[_HOLDER] = self._place + 1
-            self._holding_threads.add(thread)
             for place, line in enumerate(self._lines):
                 if words[line + 1] < words[line]:
                     self._await_reader(place, line, deadline)
@@ -119,8 +118,8 @@ class Lock:
         finally:
             if taken and self._roster.is_here:
                 words[_HOLDER] = 0
+                del self._holding[thread]
                 libc.raw_unlock(self._address)
-                self._holding_threads.discard(thread)
 
     @contextmanager
     def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
@@ -132,16 +131,15 @@ class Lock:
         try:
             died = self._take(deadline)
             words[line] += 1
-            entered = True
+            entered = self._holding[thread] = True
             libc.raw_unlock(self._address)
-            self._holding_threads.add(thread)
             if faults.armed:
                 faults.reach("lock.shared")
             yield died
         finally:
             if entered and self._roster.is_here:
                 words[line + 1] += 1
-                self._holding_threads.discard(thread)
+                del self._holding[thread]
                 self._waiter.wake_sleepers(line + 1)
 
     def _take(self, deadline: float) -> int | None:
@@ -160,17 +158,29 @@ class Lock:
                 raise OSError(code, f"a lock is broken: {os.strerror(code)}")
             return words[_DIED] - 1 if words[_DIED] else None
         except BaseException:
-            # a signal may have come when the mutex was taken but `code` not yet assigned
-            if libc.mutex_is_mine(self._address):
-                self._recover()
-                libc.raw_unlock(self._address)
+            # a signal may have come when the mutex was taken but `code` not yet assigned, and
+            # another may come here: what it raises gives way to what was raised first
+            while True:
+                try:
+                    if libc.mutex_is_mine(self._address):
+                        self._recover()
+                        libc.raw_unlock(self._address)
+                    break
+                except BaseException:
+                    continue
             raise
 
     def _recover(self) -> None:
-        """If the last holder died: note who it was, and declare the mutex sound."""
-        if libc.mutex_consistent(self._address) == 0:
-            self._words[_DIED] = self._words[_DIED] or self._words[_HOLDER]
-            self._words[_HOLDER] = 0
+        """If the last holder died: note who it was, and declare the mutex sound.
+
+        A living holder takes its name off before it unlocks, so a name that the next one finds is
+        that of a dead one.
+        """
+        words = self._words
+        if words[_HOLDER]:
+            words[_DIED] = words[_DIED] or words[_HOLDER]
+            words[_HOLDER] = 0
+        libc.mutex_consistent(self._address)
 
     def _wait_for_mutex(self, deadline: float) -> int:
         entry = self._log.enter("waiting for a lock")
@@ -205,7 +215,7 @@ class Lock:
         if not self._roster.is_here:
             raise self._roster.unusable("the lock")
         thread = threading.get_ident()
-        if thread in self._holding_threads:
+        if thread in self._holding:
             raise UsageError(
                 "this thread holds the lock already; release it before taking it again"
             )

@@ -1,0 +1,133 @@
+"""Forked children: what they inherit stays theirs, what is the parent's stays the parent's."""
+
+from __future__ import annotations
+
+from tests.support import launch, run_python
+
+
+def test_memory_that_a_child_sees_is_not_reused() -> None:
+    """The parent drops its array and shares others: the child still reads what it inherited, and
+    when the child has ended the memory is free again."""
+    outcome = run_python(
+        """
+import multiprocessing, os, time, numpy as np, weft
+from weft.engines.local import blocks
+
+def read(array, go, answer):
+    go.wait()
+    answer.put(float(array.sum()))
+
+context = multiprocessing.get_context("fork")
+go, answer = context.Event(), context.Queue()
+child = context.Process(target=read, args=(weft.share(np.full(1000, 7.0)), go, answer))
+child.start()
+others = [weft.share(np.zeros(1000)) for _ in range(50)]
+go.set()
+print(answer.get(timeout=20))
+child.join()
+answer.close(); answer.join_thread()
+del others
+weft.share(np.zeros(10))
+keeper = blocks._here.keeper
+print(len(keeper._kept), len(keeper._children))
+"""
+    )
+    assert outcome.out in ("7000.0\n0 0\n", "7000.0\n1 0\n"), outcome
+
+
+def test_attached_memory_that_a_child_sees_is_not_reused() -> None:
+    """The same for an array that the parent had from another process."""
+    outcome = run_python(
+        """
+import os, pickle, subprocess, sys, numpy as np, weft
+OWNER = '''
+import pickle, sys, weft, numpy as np
+first = weft.share(np.full(1000, 7.0))
+sys.stdout.buffer.write(pickle.dumps(first)); sys.stdout.flush()
+del first
+sys.stdin.buffer.readline()
+others = [weft.share(np.zeros(1000)) for _ in range(50)]
+print("shared", flush=True)
+sys.stdin.buffer.readline()
+'''
+owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1)
+array = pickle.load(owner.stdout)
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(read, 1)
+    os._exit(0 if array.sum() == 7000 else 1)
+del array
+owner.stdin.write(b"go\\n"); owner.stdin.flush()
+assert owner.stdout.readline() == b"shared\\n"
+os.write(write, b"x")
+print("exit code", os.waitpid(child, 0)[1])
+owner.communicate(b"end\\n")
+"""
+    )
+    assert outcome.out == "exit code 0\n", outcome
+
+
+def test_a_child_that_unwinds_does_not_release_the_parents_lock() -> None:
+    """A child forked inside `with lock...` leaves the block; the parent still holds the lock."""
+    outcome = launch(
+        """
+import os, weft
+from weft.errors import Stalled
+group = weft.init()
+lock = group.lock()
+for mode in (lock.shared, lock.exclusive):
+    group.barrier()
+    if group.rank == 0:
+        with mode():
+            try:
+                child = os.fork()
+                if child == 0:
+                    raise SystemExit
+            finally:
+                if child == 0:
+                    pass
+            os.waitpid(child, 0)
+            group.barrier()
+            group.barrier()
+    else:
+        group.barrier()
+        try:
+            with lock.exclusive(timeout=0.2):
+                print("taken")
+        except Stalled as error:
+            print("held by", error.ranks)
+        group.barrier()
+""",
+        2,
+        options=("--no-prefix",),
+    )
+    assert outcome.out == "held by (0,)\n" * 2, outcome
+
+
+def test_locks_in_a_child_and_after_shutdown() -> None:
+    """A lock says that it cannot be used, as its group does."""
+    outcome = launch(
+        """
+import os, weft
+group = weft.init()
+lock = group.lock()
+
+def attempt():
+    try:
+        with lock.exclusive():
+            return "taken"
+    except weft.WeftError as error:
+        return type(error).__name__
+
+if os.fork() == 0:
+    print(attempt(), flush=True)
+    os._exit(0)
+os.wait()
+weft.shutdown()
+print(attempt())
+""",
+        1,
+        options=("--no-prefix",),
+    )
+    assert outcome.out == "UsedAfterFork\nNotInitialized\n", outcome

@@ -1,0 +1,181 @@
+"""A signal handler that raises may strike between any two steps: nothing may be lost by it.
+
+Each case is a program of its own: Python reports on stderr whenever a handler raises inside a
+finalizer, which is as it should be.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import launch, run_python
+
+STRUCK = """
+import os, pickle, signal, subprocess, sys, threading, time
+import numpy as np
+import weft
+from weft.engines.local import blocks
+
+class Interrupt(Exception):
+    pass
+
+exposed = False
+
+def strike(*_):
+    if exposed:
+        raise Interrupt
+
+def struck(call, seconds=1.5):
+    '''How often a loop of calls was interrupted in that time.'''
+    global exposed
+    count = step = 0
+    signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        step += 1
+        try:
+            exposed = True
+            call(step)
+            exposed = False
+        except Interrupt:
+            exposed = False
+            count += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return count
+"""
+
+
+def test_a_group_survives_interrupts() -> None:
+    """After any number of interrupts in its calls a group is as usable as before."""
+    outcome = run_python(
+        STRUCK
+        + """
+group = weft.init(engine="local")
+assert struck(lambda _: group.barrier()) > 100
+group.barrier()
+group.split(0).barrier()
+print("fine")
+"""
+    )
+    assert outcome.out == "fine\n", outcome
+
+
+def test_locks_survive_interrupts() -> None:
+    """After any number of interrupts the lock is free, for writers and readers."""
+    outcome = run_python(
+        STRUCK
+        + """
+lock = weft.init(engine="local").lock()
+
+def both(step):
+    with lock.exclusive() if step % 2 else lock.shared():
+        pass
+
+assert struck(both) > 100
+
+def elsewhere():
+    with lock.exclusive(timeout=5):
+        print("fine")
+
+thread = threading.Thread(target=elsewhere)
+thread.start()
+thread.join()
+"""
+    )
+    assert outcome.out == "fine\n", outcome
+
+
+def test_attaching_survives_interrupts() -> None:
+    """An interrupted attach never makes a later one return another array, and no lease is lost:
+    in the end the owner has everything back."""
+    outcome = run_python(
+        STRUCK
+        + """
+OWNER = '''
+import pickle, sys, time, weft, numpy as np
+from weft.engines.local import blocks
+arrays = [weft.share(np.full(1000, float(k))) for k in range(50)]
+pickle.dump([pickle.dumps(array) for array in arrays], sys.stdout.buffer)
+sys.stdout.flush()
+sys.stdin.buffer.readline()
+keeper = blocks._here.keeper
+deadline = time.monotonic() + 5
+while keeper._leases and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(len(keeper._leases), flush=True)
+sys.stdin.buffer.readline()
+'''
+owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1)
+pickles = pickle.load(owner.stdout)
+wrong = []
+
+def attach(step):
+    array = pickle.loads(pickles[step % 50])
+    if array[0] != step % 50 or array[999] != step % 50:
+        wrong.append((step % 50, array[0]))
+
+assert struck(attach, seconds=3.0) > 50
+for step in range(100):
+    attach(step)
+owner.stdin.write(b"count\\n"); owner.stdin.flush()
+print("wrong:", wrong, "leases:", owner.stdout.readline().decode())
+owner.communicate(b"end\\n")
+"""
+    )
+    assert outcome.out.split() == ["wrong:", "[]", "leases:", "0"], outcome
+
+
+def test_sharing_survives_interrupts() -> None:
+    """An interrupted share keeps no memory."""
+    outcome = run_python(
+        STRUCK
+        + """
+large = np.ones(40_000_000, np.uint8)
+
+def share(step):
+    weft.share(large if step % 10 == 0 else large[:1000])
+
+assert struck(share, seconds=3.0) > 50
+weft.share(large[:1])
+weft.share(large[:1])
+keeper = blocks._here.keeper
+print(len(keeper._kept) <= 2, keeper._arenas.size < 200 << 20)
+"""
+    )
+    assert outcome.out == "True True\n", outcome
+
+
+@pytest.mark.parametrize("wait", ["exclusive", "shared"])
+def test_an_interrupt_as_the_holder_dies(wait: str) -> None:
+    """The waiter is interrupted at the moment at which it inherits the lock of a dead holder: the
+    lock stays usable, and the news is not lost."""
+    outcome = launch(
+        STRUCK
+        + f"""
+group = weft.init()
+lock = group.lock()
+group.barrier()
+if group.rank == 1:
+    with lock.exclusive():
+        group.barrier()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+group.barrier()
+news = []
+
+def take(_):
+    with lock.{wait}(timeout=5) as died:
+        if died is not None:
+            news.append(died)
+
+struck(take, seconds=0.6)
+with lock.exclusive(timeout=1) as died:
+    if died is not None:
+        news.append(died)
+print("news", set(news))
+""",
+        2,
+        options=("--keep-going", "--no-prefix"),
+    )
+    assert outcome.out == "news {1}\n", outcome
