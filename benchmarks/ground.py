@@ -116,16 +116,16 @@ def shown(seconds: float) -> str:
 
 def under_weft(role: str, ranks: int, *options: str) -> float:
     return printed(
-        [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--no-prefix", *options]
-        + [str(HERE), "--role", role]
+        [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--no-prefix", *options, str(HERE)]
+        + ["--role", role]
     )
 
 
 def under_mpi(role: str, ranks: int) -> float:
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"
     return printed(
-        [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
-        + [sys.executable, str(HERE), "--role", role]
+        [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), sys.executable]
+        + [str(HERE), "--role", role]
     )
 
 

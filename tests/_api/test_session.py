@@ -304,3 +304,96 @@ print(random.random(), np.random.rand())
     first, second = launch(script, 2), launch(script, 2)
     assert sorted(first.out.splitlines()) == sorted(second.out.splitlines())
     assert len({line[4:] for line in first.out.splitlines()}) == 2
+
+
+def test_a_fast_rank_may_start_again_while_others_still_meet() -> None:
+    """Leaving and joining in a tight loop never disturbs who is still in the round before."""
+    outcome = launch(
+        """
+import weft
+for _ in range(60):
+    weft.init(timeout=20)
+    weft.barrier()
+    weft.shutdown()
+print("sixty rounds")
+""",
+        4,
+    )
+    assert outcome.out.count("sixty rounds") == 4, outcome
+
+
+def test_waiting_for_ever_is_allowed() -> None:
+    """timeout=math.inf has no deadline, at the start and in calls."""
+    outcome = launch(
+        "import math, weft; weft.init(timeout=math.inf); weft.barrier(); print('met')", 2
+    )
+    assert outcome.out.count("met") == 2, outcome
+
+
+def test_survivors_take_the_place_of_their_group() -> None:
+    """After survivors() the module functions act on the new group, and the old one says so."""
+
+    def body(group: Group) -> Any:
+        after = group.survivors().survivors()
+        weft.barrier()
+        assert weft.group() is after
+        try:
+            group.barrier()
+        except weft.WeftError as error:
+            return type(error).__name__, weft.size(), str(error).count("survivors()")
+        return "worked"
+
+    assert run_ranks(2, body) == [("UsageError", 2, 2)] * 2
+    group = weft.init(engine="serial")
+    after = group.survivors()
+    assert weft.group() is after
+    with pytest.raises(weft.WeftError, match="has a successor"):
+        group.barrier()
+
+
+def test_leaving_a_subgroup_is_told_to_its_peers() -> None:
+    """Whoever waits in the subgroup gets PeerLost; the group above goes on."""
+
+    def body(group: Group) -> Any:
+        part = group.split(0)
+        assert part is not None
+        if group.rank == 1:
+            part.leave()
+            group.barrier()
+            return "left"
+        try:
+            part.barrier(timeout=20)
+        except weft.PeerLost as error:
+            group.barrier()
+            return error.ranks
+        return "no error"
+
+    assert run_ranks(2, body) == [(1,), "left"]
+
+
+def test_shutdown_while_another_thread_waits() -> None:
+    """The waiting thread is told that the session has ended."""
+
+    def body(group: Group) -> str:
+        if group.rank == 1:
+            other = group.split(0)
+            assert other is not None
+            return "waited"
+        told: list[str] = []
+
+        def wait() -> None:
+            try:
+                group.barrier()
+            except weft.WeftError as error:
+                told.append(type(error).__name__)
+
+        group.split(0)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while group._call is None:  # type: ignore[attr-defined]
+            pass
+        weft.shutdown()
+        thread.join(10)
+        return told[0]
+
+    assert run_ranks(2, body)[0] in ("NotInitialized", "PeerLost")

@@ -432,3 +432,74 @@ def test_the_keeper_ends_when_there_is_nothing_to_keep() -> None:
     assert "weft keeper" in [thread.name for thread in threading.enumerate()]
     del shared, loaded
     wait_until(lambda: "weft keeper" not in [t.name for t in threading.enumerate()])
+
+
+def test_releases_are_not_lost_while_the_owner_is_busy() -> None:
+    """An owner that computes without a pause gets thousands of arrays back afterwards."""
+    outcome = run_python(
+        """
+import pickle, subprocess, sys, time, numpy as np, weft
+from weft.engines.local import blocks
+USER = '''
+import pickle, sys, weft
+arrays = pickle.load(sys.stdin.buffer)
+print("loaded", flush=True)
+sys.stdin.buffer.readline()
+while arrays:
+    arrays.pop()
+print("dropped", flush=True)
+sys.stdin.buffer.readline()
+'''
+arrays = [weft.share(np.full(100, float(k))) for k in range(3000)]
+user = subprocess.Popen([sys.executable, "-c", USER], stdin=-1, stdout=-1)
+pickle.dump(arrays, user.stdin); user.stdin.flush()
+assert user.stdout.readline() == b"loaded\\n"
+del arrays
+sys.setswitchinterval(5)  # the keeper thread gets no turn
+user.stdin.write(b"x\\n"); user.stdin.flush()
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    pass
+sys.setswitchinterval(0.005)
+assert user.stdout.readline() == b"dropped\\n"
+deadline = time.monotonic() + 5
+keeper = blocks._here.keeper
+while len(keeper._leases) > 1000 and time.monotonic() < deadline:
+    time.sleep(0.01)
+left = len(keeper._leases)
+user.communicate(b"x\\n")
+print(left < 1000)
+"""
+    )
+    assert outcome.out == "True\n", outcome
+
+
+def test_a_keeper_without_descriptors_recovers() -> None:
+    """When no descriptor is left the caller waits; when there is one again it is served."""
+    outcome = run_python(
+        """
+import os, pickle, resource, subprocess, sys, time, numpy as np, weft
+data = pickle.dumps(weft.share(np.full(1000, 7.0)))
+soft = resource.getrlimit(resource.RLIMIT_NOFILE)
+user = subprocess.Popen(
+    [sys.executable, "-c", "import pickle, sys, weft, numpy\\n"
+     "data = sys.stdin.buffer.readline()\\nprint('ready', flush=True)\\n"
+     "print(pickle.loads(bytes.fromhex(data.decode())).sum(), flush=True)"],
+    stdin=-1, stdout=-1)
+held = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, soft[1]))
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+user.stdin.write(data.hex().encode() + b"\\n"); user.stdin.flush()
+assert user.stdout.readline() == b"ready\\n"
+time.sleep(0.5)
+for descriptor in held:
+    os.close(descriptor)
+print(user.stdout.readline().decode().strip())
+user.communicate()
+"""
+    )
+    assert outcome.out == "7000.0\n", outcome

@@ -220,3 +220,127 @@ except weft.WeftError as error:
 """
     )
     assert outcome.out.startswith("OutOfMemory"), outcome
+
+
+def test_ctrl_c_twice_while_starting(tmp_path: Path) -> None:
+    """Two signals during a slow start: no rank is started after them, none is left."""
+    script = tmp_path / "sleep.py"
+    script.write_text(
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(30)"
+    )
+    process = subprocess.Popen([*command(40), str(script)], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(marked_processes()) > 5)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    assert not marked_processes()
+
+
+def test_output_to_a_non_blocking_reader_is_complete(tmp_path: Path) -> None:
+    """A terminal that somebody made non-blocking loses nothing."""
+    script = tmp_path / "chatty.py"
+    script.write_text("for number in range(20000): print('line', number)")
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    process = subprocess.Popen([*command(1), str(script)], stdout=write)
+    os.close(write)
+    with os.fdopen(read) as file:
+        assert len(file.readlines()) == 20000
+    assert process.wait(timeout=10) == 0
+
+
+def test_a_slow_exit_is_still_the_first_failure() -> None:
+    """A rank that needs long to end after its exception is blamed all the same, with its code."""
+    outcome = launch(
+        """
+import atexit, time, weft
+group = weft.init()
+group.barrier()
+if group.rank == 1:
+    weft.shutdown()
+    atexit.register(time.sleep, 1.0)
+    raise ValueError("the cause")
+group.barrier()
+""",
+        3,
+    )
+    assert "weft run: rank 1 " in outcome.err, outcome
+    assert "ValueError: the cause" in outcome.err.partition("failed first")[2]
+    assert outcome.code == 1
+
+
+def test_nohup_and_an_ignored_child_signal(tmp_path: Path) -> None:
+    """Signals that were ignored when the launcher started stay ignored; children are counted."""
+    script = tmp_path / "brief.py"
+    script.write_text("import time, weft; weft.init(); time.sleep(0.5); print('done')")
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    process = subprocess.Popen(
+        [*command(2), str(script)], stdout=subprocess.PIPE, text=True, preexec_fn=ignore
+    )
+    wait_until(lambda: len(marked_processes()) == 3)
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=10)
+    assert out.count("done") == 2
+    assert process.returncode == 0
+
+
+def test_a_noisy_grandchild_does_not_keep_the_launcher_busy() -> None:
+    """What a rank has started may print for ever; the end of the job does not wait for it."""
+    outcome = launch(
+        """
+import subprocess, sys, weft
+group = weft.init()
+group.barrier()
+if group.rank == 0:
+    code = "for _ in range(10**7): print('noise')"
+    subprocess.Popen([sys.executable, "-c", code])
+    import time
+    time.sleep(0.3)
+    sys.exit(3)
+group.barrier()
+""",
+        2,
+    )
+    assert outcome.code == 3
+    assert outcome.seconds < 5
+
+
+def test_real_time_signals_have_a_name_too() -> None:
+    """A rank killed by a signal without a name is reported by its number."""
+    outcome = launch(
+        """
+import os, weft
+group = weft.init()
+group.barrier()
+if group.rank == 1:
+    os.kill(os.getpid(), 40)
+try:
+    group.barrier()
+except weft.PeerLost as error:
+    print(error.states[1].status)
+""",
+        2,
+        options=("--no-prefix",),
+    )
+    assert outcome.out == "killed by signal 40\n", outcome
+    assert outcome.code == 168
+    assert "killed by signal 40" in outcome.err
+
+
+def test_a_launcher_without_stdout(tmp_path: Path) -> None:
+    """`weft run ... >&-` runs."""
+    script = tmp_path / "print.py"
+    script.write_text("import sys; print('x'); print('y', file=sys.stderr)")
+    done = subprocess.run(
+        [*command(2), str(script)],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=20,
+        preexec_fn=lambda: os.close(1),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("y") == 2

@@ -207,3 +207,24 @@ weft.init()
     assert "weft run: rank 1 " in outcome.err
     assert "ImportError: no such thing" in outcome.err
     assert outcome.seconds < 4
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_rank_that_ends_without_init_is_noticed(absent: int) -> None:
+    """Even with exit code 0: whoever waits for it is told, long before the timeout."""
+    outcome = launch(
+        f"""
+import os, sys
+if os.environ["WEFT_RANK"] == "{absent}":
+    sys.exit(0)
+import weft
+try:
+    weft.init(timeout=30)
+except weft.PeerLost as error:
+    print(error)
+""",
+        2,
+        options=("--no-prefix",),
+    )
+    assert f"rank {absent} ended before it came to weft.init(): exit code 0" in outcome.out, outcome
+    assert outcome.seconds < 5
