@@ -38,13 +38,16 @@ def test_garbage_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"is": "Hello"},
-        {"is": "os.system"},
-        {"is": "Gone", "request": 1, "block": "1"},
-        {"is": "Gone", "request": 1, "block": 1, "more": 2},
-        {"is": "Gone", "request": 1, "block": None},
-        {"is": ["Gone"], "request": 1, "block": 1},
-        [1, 2],
+        ["Hello"],
+        ["os.system", "true"],
+        ["Gone", 1, "1"],
+        ["Gone", 1, 1, 2],
+        ["Gone", 1, None],
+        ["Gone", True, 1],
+        [["Gone"], 1, 1],
+        [],
+        {"Gone": 1},
+        1,
     ],
 )
 def test_wrong_fields_are_refused(values: object) -> None:

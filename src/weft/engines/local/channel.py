@@ -21,7 +21,7 @@ from weft._core.messages import Message, decode, encode
 from weft.engines.local.segment import translated
 from weft.errors import Refused
 
-_LARGEST = 1 << 17
+_LARGEST = 1 << 15
 _MOST_DESCRIPTORS = 8
 
 

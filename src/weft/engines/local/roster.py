@@ -19,6 +19,7 @@ import signal
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from weft._core.messages import Process
 from weft.engines.base import left
@@ -246,7 +247,13 @@ def _signal_name(number: int) -> str:
 
 
 def this_process() -> Process:
-    return Process(os.getpid(), process_start(os.getpid()))
+    pid = os.getpid()
+    return Process(pid, _own_start(pid))
+
+
+@lru_cache(maxsize=1)  # a forked child has another pid
+def _own_start(pid: int) -> int:
+    return process_start(pid)
 
 
 def process_start(pid: int) -> int:
