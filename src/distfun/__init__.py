@@ -1,0 +1,5 @@
+"""Playdoh's names under the other name that its documents use: distribute over lists and matrices.
+
+Nothing is here yet: this release of weft has the ground only (groups, shared
+arrays, the launcher). The names arrive with the parts of weft that they need.
+"""

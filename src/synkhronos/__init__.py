@@ -1,0 +1,5 @@
+"""Synkhronos's names on top of weft: functions over split data and collectives on shared variables.
+
+Nothing is here yet: this release of weft has the ground only (groups, shared
+arrays, the launcher). The names arrive with the parts of weft that they need.
+"""

@@ -1,0 +1,66 @@
+"""README, docs and examples: what they show runs, what they link to exists."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft._api import session, sharing
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_block_runs(page: Path, tmp_path: Path) -> None:
+    """Pasted into a file, each block is a program that ends well, alone and with two ranks."""
+    for number, text in enumerate(blocks(page, "python")):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(text)
+        alone = [sys.executable, str(script)]
+        ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
+        for command in (alone, ranks):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+            assert done.returncode == 0, f"{page} block {number}:\n{text}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_resolves(page: Path) -> None:
+    """Links between files of the project point to files that exist."""
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_demo_passes_its_own_checks() -> None:
+    """`make demo` ends with all checks passed."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("demo: all checks passed\n")
+    assert max(map(len, done.stdout.splitlines())) < 160
+
+
+@pytest.mark.parametrize("module", [session, sharing], ids=lambda module: module.__name__)
+def test_docstring_examples_are_true(module: object) -> None:
+    """What the docstrings show is what happens."""
+    import gc
+
+    failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
+    gc.collect()
+    assert tried > 0
+    assert failed == 0

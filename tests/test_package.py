@@ -1,0 +1,163 @@
+"""The package as it is shipped: layers, names, wheel, documents."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.support import run_python
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "weft"
+
+#: what each layer may import from; `_api` -> `_core` -> engines through base.py
+LAYERS = {
+    "_api": {"_api", "_core", "engines", "errors", "faults", "resources", "_version"},
+    "_core": {"_core", "errors"},
+    "engines": {"_core", "engines", "errors", "faults", "resources", "_version"},
+    "errors": set(),
+    "faults": {"errors"},
+    "resources": set(),
+    "_version": set(),
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of weft that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("weft.")}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_point_downwards(layer: str) -> None:
+    """Nothing in a layer imports from a layer above it."""
+    place = SOURCE / layer
+    files = place.rglob("*.py") if place.is_dir() else [SOURCE / f"{layer}.py"]
+    for path in files:
+        used = {name.split(".")[1] for name in imports_of(path)} & set(LAYERS)
+        assert used <= LAYERS[layer], f"{path} imports {used - LAYERS[layer]}"
+
+
+def test_core_does_not_touch_the_system() -> None:
+    """_core is pure: no processes, sockets or shared memory."""
+    for path in (SOURCE / "_core").glob("*.py"):
+        text = path.read_text()
+        for module in ("socket", "mmap", "subprocess", "ctypes", "select", "threading"):
+            assert f"import {module}" not in text, f"{path} imports {module}"
+
+
+def test_public_names_are_sorted_real_and_documented() -> None:
+    """Every name in __all__ exists, has a docstring, and is found by dir()."""
+    names = [name for name in weft.__all__ if not name.startswith("__")]
+    assert names == sorted(names)
+    assert set(weft._HOMES) == set(names)
+    for name in names:
+        assert getattr(weft, name).__doc__, name
+        assert name in dir(weft)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        weft.no_such_name  # noqa: B018  the access is the test
+
+
+def test_importing_has_no_effect() -> None:
+    """import weft loads no NumPy, no engine; starts nothing; changes no environment."""
+    outcome = run_python(
+        """
+import os, sys, threading
+before = dict(os.environ)
+import weft
+heavy = {"numpy", "torch", "ctypes", "socket", "multiprocessing", "weft.engines"} & set(sys.modules)
+print(heavy or "nothing", os.environ == before, threading.active_count())
+"""
+    )
+    assert outcome.out == "nothing True 1\n", outcome
+
+
+def test_files_and_functions_can_be_held_in_mind() -> None:
+    """No module over 400 lines, no function over 60."""
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert text.count("\n") <= 400, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.lineno
+                assert length <= 60, f"{path}: {node.name} has {length} lines"
+
+
+def test_no_assert_and_no_exit_in_the_library() -> None:
+    """Wrong input is an error of ours; only the command line ends the process."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not isinstance(node, ast.Assert), path
+            if isinstance(node, ast.Attribute) and node.attr == "exit":
+                assert path.name == "cli.py", path
+
+
+@pytest.mark.timeout(600)
+def test_the_wheel_in_a_bare_environment(tmp_path: Path) -> None:
+    """The built wheel brings only the core dependencies, and works, launcher and all."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=True)
+    environ = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    subprocess.run(
+        [bare / "bin" / "pip", "install", "--quiet", wheel],
+        check=True,
+        capture_output=True,
+        env=environ,
+    )
+    listed = subprocess.run(
+        [bare / "bin" / "pip", "list", "--format=freeze"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    installed = {line.split("==")[0] for line in listed.split()} - {"pip", "setuptools"}
+    assert installed == {"weft", "numpy", "cloudpickle", "threadpoolctl", "tqdm"}
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy, weft, multiverso, synkhronos, playdoh, distfun\n"
+        "weft.init()\n"
+        "shared = weft.share(numpy.arange(4))\n"
+        "weft.barrier()\n"
+        "print('sum', shared.sum(), 'of', weft.size())\n"
+    )
+    done = subprocess.run(
+        [bare / "bin" / "weft", "run", "-n", "2", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] sum 6 of 2", "[1] sum 6 of 2"], done
+    typed = bare / "lib"
+    assert list(typed.rglob("weft/py.typed"))
+
+
+def test_extras_are_the_ones_promised() -> None:
+    """Core dependencies and extras of the installed package."""
+    required = importlib.metadata.requires("weft") or []
+    core = {re.split(r"[<>=]", name)[0] for name in required if "extra ==" not in name}
+    assert core == {"numpy", "cloudpickle", "threadpoolctl", "tqdm"}
+    extras = {"mpi", "ray", "torch", "jax", "keras", "pytensor", "all", "test", "bench"}
+    assert set(importlib.metadata.metadata("weft").get_all("Provides-Extra") or ()) == extras
