@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -76,18 +76,13 @@ def test_peer_lost_comes_in_time_every_time(load: int) -> None:
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Processes that compute as hard as they can."""
-    context = multiprocessing.get_context("spawn")
-    busy = [context.Process(target=_compute, daemon=True) for _ in range(count)]
-    for process in busy:
-        process.start()
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: sum(range(10_000))"])
+        for _ in range(count)
+    ]
     try:
         yield
     finally:
         for process in busy:
             process.kill()
-            process.join()
-
-
-def _compute() -> None:
-    while os.getppid():
-        sum(range(10_000))
+            process.wait()
