@@ -17,7 +17,7 @@ STATES = (
 
 
 def test_the_drawing_shows_the_tree() -> None:
-    """Every public error stands in the drawing at the top of errors.py, once."""
+    """Every public error stands in the drawing at the top of errors.py."""
     drawing = errors.__doc__ or ""
     for name, kind in inspect.getmembers(errors, inspect.isclass):
         if issubclass(kind, WeftError) and not name.startswith("_"):

@@ -47,7 +47,7 @@ def test_a_fault_acts_on_the_counted_time_and_rank() -> None:
         """
 from weft import faults
 for rank in (0, 1):
-    faults.arm(rank)
+    faults.set_rank(rank)
     for time in range(1, 5):
         try:
             faults.reach("meet.after")

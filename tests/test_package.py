@@ -19,7 +19,7 @@ from tests.support import run_python
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "weft"
 
-#: what each layer may import from; `_api` -> `_core` -> engines through base.py
+#: what each layer may import from
 LAYERS = {
     "_api": {"_api", "_core", "engines", "errors", "faults", "resources", "_version"},
     "_core": {"_core", "errors"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,13 @@ from weft.resources import THREAD_VARIABLES, Plan
 )
 def test_threads_per_worker(cores: int, workers: int, threads: int, free: bool) -> None:
     """max(1, cores // workers); cores are free while there is one for each worker."""
-    plan = Plan(cores, "", workers)
+    plan = Plan(cores, workers)
     assert (plan.threads, plan.free_cores) == (threads, free)
 
 
 def test_the_users_variables_win() -> None:
     """What is set is left alone; OMP_NUM_THREADS speaks for all libraries."""
-    plan = Plan(8, "", 2)
+    plan = Plan(8, 2)
     assert plan.environment({}) == dict.fromkeys(THREAD_VARIABLES, "4")
     assert plan.environment({"OMP_NUM_THREADS": "3"}) == {}
     added = plan.environment({"MKL_NUM_THREADS": "3"})
@@ -162,4 +161,3 @@ def test_limits_respect_the_user() -> None:
         env={"OMP_NUM_THREADS": "2"},
     )
     assert outcome.out == "True 2\n", outcome
-    assert sys.version_info >= (3, 10)

@@ -6,7 +6,7 @@
       faults.py      named points at which tests make things fail
       cli.py         the command `weft`
       _api/          what you call
-      _core/         what a call passes through; pure
+      _core/         what a call passes through; knows no processes
       engines/       where it runs: serial, local
 
 Names are loaded when they are first used: `import weft` alone loads no engine,

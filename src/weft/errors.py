@@ -120,7 +120,7 @@ class RankState:
         return self.status in ("alive", "stopped")
 
 
-def table(states: Sequence[RankState]) -> str:
+def states_as_text(states: Sequence[RankState]) -> str:
     """The states as aligned text, one rank a line."""
     rows = [("rank", "pid", "status", "operation", "since", "line")]
     rows += [
@@ -146,7 +146,7 @@ class _WithRanks(WeftError):
         #: the state of every rank of the group
         self.states = tuple(states)
         self.message = message
-        super().__init__(message + ("\n" + table(states) if states else ""))
+        super().__init__(message + ("\n" + states_as_text(states) if states else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.ranks, self.states)

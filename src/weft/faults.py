@@ -10,7 +10,7 @@ action is one of `kill`, `segv`, `exit=CODE`, `raise`, `stop`, `delay=SECONDS`.
 With the variable unset `armed` is False and a point costs one test of it:
 
     if faults.armed:
-        faults.reach("barrier.published")
+        faults.reach("meet.after")
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ POINTS = (
     "meet.before",  # about to publish its arrival at a barrier
     "meet.after",  # has published its arrival
     "wait.block",  # has spun in vain and is about to sleep in the kernel
-    "split.found",  # the leader of a subgroup has made its memory
+    "split.made",  # the leader of a subgroup has made its memory
+    "lock.made",  # rank 0 has made the memory of a lock
     "lock.taken",  # holds a lock exclusively
     "lock.shared",  # holds a lock in shared mode
     "share.created",  # has made a shared array
@@ -87,7 +88,7 @@ _rank: int | None = None
 armed = bool(_faults)
 
 
-def arm(rank: int) -> None:
+def set_rank(rank: int) -> None:
     """Tell the fault points which rank this process is."""
     global _rank
     _rank = rank

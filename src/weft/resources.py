@@ -30,7 +30,6 @@ class Plan:
     """What each of `workers` processes on this host may use."""
 
     cores: int
-    reason: str
     workers: int
 
     @property
@@ -44,20 +43,24 @@ class Plan:
         return self.workers <= self.cores
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The thread variables to add to a worker's environment.
-
-        A variable the user has set is left alone. The libraries fall back on
-        OMP_NUM_THREADS, so where the user has set that one, nothing is added.
-        """
-        if "OMP_NUM_THREADS" in environ:
-            return {}
-        return {name: str(self.threads) for name in THREAD_VARIABLES if name not in environ}
+        """The thread variables to add to a worker's environment."""
+        return thread_variables(self.threads, environ)
 
 
 def plan(workers: int) -> Plan:
     """The plan for `workers` processes on this host."""
-    cores, reason = count_cores()
-    return Plan(cores, reason, workers)
+    return Plan(count_cores()[0], workers)
+
+
+def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that hold libraries to so many threads.
+
+    A variable the user has set is left alone. The libraries fall back on OMP_NUM_THREADS, so
+    where the user has set that one, nothing is added.
+    """
+    if "OMP_NUM_THREADS" in environ:
+        return {}
+    return {name: str(threads) for name in THREAD_VARIABLES if name not in environ}
 
 
 def limit_threads(
@@ -68,7 +71,7 @@ def limit_threads(
     For ranks that another launcher started: variables for libraries still to be
     loaded, threadpoolctl for those already here.
     """
-    added = Plan(threads, "", 1).environment(environ)
+    added = thread_variables(threads, environ)
     environ.update(added)
     undo: list[Callable[[], None]] = []
     if "OMP_NUM_THREADS" in added and ("numpy" in sys.modules or "torch" in sys.modules):

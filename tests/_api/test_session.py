@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from weft.errors import (
     EngineUnavailable,
     InvalidType,
     InvalidValue,
-    MissingPackage,
     NotInitialized,
     UnknownEngine,
     UsedConcurrently,
@@ -262,7 +262,7 @@ except weft.WeftError as error:
 def test_an_engine_that_is_not_here_yet_says_so() -> None:
     """mpi with its package installed is refused, not replaced by another engine."""
     pytest.importorskip("mpi4py")
-    with pytest.raises((EngineUnavailable, MissingPackage), match="mpi"):
+    with pytest.raises(EngineUnavailable, match="mpi"):
         weft.init(engine="mpi")
 
 
@@ -376,8 +376,8 @@ def test_shutdown_while_another_thread_waits() -> None:
 
     def body(group: Group) -> str:
         if group.rank == 1:
-            other = group.split(0)
-            assert other is not None
+            group.split(0)
+            time.sleep(0.5)  # alive, but not coming
             return "waited"
         told: list[str] = []
 
@@ -396,4 +396,4 @@ def test_shutdown_while_another_thread_waits() -> None:
         thread.join(10)
         return told[0]
 
-    assert run_ranks(2, body)[0] in ("NotInitialized", "PeerLost")
+    assert run_ranks(2, body)[0] == "NotInitialized"

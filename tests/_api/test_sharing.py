@@ -121,12 +121,9 @@ def test_unrelated_processes_see_the_same_memory() -> None:
     out = in_another_process(
         shared,
         """
-        import os, time
         status = open("/proc/self/status").read()
         private = int(status.split("RssAnon:")[1].split()[0])
-        began = time.perf_counter()
         again = pickle.loads(pickle.dumps(array))
-        took = time.perf_counter() - began
         array[5] = 42
         print(private < 60_000, np.shares_memory(array, again), array.shape, array.flags.writeable)
         """,
@@ -302,9 +299,8 @@ except weft.WeftError as error:
     assert outcome.out == "SegmentGone\n", outcome
 
 
-def test_an_array_outlives_its_owner(kind: dict[str, str], tmp_path: Path) -> None:
+def test_an_array_outlives_its_owner(kind: dict[str, str]) -> None:
     """When the process that shared it ends, others keep it and can hand it on."""
-    path = str(tmp_path / "pickle")
     owner = subprocess.Popen(
         [
             sys.executable,
@@ -325,7 +321,6 @@ def test_an_array_outlives_its_owner(kind: dict[str, str], tmp_path: Path) -> No
     out = in_another_process(array, "array[0] = 1; print(array.sum())")
     assert out == "499501"
     assert array[0] == 1
-    assert not Path(path).exists()
 
 
 def test_a_reference_to_an_ended_owner_is_an_error(tmp_path: Path) -> None:
@@ -464,14 +459,14 @@ sys.setswitchinterval(0.005)
 assert user.stdout.readline() == b"dropped\\n"
 deadline = time.monotonic() + 5
 keeper = blocks._here.keeper
-while len(keeper._leases) > 1000 and time.monotonic() < deadline:
+while keeper._leases and time.monotonic() < deadline:
     time.sleep(0.01)
 left = len(keeper._leases)
 user.communicate(b"x\\n")
-print(left < 1000)
+print(left)
 """
     )
-    assert outcome.out == "True\n", outcome
+    assert outcome.out == "0\n", outcome
 
 
 def test_a_keeper_without_descriptors_recovers() -> None:

@@ -80,13 +80,9 @@ for mode in (lock.shared, lock.exclusive):
     group.barrier()
     if group.rank == 0:
         with mode():
-            try:
-                child = os.fork()
-                if child == 0:
-                    raise SystemExit
-            finally:
-                if child == 0:
-                    pass
+            child = os.fork()
+            if child == 0:
+                raise SystemExit
             os.waitpid(child, 0)
             group.barrier()
             group.barrier()

@@ -1,4 +1,4 @@
-"""This process's place in a group. The only state of the package lives here."""
+"""This process's place in a group. The only session there is lives here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.launched import Launched, alone, launched
-from weft.engines.base import Group
+from weft.engines.base import Group, forked
 from weft.errors import (
     AlreadyInitialized,
     EngineUnavailable,
@@ -66,8 +66,10 @@ def init(
     may take; by default WEFT_TIMEOUT, else 1800. `seed`: seeds the random
     generators of each rank from (seed, rank).
 
-    Raises AlreadyInitialized, UnknownEngine, MissingPackage, MissingRank,
-    Refused, and the errors of a wrong `timeout` or `seed`.
+    A group has `timeout` to assemble, but 120 seconds if none is given at all.
+
+    Raises AlreadyInitialized, UnknownEngine, MissingPackage, EngineUnavailable,
+    MissingRank, PeerLost, Refused, InvalidValue, InvalidType.
     """
     global _session, _forked_from, _launched
     with _lock:
@@ -101,10 +103,7 @@ def shutdown() -> None:
             return
         if faults.armed:
             faults.reach("exit.begin")
-        leaving = session.group
-        while leaving.successor is not None:
-            leaving = leaving.successor
-        leaving.leave()
+        session.group.latest.leave()
         session.restore_threads()
         if faults.armed:
             faults.reach("exit.left")
@@ -115,10 +114,7 @@ def group() -> Group:
     session = _session
     if session is None:
         raise _no_session()
-    found = session.group
-    while found.successor is not None:
-        found = found.successor
-    return found
+    return session.group.latest
 
 
 def rank() -> int:
@@ -137,7 +133,10 @@ def is_master() -> bool:
 
 
 def barrier(*, timeout: float | None = None) -> None:
-    """Return when every rank of the group has called it. Raises PeerLost, Stalled."""
+    """Return when every rank of the group has called it.
+
+    Raises PeerLost, Stalled, Disagreement, NotInitialized, UsedAfterFork, UsedConcurrently.
+    """
     group().barrier(timeout=timeout)
 
 
@@ -154,7 +153,7 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
     from weft.engines.local.group import join
     from weft.engines.local.rendezvous import Identity
 
-    faults.arm(place.rank)
+    faults.set_rank(place.rank)
     identity = Identity(place.rank, place.size, place.job, _rounds, place.memory, place.launcher)
     restore = limit_threads(plan(place.size).threads)
     try:
@@ -169,10 +168,7 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
 
 def _no_session() -> NotInitialized | UsedAfterFork:
     if _forked_from is not None:
-        return UsedAfterFork(
-            f"the session belongs to process {_forked_from}, from which this process "
-            f"{os.getpid()} was forked; a child starts with a group of its own:\n    weft.init()"
-        )
+        return forked("the session", _forked_from)
     return NotInitialized(
         "weft is not initialized, or was shut down; first join a group:\n    weft.init()"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, cast
 
 import numpy as np
@@ -37,7 +38,7 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
             f"an array of dtype {source.dtype} holds Python objects, which cannot be shared; "
             "expected numbers, strings of fixed length or records of these"
         )
-    if isinstance(source, SharedArray) and _block_of(source) is not None:
+    if isinstance(source, SharedArray) and _buffer_of(source) is not None:
         shared = cast(SharedArray, source.view())
     else:
         block = blocks.allocate(source.nbytes)
@@ -53,10 +54,10 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     """An ndarray in shared memory. Made by `weft.share`; what is computed from it is ordinary."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        buffer = _block_of(self)
+        buffer = _buffer_of(self)
         if buffer is None:
             return self.view(np.ndarray).__reduce__()
-        offset = self.__array_interface__["data"][0] - _address(buffer)
+        offset = self.__array_interface__["data"][0] - ctypes.addressof(buffer)
         return _attach, (
             blocks.refer(buffer),
             self.shape,
@@ -100,15 +101,9 @@ def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: A
     return cast(SharedArray, np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout))
 
 
-def _block_of(array: NDArray[Any]) -> Any:
+def _buffer_of(array: NDArray[Any]) -> Any:
     """The buffer of the block that an array lies in; None if it lies in ordinary memory."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    return base if base is not None and blocks.find(base) else None
-
-
-def _address(buffer: Any) -> int:
-    import ctypes
-
-    return ctypes.addressof(buffer)
+    return base if base is not None and blocks.is_block(base) else None

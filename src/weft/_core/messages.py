@@ -8,14 +8,16 @@ of the local engine).
     member      rank 0          process     keeper
     Hello   ->                  Attach  ->
             <-  Welcome                 <-  Attached (+ descriptor) | Gone
-            <-  Rejected        Release ->
+            <-  Rejected        Pin     ->
+                                        <-  Pinned | Gone
+                                Release ->
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from weft.errors import Refused
 
@@ -30,22 +32,19 @@ class Process:
 
 @dataclass(frozen=True)
 class Hello:
-    """A rank says who it is."""
+    """A rank says who it is; its pid the kernel says."""
 
     version: str
     job: str
     rank: int
     size: int
-    pid: int
     start: int
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Rank 0 says that all are here; the group's memory comes beside it."""
+    """Rank 0 says that all are here; the job's memory comes beside it."""
 
-    pids: list[int]
-    starts: list[int]
     #: the process that started the ranks and publishes how they end; 0 where there is none
     launcher: int
 
@@ -105,7 +104,6 @@ class Gone:
     """The keeper no longer has the block."""
 
     request: int
-    block: int
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ _KINDS: dict[str, tuple[type[Any], tuple[type[Any], ...]]] = {
         kind,
         tuple({"int": int, "str": str}.get(str(field.type), list) for field in fields(kind)),
     )
-    for kind in (Hello, Welcome, Rejected, Attach, Pin, Pinned, Attached, Gone, Release)
+    for kind in get_args(Message)
 }
 
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 
-from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError
+from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 
 
 class Group(ABC):
@@ -19,7 +20,7 @@ class Group(ABC):
     `PeerLost`, and `survivors` makes the group of those who remain.
     """
 
-    #: "world" for the group of `weft.init`, "world/1" for its first split, ...
+    #: "world" for the group of `weft.init`, "world/1.7" for color 7 of its first split, ...
     name: str
     #: this process's place, 0 to size - 1
     rank: int
@@ -32,6 +33,14 @@ class Group(ABC):
     successor: Group | None = None
 
     @property
+    def latest(self) -> Group:
+        """This group, or the last of its successors."""
+        group: Group = self
+        while group.successor is not None:
+            group = group.successor
+        return group
+
+    @property
     def is_master(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
@@ -40,7 +49,8 @@ class Group(ABC):
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it.
 
-        Raises PeerLost, Stalled, Disagreement.
+        Raises PeerLost, Stalled, Disagreement. After Stalled, or an interrupt, calling it again
+        goes on waiting for the same meeting: a peer that comes late finds this rank there.
         """
 
     @abstractmethod
@@ -56,7 +66,8 @@ class Group(ABC):
     def survivors(self, *, timeout: float | None = None) -> Group:
         """The group of the ranks still here, one generation later. Every one of them calls it.
 
-        It takes the place of this group, also for `weft.barrier()` and the like.
+        It takes the place of this group, also for `weft.barrier()` and the like. An engine whose
+        launcher ends the survivors of a loss raises EngineUnavailable.
         """
 
     @abstractmethod
@@ -92,8 +103,17 @@ def check_split(color: object, key: object) -> None:
             raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
 
 
+def forked(what: str, parent: int) -> UsedAfterFork:
+    """What every engine says when something of a group is used in a forked child."""
+    return UsedAfterFork(
+        f"{what} belongs to process {parent}, from which this process {os.getpid()} was forked; "
+        "a child starts with a group of its own:\n    group = weft.init()"
+    )
+
+
 def left(what: str) -> NotInitialized:
     """What every engine says when a group is used after `leave` or `weft.shutdown`."""
     return NotInitialized(
-        f"this process has left {what}; call weft.init() for a new one:\n    group = weft.init()"
+        f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
+        "group that it is still in:\n    group = weft.init()"
     )

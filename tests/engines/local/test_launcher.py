@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import command, launch
 from weft.engines.local.launcher import first_failure
+from weft.resources import THREAD_VARIABLES, count_cores
 
 
 def test_output_is_prefixed_and_whole_lines() -> None:
@@ -157,12 +158,13 @@ print("went on as", group.rank, "of", group.size, "in generation", group.generat
     ]
 
 
-def test_threads_are_planned() -> None:
+def test_threads_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank's libraries get cores // ranks threads; the user's own variable wins."""
     script = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ.get('MKL_NUM_THREADS'))"
-    cores = len(os.sched_getaffinity(0))
-    clean = dict.fromkeys((), "")
-    outcome = launch(script, 2, options=("--no-prefix",), env=clean)
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    cores, _ = count_cores()
+    outcome = launch(script, 2, options=("--no-prefix",))
     share = max(1, cores // 2)
     assert outcome.out.splitlines() == [f"{share} {share}"] * 2
     outcome = launch(script, 2, options=("--no-prefix",), env={"OMP_NUM_THREADS": "7"})

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from weft.engines.local import segment
-from weft.engines.local.segment import Block, Segment, translated
+from weft.engines.local.segment import Block, Segment
+from weft.engines.local.translation import translated
 from weft.errors import OutOfDescriptors, OutOfMemory
 
 

@@ -1,15 +1,22 @@
 """Processes of this machine over shared memory, in reading order:
 
-libc.py        the few system calls that Python does not offer
-segment.py     memory that several processes see
-recorder.py    what each rank is doing, for whoever asks why
-roster.py      who is in the job, alive or not
-waiting.py     the memory model; counters; sleeping until one is reached
-locks.py       locks that survive their holder
-channel.py     messages and descriptors between processes of one user
-rendezvous.py  how ranks find each other
-group.py       the group
-arena.py       blocks of segments, recycled
-keeper.py      blocks that other processes attach
-launcher.py    `weft run`
+libc.py         the few system calls that Python does not offer
+translation.py  the system's errors, as weft's
+segment.py      memory that several processes see, and blocks of it
+processes.py    who a process is, and whether it has ended
+recorder.py     what each rank is doing, for whoever asks why
+roster.py       who is in the job, and whether they live
+waiting.py      the memory model; counters; sleeping until one is reached
+locks.py        locks that survive their holder
+meeting.py      where the ranks of a group meet
+channel.py      messages and descriptors between processes of one user
+rendezvous.py   how ranks find each other
+arena.py        which parts of which segments are free
+views.py        which blocks this process sees
+keeper.py       the blocks that it made
+attachments.py  the blocks that it got from others
+blocks.py       all of these as one: allocate, refer, attach
+group.py        the group
+output.py       what ranks print
+launcher.py     `weft run`
 """

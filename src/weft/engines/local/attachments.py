@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,13 +16,15 @@ from weft._core import timeouts
 from weft._core.messages import Attach, Attached, Gone, Message, Pin, Pinned, Process, Release
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.keeper import Keeper, Reference, Source
-from weft.engines.local.roster import open_pidfd
+from weft.engines.local.processes import open_pidfd
 from weft.engines.local.segment import Block, Segment
 from weft.engines.local.views import Views
 from weft.errors import SegmentGone, Stalled
 
 #: in one message
 _MOST_RELEASES = 1000
+#: messages that a socket certainly takes while nobody reads them (some 280 were seen to fit)
+_FIT_INTO_A_SOCKET = 100
 
 
 @dataclass(eq=False)
@@ -31,6 +34,8 @@ class _Owner:
     source: Source
     channel: Channel
     pidfd: int
+    #: called when a message does not fit into the socket
+    when_full: Callable[[], None]
     segments: weakref.WeakValueDictionary[int, Segment] = field(
         default_factory=weakref.WeakValueDictionary
     )
@@ -40,9 +45,16 @@ class _Owner:
     def release(self, request: int) -> None:
         """End a lease, now or with the next one. Safe in a finalizer; twice does no harm."""
         self.ended.add(request)
-        requests = list(self.ended.copy())
-        if self.channel.send_now(Release(requests[:_MOST_RELEASES])):
-            self.ended.difference_update(requests[:_MOST_RELEASES])
+        if not self.send_releases():
+            self.when_full()
+
+    def send_releases(self) -> bool:
+        """Whether the socket took them."""
+        requests = list(self.ended.copy())[:_MOST_RELEASES]
+        if self.channel.send_now(Release(requests)):
+            self.ended.difference_update(requests)
+            return True
+        return False
 
     def close(self) -> None:
         self.channel.close()
@@ -54,6 +66,8 @@ class Attachments:
 
     def __init__(self, views: Views) -> None:
         self._views = views
+        #: what asks for `give_back` to be called soon
+        self.when_full: Callable[[], None] = lambda: None
         self._lock = threading.Lock()  # held while another process answers
         self._owners: dict[Source, _Owner] = {}
         #: where each block came from
@@ -93,12 +107,21 @@ class Attachments:
                 return keeper.refer_on_behalf(name, block)
         if isinstance(answer, Gone):  # handed on by somebody who is not its owner
             return keeper.refer_on_behalf(name, block)
-        here = keeper.refer_on_behalf(name, None)
-        return Reference(name, answer.pin, (source, *here.sources))
+        return Reference(name, answer.pin, (source, keeper.source()))
 
-    def locate(self, name: int) -> Block | None:
-        """A block attached here, for the keeper to hand on."""
-        return self._views.get(name)
+    @property
+    def crowded(self) -> bool:
+        """Whether there are so many leases that their ends might not fit into a socket at once."""
+        return len(self._leases) > _FIT_INTO_A_SOCKET
+
+    def give_back(self) -> tuple[bool, bool]:
+        """Send what could not be sent before. For the keeper thread: whether it is needed for
+        that, and whether again soon."""
+        for owner in list(self._owners.copy().values()):
+            while owner.ended and owner.send_releases():
+                continue
+        waiting = any(owner.ended for owner in self._owners.copy().values())
+        return waiting or self.crowded, waiting
 
     def _map(self, owner: _Owner, answer: Attached, descriptors: list[int], request: int) -> Block:
         segment = owner.segments.get(answer.segment)
@@ -136,7 +159,7 @@ class Attachments:
         except BaseException:
             os.close(pidfd)
             raise
-        owner = self._owners[source] = _Owner(source, channel, pidfd)
+        owner = self._owners[source] = _Owner(source, channel, pidfd, self.when_full)
         return owner
 
     def _close_unused(self) -> None:
@@ -169,7 +192,8 @@ class Attachments:
             owner.close()
             raise
         raise Stalled(
-            f"process {owner.source.pid}, which owns the shared array, is alive but does not answer"
+            f"process {owner.source.pid}, which owns the shared array, is alive but does not "
+            "answer: it computes without a pause, is stopped, or has no descriptor left (ulimit -n)"
         )
 
 

@@ -17,22 +17,23 @@ import socket
 from weft import faults
 from weft.engines.local.attachments import Attachments
 from weft.engines.local.keeper import Keeper, Reference
-from weft.engines.local.roster import this_process
+from weft.engines.local.processes import this_process
 from weft.engines.local.segment import Block
 from weft.engines.local.views import Views
 from weft.errors import InvalidValue, SegmentGone
 
 
-class _Process:
-    """What one process has."""
+class _Memory:
+    """The shared memory of one process."""
 
     def __init__(self) -> None:
         self.views = Views()
         self.attachments = Attachments(self.views)
-        self.keeper = Keeper(self.views, self.attachments.locate)
+        self.keeper = Keeper(self.views, self.attachments.give_back)
+        self.attachments.when_full = self.keeper.ring
 
 
-_here = _Process()
+_here = _Memory()
 #: in a forked child: what keeps the parent's connections, and so its leases, open
 _inherited: list[object] = []
 
@@ -45,7 +46,7 @@ def allocate(size: int) -> Block:
     return block
 
 
-def find(buffer: object) -> bool:
+def is_block(buffer: object) -> bool:
     """Whether a buffer is a block's."""
     return _here.views.name_of(buffer) is not None
 
@@ -70,6 +71,8 @@ def attach(reference: Reference) -> Block:
             block = _here.keeper.open(reference.block, reference.pin)
         else:
             block = _here.attachments.attach(reference.block, reference.pin, source)
+            if _here.attachments.crowded:
+                _here.keeper.source()  # its thread gives back what a full socket does not take
         if block is not None:
             if faults.armed:
                 faults.reach("share.attached")
@@ -109,7 +112,7 @@ def _in_child() -> None:
     if _ends is not None:
         _ends[0].close()
     _inherited.append((_here, _ends))
-    _here = _Process()
+    _here = _Memory()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

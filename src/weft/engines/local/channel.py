@@ -9,6 +9,7 @@ byte is read. Sockets keep message boundaries, so a message is one send.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import select
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft._core.messages import Message, decode, encode
-from weft.engines.local.segment import translated
+from weft.engines.local.translation import translated
 from weft.errors import Refused
 
 _LARGEST = 1 << 15
@@ -106,7 +107,7 @@ class Channel:
                 descriptors.frombytes(payload[: len(payload) - len(payload) % 4])
         try:
             if flags & socket.MSG_CTRUNC:
-                raise translated(OSError(24, "descriptors were lost on the way"))
+                raise translated(OSError(errno.EMFILE, "descriptors were lost on the way"))
             if not data:
                 raise Closed("the other end closed the connection")
             return decode(data, *expected), list(descriptors)
@@ -148,8 +149,7 @@ class Listener:
         except OSError as error:
             self._socket.close()
             raise Refused(
-                f"the address {address!r} is taken by another process: {error.strerror}; "
-                "is this rank running twice?"
+                f"the address {address!r} is taken by another process: {error.strerror}"
             ) from None
 
     def fileno(self) -> int:

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from weft import faults
 from weft._core.timeouts import checked
 from weft.engines.base import Group, check_split, left, succeeded
-from weft.engines.local import blocks, libc, locks, meeting, recorder, rendezvous, roster
+from weft.engines.local import blocks, locks, meeting, recorder, rendezvous
 from weft.engines.local.keeper import Reference
 from weft.engines.local.meeting import CALLS, Meeting
 from weft.engines.local.segment import Block
 from weft.errors import EngineUnavailable, SetupError, UsedConcurrently, WeftError
 from weft.resources import plan
 
-_BARRIER, _SPLIT, _MEMORY = (CALLS.index(name) for name in ("barrier", "split", "memory"))
+_BARRIER, _SPLIT, _LOCK = (CALLS.index(name) for name in ("barrier", "split", "lock"))
 _COLOR = struct.Struct("?qq")
 
 
@@ -28,25 +28,24 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
     Raises MissingRank, Refused, PeerLost, EngineUnavailable.
     """
     check_system()
-    place = rendezvous.assemble(identity, start_timeout)
-    place.roster.set_state(roster.JOINED)
+    joined = rendezvous.assemble(identity, start_timeout)
     ranks = range(identity.size)
     world = Meeting(
-        place.memory,
-        roster=place.roster,
+        joined.memory,
+        roster=joined.roster,
         ranks=ranks,
         places=ranks,
         name="world",
         generation=0,
         free_cores=plan(identity.size).free_cores,
     )
-    return LocalGroup(world, place.roster.open_recorder(), timeout=timeout, world=True)
+    return LocalGroup(world, joined.roster.open_recorder(), timeout=timeout, world=True)
 
 
 def check_system() -> None:
     """Refuse where the memory model of `waiting.py` does not hold."""
     machine = platform.machine()
-    if sys.platform != "linux" or machine not in ("x86_64", "AMD64") or not libc.has_futex():
+    if sys.platform != "linux" or machine != "x86_64":
         raise EngineUnavailable(
             f"the local engine needs Linux on x86-64, this is {sys.platform} on {machine}; "
             "run one process, with engine='serial'"
@@ -90,7 +89,6 @@ class LocalGroup(Group):
         seconds = self.timeout if timeout is None else checked(timeout)
         check_split(color, key)
         with self._calling("split"):
-            self._splits += 1
             return self._split(color, key, seconds)
 
     def survivors(self, *, timeout: float | None = None) -> LocalGroup:
@@ -108,7 +106,7 @@ class LocalGroup(Group):
         with self._calling("lock"):
             leader = self._meeting.members[0]
             size = 8 * locks.words_for(self.size)
-            block = self._common_block(leader, size, locks.Lock.format, seconds)
+            block = self._common_block(_LOCK, leader, size, locks.Lock.format, seconds)
         return locks.Lock(
             block,
             roster=self._meeting.roster,
@@ -179,13 +177,14 @@ class LocalGroup(Group):
     def _split(self, color: int | None, key: int, seconds: float) -> LocalGroup | None:
         message = _COLOR.pack(color is not None, color or 0, key)
         answers = self._meeting.exchange(_SPLIT, message, seconds)
+        self._splits += 1
         part = ranks_of_color(color, [_COLOR.unpack(answer) for answer in answers])
         if color is None:
-            self._no_common_block(seconds)
+            self._no_common_block(_SPLIT, seconds)
             return None
         members = [self._meeting.members[rank] for rank in part]
         size = 8 * meeting.words_for(len(members))
-        block = self._common_block(members[0], size, meeting.clear, seconds)
+        block = self._common_block(_SPLIT, members[0], size, Block.clear, seconds)
         below = Meeting(
             block,
             roster=self._meeting.roster,
@@ -198,7 +197,7 @@ class LocalGroup(Group):
         return LocalGroup(below, self._log, timeout=self.timeout)
 
     def _common_block(
-        self, leader: int, size: int, prepare: Callable[[Block], None], seconds: float
+        self, call: int, leader: int, size: int, prepare: Callable[[Block], None], seconds: float
     ) -> Block:
         """Memory that `leader` makes and everyone who names it sees. All ranks take part."""
         block, reference, trouble = None, b"", b""
@@ -208,25 +207,25 @@ class LocalGroup(Group):
                 prepare(block)
                 reference = blocks.refer(block.buffer).encode()
                 if faults.armed:
-                    faults.reach("split.found")
+                    faults.reach(f"{CALLS[call]}.made")
             except WeftError as error:
                 trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
-        answers = self._meeting.exchange(_MEMORY, reference, seconds)
+        answers = self._meeting.exchange(call, reference, seconds)
         offer = answers[self._meeting.members.index(leader)]
         if offer:
             try:
                 block = blocks.attach(Reference.decode(offer))
             except WeftError as error:
                 trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
-        self._raise_any(self._meeting.exchange(_MEMORY, trouble, seconds))
+        self._raise_any(self._meeting.exchange(call, trouble, seconds))
         if block is None:
             raise SetupError(f"rank {leader} of the job offered no memory")
         return block
 
-    def _no_common_block(self, seconds: float) -> None:
+    def _no_common_block(self, call: int, seconds: float) -> None:
         """Take part in `_common_block` without naming anyone."""
-        self._meeting.exchange(_MEMORY, b"", seconds)
-        self._raise_any(self._meeting.exchange(_MEMORY, b"", seconds))
+        self._meeting.exchange(call, b"", seconds)
+        self._raise_any(self._meeting.exchange(call, b"", seconds))
 
     def _raise_any(self, troubles: Sequence[bytes]) -> None:
         lines = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(troubles) if text]

@@ -34,8 +34,9 @@ from functools import partial
 from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release
 from weft.engines.local.arena import Arenas, Range
 from weft.engines.local.channel import Channel, Closed, Listener
-from weft.engines.local.roster import this_process
-from weft.engines.local.segment import Block, translated
+from weft.engines.local.processes import readable, this_process
+from weft.engines.local.segment import Block
+from weft.engines.local.translation import translated
 from weft.engines.local.views import Views
 from weft.errors import WeftError
 
@@ -85,13 +86,13 @@ class _Kept:
 class Keeper:
     """This process as the owner of blocks.
 
-    `elsewhere` finds blocks that this process attached from owners that have ended, so that it
-    can hand them on.
+    `errand` is what the keeper thread does for the attachments: it returns whether there is
+    anything to do, and whether it must be done again soon.
     """
 
-    def __init__(self, views: Views, elsewhere: Callable[[int], Block | None]) -> None:
+    def __init__(self, views: Views, errand: Callable[[], tuple[bool, bool]]) -> None:
         self._views = views
-        self._elsewhere = elsewhere
+        self._errand = errand
         self._lock = threading.Lock()
         self._arenas = Arenas()
         self._kept: dict[int, _Kept] = {}
@@ -129,14 +130,18 @@ class Keeper:
             source = self._serve()
             return Reference(name, self._pin(self._kept[name]), (source,))
 
-    def refer_on_behalf(self, name: int, block: Block | None) -> Reference:
-        """Offer a block of another owner; pinned here if `block` is given."""
+    def refer_on_behalf(self, name: int, block: Block) -> Reference:
+        """Pin a block here whose owner has ended."""
         with self._lock:
             source = self._serve()
-            pin = new_name() if block else 0
-            if block:
-                self._on_behalf[pin] = block
+            pin = new_name()
+            self._on_behalf[pin] = block
             return Reference(name, pin, (source,))
+
+    def source(self) -> Source:
+        """Where this process can be asked for blocks that it has attached."""
+        with self._lock:
+            return self._serve()
 
     def open(self, name: int, pin: int) -> Block | None:
         """A block of this process, from its own reference."""
@@ -144,7 +149,7 @@ class Keeper:
             self._on_behalf.pop(pin, None)
             kept = self._kept.get(name)
             if kept is None:
-                return self._elsewhere(name)
+                return self._views.get(name)
             block = self._open(name)
             kept.pins.discard(pin)
             return block
@@ -153,8 +158,12 @@ class Keeper:
         """Hold what a forked child has inherited until the child's end of `child` is closed."""
         with self._lock:
             self._children[child] = buffers
-            if self._server is not None:
-                os.eventfd_write(self._bell, 1)
+            self.ring()
+
+    def ring(self) -> None:
+        """Have the keeper thread, if it runs, look for work. Safe in a finalizer."""
+        if self._server is not None:
+            os.eventfd_write(self._bell, 1)
 
     def abandon(self) -> None:
         """In a forked child: stop listening in the parent's name."""
@@ -171,12 +180,11 @@ class Keeper:
     def _drop(self, name: int) -> None:
         """Called in a finalizer."""
         self._dropped.append(name)
-        if self._server is not None:
-            os.eventfd_write(self._bell, 1)
+        self.ring()
 
     def _settle(self) -> None:
         """Reuse what has been dropped and nobody else has."""
-        for child in [child for child in self._children if _has_ended(child)]:
+        for child in [child for child in self._children if readable(child.fileno())]:
             del self._children[child]
             child.close()
         while self._dropped:
@@ -216,7 +224,7 @@ class Keeper:
 
     def _run(self, server: _Server) -> None:
         try:
-            while self._has_work(server):
+            while self._tidy_up(server):
                 for channel in server.wait(self._due, self._watched):
                     self._answer(channel, server)
         finally:
@@ -225,13 +233,16 @@ class Keeper:
                     self._server = None
                 server.close()
 
-    def _has_work(self, server: _Server) -> bool:
-        """Tidy up; whether the thread is needed any longer."""
+    def _tidy_up(self, server: _Server) -> bool:
+        """Reuse, trim, run the errand; whether the thread is needed any longer."""
+        wanted, soon = self._errand()
         with self._lock:
             self._settle()
             self._due = self._arenas.trim()
+            if soon:
+                self._due = _PAUSE
             self._watched = [child.fileno() for child in self._children]
-            needed = self._needed()
+            needed = wanted or self._needed()
             if not needed:
                 self._server = None  # from now on a new one is started
                 server.close()
@@ -264,7 +275,7 @@ class Keeper:
     def _pin_for(self, channel: Channel, message: Pin) -> None:
         kept = self._kept.get(message.block)
         if kept is None:
-            channel.send(Gone(message.request, message.block))
+            channel.send(Gone(message.request))
         else:
             channel.send(Pinned(message.request, self._pin(kept)))
 
@@ -285,10 +296,10 @@ class Keeper:
             )
             channel.send(attached, [taken.segment.descriptor])
             return
-        block = self._elsewhere(message.block)
+        block = self._views.get(message.block)
         self._on_behalf.pop(message.pin, None)
         if block is None:
-            channel.send(Gone(message.request, message.block))
+            channel.send(Gone(message.request))
         else:
             attached = Attached(
                 message.request, message.block, 0, block.segment.size, block.offset, block.length
@@ -341,12 +352,6 @@ class _Server:
         self._listener.close()
         for channel in list(self.channels.values()):
             self.forget(channel)
-
-
-def _has_ended(child: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(child, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _open_bell() -> int:

@@ -33,9 +33,9 @@ from weft._core import timeouts
 from weft._core.launched import environment
 from weft.engines.local import libc
 from weft.engines.local.output import Stream
-from weft.engines.local.rendezvous import create_memory
-from weft.engines.local.roster import Roster, words_for
-from weft.engines.local.segment import Block, translated
+from weft.engines.local.rendezvous import create_memory, roster_block
+from weft.engines.local.roster import Roster
+from weft.engines.local.translation import translated
 from weft.resources import plan
 
 #: seconds from the failure of a rank until the others are told to end: time for their own errors
@@ -89,7 +89,7 @@ class _Launcher:
     def __init__(self, command: Command) -> None:
         self._command = command
         self._memory = create_memory(command.ranks)
-        self._roster = Roster(Block(self._memory, 0, 8 * words_for(command.ranks)), -1)
+        self._roster = Roster(roster_block(self._memory, command.ranks), -1)
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         #: ranks that failed by themselves, in the order in which they ended
@@ -141,14 +141,14 @@ class _Launcher:
         for number in range(self._command.ranks):
             if self._signalled is not None:
                 break
-            place = environment(
+            variables = environment(
                 rank=number,
                 size=self._command.ranks,
                 job=job,
                 memory=self._memory.descriptor,
                 launcher=os.getpid(),
             )
-            environ = {"PYTHONUNBUFFERED": "1", **os.environ, **plans, **place}
+            environ = {"PYTHONUNBUFFERED": "1", **os.environ, **plans, **variables}
             if self._command.timeout is not None:
                 environ[timeouts.VARIABLE] = repr(self._command.timeout)
             self._start(number, environ)
@@ -194,11 +194,8 @@ class _Launcher:
         """Pass on what an ended rank has left in a pipe, which its children may still hold open."""
         waiting = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
         self._read(rank, pipe, max(1, waiting))
-        stream = rank.pipes.pop(pipe, None)
-        if stream is not None:
-            self._passing_on(stream.finish)
-            self._selector.unregister(pipe)
-            pipe.close()
+        if pipe in rank.pipes:
+            self._finish(rank, pipe)
 
     def _read(self, rank: _Rank, pipe: IO[bytes], most: int = 1 << 16) -> None:
         """Pass on what a rank has printed."""
@@ -208,9 +205,12 @@ class _Launcher:
         if data:
             self._passing_on(partial(rank.pipes[pipe].feed, data))
         elif data == b"":
-            self._passing_on(rank.pipes.pop(pipe).finish)
-            self._selector.unregister(pipe)
-            pipe.close()
+            self._finish(rank, pipe)
+
+    def _finish(self, rank: _Rank, pipe: IO[bytes]) -> None:
+        self._passing_on(rank.pipes.pop(pipe).finish)
+        self._selector.unregister(pipe)
+        pipe.close()
 
     def _passing_on(self, printing: Callable[[], None]) -> None:
         try:

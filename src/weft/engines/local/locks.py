@@ -2,7 +2,8 @@
 
     words 0-7    a robust pthread mutex
     word  8      the place of the exclusive holder, plus one
-    word  9      the place of a holder that died in exclusive mode, plus one, until told
+    word  9      the place of a holder that died in exclusive mode, plus one, until the next
+                 exclusive holder has been told
     words 10-    flags of sleepers, one byte for each place
     then         for each place a line of 8 words: entered | left
 
@@ -81,6 +82,7 @@ class Lock:
         self._timeout = timeout
         self._lines = [_lines_at(size) + 8 * place for place in range(size)]
         self._line = self._lines[self._place]
+        #: threads of this process; a dict, because an item is set and deleted without a call
         self._holding: dict[int, bool] = {}
         self._waiter = Waiter(
             block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
@@ -89,7 +91,7 @@ class Lock:
     @staticmethod
     def format(block: Block) -> None:
         """Make memory, fresh or used, a lock that nobody holds."""
-        memoryview(block.buffer).cast("B")[:] = bytes(block.length)
+        block.clear()
         libc.mutex_init(block.address)
 
     @contextmanager

@@ -31,7 +31,7 @@ from weft.engines.local.waiting import Waiter
 from weft.errors import Disagreement, InvalidValue, PeerLost, Stalled
 
 #: what a step can be for; a call's code is its index
-CALLS = ("", "barrier", "split", "memory")
+CALLS = ("", "barrier", "split", "lock")
 _MAILBOX = 128
 #: bytes that one rank can tell the others in one step
 MAILBOX_BYTES = 8 * (_MAILBOX - 1)
@@ -52,11 +52,6 @@ def _area(size: int) -> int:
 def words_for(size: int) -> int:
     """The words that the meeting place of `size` ranks takes."""
     return size * _head_line(size) + 2 * _area(size)
-
-
-def clear(block: Block) -> None:
-    """Make used memory fresh."""
-    memoryview(block.buffer).cast("B")[:] = bytes(block.length)
 
 
 class Meeting:
@@ -283,9 +278,7 @@ class Meeting:
 
     def _write_decision(self, places: Sequence[int], wanted: int) -> None:
         other = self._size * _head_line(self._size) + wanted % 2 * _area(self._size)
-        self._words[other : other + _area(self._size)] = memoryview(
-            bytes(8 * _area(self._size))
-        ).cast("Q")
+        self.block.clear(other, other + _area(self._size))
         at = self._head(self._place)
         row = self._words[at + 8 : at + _head_line(self._size)].cast("B")
         row[:] = bytes(place in places for place in range(len(row)))

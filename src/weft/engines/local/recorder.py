@@ -2,7 +2,6 @@
 
 Every rank owns a strip of shared memory and is its only writer:
 
-    word 0      how many texts it has written
     ring        16 entries of 5 words, overwritten in turn
                     number | texts | began | ended | group and step
     texts       64 texts of 184 bytes (operation names, source lines), each with its length
@@ -28,8 +27,7 @@ _RING = 16
 _ENTRY = 5
 _TEXTS = 64
 _TEXT_WORDS = 24
-_RING_AT = 1
-_TEXTS_AT = _RING_AT + _RING * _ENTRY
+_TEXTS_AT = _RING * _ENTRY
 #: words of one rank's strip
 STRIP_WORDS = -(-(_TEXTS_AT + _TEXTS * _TEXT_WORDS) // 8) * 8
 
@@ -68,9 +66,8 @@ class Recorder:
 
     def __init__(self, words: memoryview, at: int) -> None:
         self._words = words
-        self._ring = at + _RING_AT
+        self._ring = at
         self._texts = at + _TEXTS_AT
-        self._count = at
         # next() on a counter is atomic, so threads get different entries
         self._numbers = itertools.count(1)
         self._written = itertools.count(0)
@@ -134,7 +131,6 @@ class Recorder:
         self._words[at] = len(data)
         target = self._words[at + 1 : at + _TEXT_WORDS].cast("B")
         target[: len(data)] = data
-        self._words[self._count] = turn + 1
         self._known[text] = index
         return index
 
@@ -143,7 +139,7 @@ def entries(words: memoryview, at: int) -> list[Entry]:
     """A strip's entries, oldest first. Any process may read; a torn entry is left out."""
     found = []
     for index in range(_RING):
-        place = at + _RING_AT + index * _ENTRY
+        place = at + index * _ENTRY
         number, texts, began, ended, tag = words[place : place + _ENTRY]
         if number and words[place] == number:
             operation, line = _text(words, at, texts >> 32), _text(words, at, texts & 0xFFFFFFFF)

@@ -24,8 +24,10 @@ from weft._core.messages import Hello, Process, Rejected, Welcome
 from weft._version import __version__
 from weft.engines.local import meeting
 from weft.engines.local.channel import Channel, Closed, Listener
-from weft.engines.local.roster import LEFT, Roster, this_process, words_for
-from weft.engines.local.segment import Block, Segment, translated, whole_pages
+from weft.engines.local.processes import this_process
+from weft.engines.local.roster import LEFT, Roster, words_for
+from weft.engines.local.segment import Block, Segment, whole_pages
+from weft.engines.local.translation import translated
 from weft.errors import MissingRank, PeerLost, Refused
 
 _LOOK_SECONDS = 0.1
@@ -51,12 +53,11 @@ class Identity:
         return f"{os.geteuid()}/{self.job}/{self.round}"
 
     def hello(self) -> Hello:
-        me = this_process()
-        return Hello(__version__, self.job, self.rank, self.size, me.pid, me.start)
+        return Hello(__version__, self.job, self.rank, self.size, this_process().start)
 
 
 @dataclass(frozen=True)
-class Place:
+class Joined:
     """What a rank has once all have met: the job's roster, and the memory to meet in."""
 
     roster: Roster
@@ -66,30 +67,32 @@ class Place:
 def create_memory(size: int) -> Segment:
     """Fresh memory for a job of `size` ranks: the roster, then the world group's meeting place."""
     segment = Segment.create(_job_bytes(size))
-    Roster.format(_roster_block(segment, size), size)
+    Roster.format(roster_block(segment, size), size)
     return segment
 
 
-def assemble(identity: Identity, seconds: float) -> Place:
+def assemble(identity: Identity, seconds: float) -> Joined:
     """Meet the other ranks; returns when all are here."""
     if faults.armed:
         faults.reach("join.start")
     deadline = time.monotonic() + seconds
-    meet = _found if identity.rank == 0 else _join
+    meet = _as_rank_0 if identity.rank == 0 else _as_other_rank
     segment, launcher = meet(identity, deadline, seconds)
     if faults.armed:
         faults.reach("join.mapped")
-    roster = Roster(_roster_block(segment, identity.size), identity.rank, launcher)
+    roster = Roster(roster_block(segment, identity.size), identity.rank, launcher)
     roster.watch(range(identity.size))
     segment.close_descriptor()
-    return Place(roster, _meeting_block(segment, identity.size))
+    return Joined(roster, _meeting_block(segment, identity.size))
 
 
-def _found(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
-    """Rank 0's side."""
+def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
     segment = _job_memory(identity)
-    roster = Roster(_roster_block(segment, identity.size), 0)
-    listener = Listener(identity.address)
+    roster = Roster(roster_block(segment, identity.size), 0)
+    try:
+        listener = Listener(identity.address)
+    except Refused as error:
+        raise Refused(f"{error}; is rank 0 running twice?") from None
     members: dict[int, Channel] = {}
     hellos: dict[int, Hello] = {}
     try:
@@ -103,14 +106,11 @@ def _found(identity: Identity, deadline: float, seconds: float) -> tuple[Segment
             if channel is not None:
                 _admit(channel, identity, members, hellos)
         # only now: while one is still to come it may be using the memory of the round before
-        meeting.clear(_meeting_block(segment, identity.size))
+        _meeting_block(segment, identity.size).clear()
         roster.enroll(0, this_process())
         for rank, hello in hellos.items():
             roster.enroll(rank, Process(members[rank].pid, hello.start))
-        processes = [roster.process(rank) for rank in range(identity.size)]
-        welcome = Welcome(
-            [p.pid for p in processes], [p.start for p in processes], identity.launcher
-        )
+        welcome = Welcome(identity.launcher)
         for rank, channel in members.items():
             _welcome(rank, channel, welcome, segment)
     except (MissingRank, PeerLost, Refused) as error:
@@ -129,8 +129,7 @@ def _found(identity: Identity, deadline: float, seconds: float) -> tuple[Segment
     return segment, identity.launcher
 
 
-def _join(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
-    """Every other rank's side."""
+def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
     channel = _connect(identity, deadline, seconds)
     try:
         channel.send(identity.hello())
@@ -157,12 +156,12 @@ def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
     pause = 0.0005
     # without our launcher's memory nothing is known about rank 0 before it listens
     segment = _job_memory(identity) if identity.memory >= 0 else None
-    roster = Roster(_roster_block(segment, identity.size), identity.rank) if segment else None
+    roster = Roster(roster_block(segment, identity.size), identity.rank) if segment else None
     while True:
         try:
             return Channel.connect(identity.address)
         except ConnectionRefusedError:
-            if roster and roster.ended(0):
+            if roster and roster.end_published(0):
                 raise _never_came(0, roster) from None
             if time.monotonic() + pause > deadline:
                 raise _missing([0], identity, seconds) from None
@@ -207,7 +206,9 @@ def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) ->
             "start all ranks with one command"
         )
     if not 0 < hello.rank < identity.size:
-        return f"rank {hello.rank} does not exist in a group of {identity.size}"
+        return (
+            f"rank {hello.rank} does not exist in a group of {identity.size}, or is rank 0 itself"
+        )
     if hello.rank in members:
         return (
             f"rank {hello.rank} is already here as process {members[hello.rank].pid}; a rank "
@@ -232,7 +233,7 @@ def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster)
         if channel.wait(0.0):
             raise _ended(rank, channel)
     for rank in absent:
-        if roster.ended(rank):
+        if roster.end_published(rank):
             raise _never_came(rank, roster)
 
 
@@ -285,7 +286,7 @@ def _job_memory(identity: Identity) -> Segment:
     return Segment(descriptor, _job_bytes(identity.size))
 
 
-def _roster_block(segment: Segment, size: int) -> Block:
+def roster_block(segment: Segment, size: int) -> Block:
     return Block(segment, 0, 8 * words_for(size))
 
 

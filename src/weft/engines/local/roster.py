@@ -19,12 +19,12 @@ import signal
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from weft._core.messages import Process
-from weft.engines.base import left
+from weft.engines.base import forked, left
 from weft.engines.local import recorder
-from weft.engines.local.segment import Block, translated
+from weft.engines.local.processes import open_pidfd, process_start, readable, state_letter
+from weft.engines.local.segment import Block
 from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")
@@ -33,7 +33,7 @@ _HEADER = 8
 _PID, _START, _STATE, _ENDED, _BLAMES = range(5)
 _ROW = 8 + recorder.STRIP_WORDS
 
-JOINED, LEFT = 1, 2
+LEFT = 1
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
 #: how long a survivor waits for the launcher to publish how a peer ended
@@ -49,6 +49,7 @@ class Roster:
     """The job's ranks, as seen from one of them (or from the launcher, with rank -1)."""
 
     def __init__(self, block: Block, rank: int, launcher: int = 0) -> None:
+        self._block = block
         self._words = block.words
         self.rank = rank
         #: False once this process has left the job, and in children forked from it
@@ -77,7 +78,7 @@ class Roster:
     def enroll(self, rank: int, process: Process) -> None:
         """Give a rank to a process; nothing of an earlier one stays."""
         at = self._row(rank)
-        self._words[at : at + _ROW] = memoryview(bytes(8 * _ROW)).cast("Q")
+        self._block.clear(at, at + _ROW)
         self._words[at + _PID], self._words[at + _START] = process.pid, process.start
 
     def set_state(self, state: int) -> None:
@@ -107,7 +108,7 @@ class Roster:
         at = self._row(rank)
         return Process(self._words[at + _PID], self._words[at + _START])
 
-    def ended(self, rank: int) -> bool:
+    def end_published(self, rank: int) -> bool:
         """Whether the launcher has said that a rank has ended."""
         return bool(self._words[self._row(rank) + _ENDED])
 
@@ -132,11 +133,7 @@ class Roster:
     def unusable(self, what: str) -> NotInitialized | UsedAfterFork:
         """Why something of this job cannot be used here any more."""
         if self._forked:
-            return UsedAfterFork(
-                f"{what} belongs to process {self._process}, from which this process "
-                f"{os.getpid()} was forked; a child starts with a group of its own:\n"
-                "    group = weft.init()"
-            )
+            return forked(what, self._process)
         return left(what)
 
     def mark_forked(self) -> None:
@@ -193,7 +190,7 @@ class Roster:
                 return "left"
             time.sleep(0.001)
         try:
-            stopped = _state_letter(self.process(rank).pid) in "Tt"
+            stopped = state_letter(self.process(rank).pid) in "Tt"
         except OutOfDescriptors:
             return "alive"
         return "stopped" if stopped else "alive"
@@ -217,9 +214,7 @@ class Roster:
             return process_start(self.process(rank).pid) != self.process(rank).start
         if pidfd < 0:
             return True
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return readable(pidfd)
 
     def _blames(self, rank: int) -> bool:
         return bool(self._words[self._row(rank) + _BLAMES])
@@ -244,49 +239,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def this_process() -> Process:
-    pid = os.getpid()
-    return Process(pid, _own_start(pid))
-
-
-@lru_cache(maxsize=1)  # a forked child has another pid
-def _own_start(pid: int) -> int:
-    return process_start(pid)
-
-
-def process_start(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where there is no such process."""
-    fields = _stat_fields(pid)
-    return int(fields[19]) if fields else 0
-
-
-def _state_letter(pid: int) -> str:
-    fields = _stat_fields(pid)
-    return fields[0] if fields else "X"
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """/proc/PID/stat from the third field on: the second is a name that may hold anything."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    except OSError as error:
-        raise translated(error) from error
-
-
-def open_pidfd(process: Process) -> int:
-    """A descriptor that turns readable when the process ends, or -1 if it has ended already."""
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return -1
-    except OSError as error:
-        raise translated(error) from error
-    if process_start(process.pid) != process.start:  # another process got the number
-        os.close(pidfd)
-        return -1
-    return pidfd

@@ -13,14 +13,13 @@ and its unlinking; afterwards both kinds are a descriptor and behave alike.
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
-import resource
 import sys
 from functools import cached_property
 
-from weft.errors import OutOfDescriptors, OutOfMemory
+from weft.engines.local.translation import amount, translated
+from weft.errors import OutOfMemory
 from weft.resources import available_memory
 
 #: left to the rest of the machine when a segment is reserved
@@ -47,11 +46,11 @@ class Segment:
     def create(cls, size: int) -> Segment:
         """A new segment of at least `size` zero bytes, reserved and ready to touch."""
         size = whole_pages(size)
-        check_memory(size)
+        _check_memory(size)
         made = cls.__new__(cls)
         made.size = size
         try:
-            made.descriptor = _portable_descriptor(size) if portable() else os.memfd_create("weft")
+            made.descriptor = _portable_descriptor(size) if _portable() else os.memfd_create("weft")
             # in pieces: a signal that comes meanwhile would start a single call all over again
             for start in range(0, size, _PIECE):
                 os.posix_fallocate(made.descriptor, start, min(_PIECE, size - start))
@@ -107,42 +106,30 @@ class Block:
         """The block as unsigned 8-byte integers."""
         return memoryview(self.buffer).cast("B").cast("Q")
 
+    def clear(self, first: int = 0, last: int | None = None) -> None:
+        """Set words to zero: these, or all."""
+        words = self.words[first:last]
+        words[:] = memoryview(bytes(words.nbytes)).cast("Q")
+
 
 def whole_pages(size: int) -> int:
     """The bytes of the pages that `size` bytes, at least one, take."""
     return -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def portable() -> bool:
+def _portable() -> bool:
     """Whether segments come from multiprocessing.shared_memory."""
     return bool(os.environ.get("WEFT_PORTABLE")) or not hasattr(os, "memfd_create")
 
 
-def check_memory(size: int) -> None:
+def _check_memory(size: int) -> None:
     """Raise OutOfMemory unless `size` more bytes can be reserved now."""
     free, reason = available_memory()
     if size + _MARGIN > free:
         raise OutOfMemory(
-            f"shared memory of {_amount(size)} was asked for, but {_amount(free)} are free "
+            f"shared memory of {amount(size)} was asked for, but {amount(free)} are free "
             f"({reason}); share less, or drop shared arrays that are no longer used"
         )
-
-
-def translated(error: OSError, size: int = 0) -> Exception:
-    """The operating system's errors about memory and descriptors, as weft's."""
-    if error.errno in (errno.ENOMEM, errno.ENOSPC):
-        return OutOfMemory(
-            f"shared memory of {_amount(size)} was asked for and refused: {error.strerror}; "
-            "share less, or make room (with WEFT_PORTABLE=1 it comes from /dev/shm)"
-        )
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return OutOfDescriptors(
-            error.errno,
-            f"no file descriptor is left: this process may have {soft} (hard limit {hard}); "
-            "close files, or raise the limit with `ulimit -n`",
-        )
-    return error
 
 
 def _portable_descriptor(size: int) -> int:
@@ -158,7 +145,3 @@ def _portable_descriptor(size: int) -> int:
     finally:
         memory.unlink()
         memory.close()
-
-
-def _amount(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size:,} bytes"

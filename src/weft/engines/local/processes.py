@@ -1,0 +1,64 @@
+"""Processes of this machine: who they are, and whether they have ended."""
+
+from __future__ import annotations
+
+import os
+import select
+from functools import lru_cache
+
+from weft._core.messages import Process
+from weft.engines.local.translation import translated
+
+
+def this_process() -> Process:
+    pid = os.getpid()
+    return Process(pid, _own_start(pid))
+
+
+@lru_cache(maxsize=1)  # a forked child has another pid
+def _own_start(pid: int) -> int:
+    return process_start(pid)
+
+
+def process_start(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else 0
+
+
+def state_letter(pid: int) -> str:
+    """How the kernel describes what a process is doing: R, S, T, ..."""
+    fields = _stat_fields(pid)
+    return fields[0] if fields else "X"
+
+
+def open_pidfd(process: Process) -> int:
+    """A descriptor that turns readable when the process ends, or -1 if it has ended already."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return -1
+    except OSError as error:
+        raise translated(error) from error
+    if process_start(process.pid) != process.start:  # another process got the number
+        os.close(pidfd)
+        return -1
+    return pidfd
+
+
+def readable(descriptor: int) -> bool:
+    """Whether there is something to read; of a pidfd: whether the process has ended."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from the third field on: the second is a name that may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    except OSError as error:
+        raise translated(error) from error

@@ -1,0 +1,30 @@
+"""The operating system's errors about memory and descriptors, as weft's."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+from weft.errors import OutOfDescriptors, OutOfMemory
+
+
+def translated(error: OSError, size: int = 0) -> Exception:
+    """What to raise in place of an OSError; `size` is how much memory was asked for."""
+    if error.errno in (errno.ENOMEM, errno.ENOSPC):
+        return OutOfMemory(
+            f"shared memory of {amount(size)} was asked for and refused: {error.strerror}; "
+            "share less, or make room (with WEFT_PORTABLE=1 it comes from /dev/shm)"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return OutOfDescriptors(
+            error.errno,
+            f"no file descriptor is left: this process may have {soft} (hard limit {hard}); "
+            "close files, or raise the limit with `ulimit -n`",
+        )
+    return error
+
+
+def amount(size: int) -> str:
+    """Bytes as people say them."""
+    return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size:,} bytes"
