@@ -65,9 +65,8 @@ def attach(reference: Reference) -> Block:
     """Map the block that a reference stands for. Raises SegmentGone, Stalled."""
     if faults.armed:
         faults.reach("share.attach")
-    me = this_process()
     for source in reference.sources:
-        if (source.pid, source.start) == (me.pid, me.start):
+        if source.pid == os.getpid() and source.start == this_process().start:
             block = _here.keeper.open(reference.block, reference.pin)
         else:
             block = _here.attachments.attach(reference.block, reference.pin, source)

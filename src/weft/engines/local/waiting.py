@@ -32,8 +32,8 @@ On processors with a weaker order rule 2 fails; there the engine refuses.
                                          flags[me] = 0
 
 Sleeping in slices bounds the time until a death is noticed and makes even a
-lost wake-up a delay of 20 ms and not a hang. A slice costs some 20 us of CPU:
-a rank that waits uses about 0.1 % of a core.
+lost wake-up a delay of 20 ms and not a hang. A slice costs some 0.2 ms of CPU:
+a rank that waits uses under 1 % of a core.
 """
 
 from __future__ import annotations
