@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -38,6 +39,19 @@ def _leavings(temporary: Path) -> set[str]:
     found |= {f"thread {thread.name}" for thread in threading.enumerate()}
     found |= {f"shared memory {name}" for name in os.listdir("/dev/shm")}
     found |= {f"temporary file {name}" for name in os.listdir(temporary)}
-    sockets = Path("/proc/net/unix").read_text().splitlines()
-    found |= {f"socket {line.split()[-1]}" for line in sockets if "@weft/" in line}
-    return found
+    return found | {f"socket {name}" for name in _own_sockets()}
+
+
+def _own_sockets() -> set[str]:
+    """Addresses of weft at which this process or one that it started listens or talks."""
+    inodes = set()
+    for pid in (os.getpid(), *marked_processes()):
+        folder = Path(f"/proc/{pid}/fd")
+        with contextlib.suppress(OSError):
+            for link in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    target = os.readlink(link)
+                    if target.startswith("socket:["):
+                        inodes.add(target[8:-1])
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return {row[7] for row in rows if len(row) > 7 and "@weft/" in row[7] and row[6] in inodes}

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -154,7 +153,8 @@ def test_the_program_passes_every_point(tmp_path: Path) -> None:
 
 def test_every_point_stands_in_the_source() -> None:
     """A point that no line reaches is not a point."""
-    source = Path(sys.modules["weft"].__file__ or "").parent
-    text = "\n".join(path.read_text() for path in source.rglob("*.py"))
+    source = Path(faults.__file__).parent
+    paths = [path for path in source.rglob("*.py") if path.name != "faults.py"]
+    reached = [line for p in paths for line in p.read_text().splitlines() if "reach(" in line]
     for point in faults.POINTS:
-        assert f'faults.reach("{point}")' in text
+        assert any(f'"{point}"' in line for line in reached), point

@@ -207,7 +207,7 @@ class LocalGroup(Group):
                 prepare(block)
                 reference = blocks.refer(block.buffer).encode()
                 if faults.armed:
-                    faults.reach(f"{CALLS[call]}.made")
+                    faults.reach("split.made" if call == _SPLIT else "lock.made")
             except WeftError as error:
                 trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
         answers = self._meeting.exchange(call, reference, seconds)
