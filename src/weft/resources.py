@@ -115,12 +115,10 @@ def available_memory() -> tuple[int, str]:
 
 
 def _mem_available(meminfo: Path = Path("/proc/meminfo")) -> int:
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: POSIX knows the free pages
+    for line in _read(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    # not Linux: POSIX knows the free pages
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 

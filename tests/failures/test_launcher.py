@@ -49,6 +49,7 @@ def test_killed_launcher_takes_its_ranks_along(
     process.kill()
     process.wait()
     wait_until(lambda: not marked_processes(), seconds=2.0)
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

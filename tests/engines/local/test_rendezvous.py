@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.support import launch, run_python
+from tests.support import launch, run_python, wait_until
 from weft._core.launched import environment
 from weft._core.messages import Hello, Rejected
 from weft.engines.local import rendezvous
@@ -66,28 +66,29 @@ def test_a_missing_rank_is_named_by_everyone(missing: int) -> None:
 
 
 def test_a_rank_comes_only_once() -> None:
-    """A second process with the same rank is turned away; the group forms without it."""
+    """Of two processes with the same rank one is turned away; the group forms with the other."""
     job = os.urandom(8).hex()
-    first = start(1, 3, job)
-    listener = start(0, 3, job)
-    time.sleep(0.5)
-    second = start(1, 3, job)
-    (told,) = outputs(second)
+    first = start(0, 3, job)
+    both = [start(1, 3, job), start(1, 3, job)]
+    loser = wait_until(lambda: [process for process in both if process.poll() is not None])[0]
+    (told,) = outputs(loser)
     assert told.startswith("Refused")
     assert "rank 1 is already here as process" in told
-    third = start(2, 3, job)
-    assert sorted(outputs(first, listener, third)) == ["joined 0", "joined 1", "joined 2"]
+    both.remove(loser)
+    last = start(2, 3, job)
+    assert sorted(outputs(first, *both, last)) == ["joined 0", "joined 1", "joined 2"]
 
 
 def test_rank_0_comes_only_once() -> None:
-    """A second rank 0 finds its address taken."""
+    """Of two processes that are rank 0 one finds its address taken."""
     job = os.urandom(8).hex()
-    first = start(0, 2, job)
-    time.sleep(0.4)
-    (told,) = outputs(start(0, 2, job))
+    both = [start(0, 2, job), start(0, 2, job)]
+    loser = wait_until(lambda: [process for process in both if process.poll() is not None])[0]
+    (told,) = outputs(loser)
     assert told.startswith("Refused")
     assert "is rank 0 running twice?" in told
-    assert outputs(start(1, 2, job), first) == ["joined 1", "joined 0"]
+    both.remove(loser)
+    assert outputs(start(1, 2, job), *both) == ["joined 1", "joined 0"]
 
 
 def test_another_version_is_refused() -> None:
