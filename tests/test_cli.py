@@ -31,7 +31,11 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         (["run", "-n", "x", "ok.py"], "-n x: expected a whole number"),
         (["run", "-n", "1.5", "ok.py"], "-n 1.5: expected a whole number"),
         (["run", "-n"], "-n needs a value"),
-        (["run", "ok.py"], "how many ranks? For example: weft run -n 2 script.py"),
+        (
+            ["run", "-n", "100000", "ok.py"],
+            "-n 100000: expected a whole number of ranks, 1 or more",
+        ),
+        (["run", "ok.py"], "how many ranks? -n goes before the script, for example: weft run -n 2"),
         (["run", "-n", "2"], "no script was given; for example: weft run -n 2 script.py"),
         (["run", "-n", "2", "-m"], "no module was given"),
         (["run", "-n", "2", "missing.py"], "there is no script 'missing.py' in"),
@@ -75,6 +79,19 @@ def test_options_in_every_spelling(tmp_path: Path) -> None:
         parsed = parse_run(["-n", "1", *spelling, "--no-prefix", str(script), "-n", "9"])
         assert (parsed["timeout"], parsed["prefix"]) == (5.0, False)
         assert parsed["program"] == (str(script), "-n", "9")
+    assert parse_run(["-n", "2", "--", str(script)])["program"] == (str(script),)
+
+
+def test_a_wrong_timeout_in_the_environment_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WEFT_TIMEOUT is checked before ranks are started."""
+    (tmp_path / "ok.py").write_text("print('ran')")
+    monkeypatch.setenv("WEFT_TIMEOUT", "-1")
+    done = weft("run", "-n", "2", str(tmp_path / "ok.py"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "WEFT_TIMEOUT='-1': expected 0 or more seconds, or inf" in done.stderr
 
 
 def test_a_folder_with_a_main_runs(tmp_path: Path) -> None:

@@ -58,3 +58,7 @@ def server_id() -> int:
 def is_master_worker() -> bool:
     """Whether this is worker 0, which validates, prints and sets initial values."""
     return weft.is_master()
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"multiverso.{name} is not in this release of weft; it comes later")

@@ -11,6 +11,9 @@ from weft._core import timeouts
 from weft._version import __version__
 from weft.errors import InvalidValue, LaunchError, WeftError
 
+#: on one machine; more is a slip of the finger
+_MOST_RANKS = 1024
+
 _USAGE = """\
 usage: weft run -n N [options] script.py [arguments]
        weft run -n N [options] -m module [arguments]
@@ -86,7 +89,7 @@ def parse_run(arguments: Sequence[str]) -> _Options:
     timeout: float | None = None
     prefix, keep_going = True, False
     rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
         option = rest.pop(0)
         name, equals, value = option.partition("=")
         if name == "--no-prefix":
@@ -107,7 +110,12 @@ def parse_run(arguments: Sequence[str]) -> _Options:
         else:
             raise LaunchError(f"weft run has no option {option!r}\n{_USAGE}")
     if ranks is None:
-        raise LaunchError("how many ranks? For example: weft run -n 2 script.py")
+        raise LaunchError(
+            "how many ranks? -n goes before the script, for example: weft run -n 2 script.py"
+        )
+    if rest[:1] == ["--"]:
+        rest.pop(0)
+    timeouts.from_environment(os.environ)  # one error here, not one per rank
     return _Options(
         ranks=ranks,
         program=tuple(_checked_program(rest)),
@@ -118,9 +126,9 @@ def parse_run(arguments: Sequence[str]) -> _Options:
 
 
 def _whole_number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
         raise LaunchError(
-            f"-n {text}: expected a whole number of ranks, 1 or more; "
+            f"-n {text}: expected a whole number of ranks, 1 or more and at most {_MOST_RANKS}; "
             "for example: weft run -n 2 script.py"
         )
     return int(text)
@@ -153,6 +161,7 @@ def _checked_program(program: list[str]) -> list[str]:
     except OSError as error:
         raise LaunchError(f"the script {script!r} cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
-        where = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+        line = getattr(error, "lineno", None)
+        where = f"line {line}: " if line else "it is not Python source: "
         raise LaunchError(f"the script {script!r} does not parse: {where}{error}") from None
     return program

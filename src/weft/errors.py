@@ -106,7 +106,8 @@ class RankState:
 
     rank: int
     pid: int
-    #: "alive", "stopped", "left", or how it ended: "killed by SIGKILL", "exit code 3", ...
+    #: "alive", "stopped", "left", "ending after an exception", or how it ended: "killed by
+    #: SIGKILL", "exit code 3", ...
     status: str
     #: what it is in ("barrier"), or was in last ("after barrier")
     operation: str

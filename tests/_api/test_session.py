@@ -290,7 +290,7 @@ def test_the_timeout_of_init_is_the_default_of_calls() -> None:
     outcome = run_python("import weft; print(weft.init().timeout)", env={"WEFT_TIMEOUT": ""})
     assert outcome.out == "1800.0\n"
     outcome = run_python("import weft; weft.init()", env={"WEFT_TIMEOUT": "soon"})
-    assert "WEFT_TIMEOUT='soon': expected a number of seconds" in outcome.err
+    assert "WEFT_TIMEOUT='soon': expected 0 or more seconds" in outcome.err
 
 
 def test_a_seed_makes_ranks_repeatable_and_different() -> None:
@@ -397,3 +397,31 @@ def test_shutdown_while_another_thread_waits() -> None:
         return told[0]
 
     assert run_ranks(2, body)[0] == "NotInitialized"
+
+
+def test_mpirun_is_not_taken_for_one_process_silently() -> None:
+    """Until its ranks can meet, a program started by mpirun is warned."""
+    outcome = run_python("import weft; weft.init()", env={"OMPI_COMM_WORLD_SIZE": "2"})
+    assert "RuntimeWarning: OMPI_COMM_WORLD_SIZE=2: mpirun started this program" in outcome.err
+
+
+def test_the_table_names_the_subgroup() -> None:
+    """Two ranks in barriers of different groups can be told apart."""
+
+    def body(group: Group) -> Any:
+        half = group.split(0)
+        assert half is not None
+        group.barrier()
+        if group.rank == 1:
+            half.barrier()
+            group.barrier()
+            return None
+        try:
+            group.barrier(timeout=0.3)
+        except weft.Stalled as error:
+            told = [state.operation for state in error.states]
+        half.barrier()
+        group.barrier()
+        return told
+
+    assert run_ranks(2, body)[0] == ["barrier", "barrier of world/1.0"]

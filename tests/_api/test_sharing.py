@@ -138,10 +138,21 @@ def test_readonly_holds_everywhere() -> None:
     shared = weft.share(source, readonly=True)
     with pytest.raises(ValueError, match="read-only"):
         shared[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        shared.flags.writeable = True
     source[0] = 9
     assert shared[0] == 0
-    out = in_another_process(shared, "print(array.flags.writeable, array[:2].flags.writeable)")
-    assert out == "False False"
+    out = in_another_process(
+        shared,
+        """
+        try:
+            array.flags.writeable = True
+        except ValueError:
+            print(array.flags.writeable, array[:2].flags.writeable, array.tolist())
+        """,
+    )
+    assert out == "False False [0, 1, 2, 3]"
+    assert np.shares_memory(pickle.loads(pickle.dumps(shared[1:])), shared)
 
 
 def test_sharing_again_returns_the_same_memory() -> None:
@@ -163,6 +174,14 @@ def test_objects_cannot_be_shared() -> None:
     ):
         with pytest.raises(InvalidType, match="Python objects"):
             weft.share(wrong)
+    with pytest.raises(InvalidType, match=r"share\(\) got NoneType"):
+        weft.share(None)
+
+
+def test_a_mask_is_not_lost_silently() -> None:
+    """A masked array is refused: its values alone would mean something else."""
+    with pytest.raises(InvalidType, match=r"got MaskedArray.*with a mask"):
+        weft.share(np.ma.array([1.0, 999.0], mask=[0, 1]))
 
 
 def test_more_than_memory_holds() -> None:

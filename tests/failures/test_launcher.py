@@ -229,12 +229,44 @@ def test_ctrl_c_twice_while_starting(tmp_path: Path) -> None:
     script.write_text(
         "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(30)"
     )
-    process = subprocess.Popen([*command(40), str(script)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command(40), str(script)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     wait_until(lambda: len(marked_processes()) > 5)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 130
+
+    def press_again() -> bool:
+        process.send_signal(signal.SIGINT)
+        return process.poll() is not None
+
+    wait_until(press_again, seconds=5)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "did not end when told to, and was killed" in err
     assert not marked_processes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_have_time_to_save_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+    """A handler that takes longer than the end of a failed job may still finish its work."""
+    script = tmp_path / "save.py"
+    script.write_text(
+        "import signal, sys, time, weft\n"
+        "def save(*_):\n"
+        "    time.sleep(2.5)\n"
+        "    print('saved')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGINT, save); signal.signal(signal.SIGTERM, save)\n"
+        "weft.init(); weft.barrier()\n"
+        "print('ready')\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([*command(2), str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert {process.stdout.readline()[4:], process.stdout.readline()[4:]} == {"ready\n"}
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=10)
+    assert out.count("saved") == 2
+    assert process.returncode == 0
 
 
 def test_output_to_a_non_blocking_reader_is_complete(tmp_path: Path) -> None:

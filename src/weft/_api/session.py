@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,6 +85,8 @@ def init(
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
         _check_engine(engine)
         _launched = _launched or launched(os.environ)
+        if _launched is None:
+            _warn_of_other_launchers()
         group, restore = _start(engine, seconds)
         _session, _forked_from = _Session(group, _caller(), restore), None
         if seed is not None:
@@ -166,6 +169,18 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
     return joined, restore
 
 
+def _warn_of_other_launchers() -> None:
+    """Ranks of mpirun do not meet yet; each would believe that it is the master."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if os.environ.get(name, "1") != "1":
+            warnings.warn(
+                f"{name}={os.environ[name]}: mpirun started this program, but in this release "
+                "ranks meet only under `weft run`; each process is a group of one",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
 def _no_session() -> NotInitialized | UsedAfterFork:
     if _forked_from is not None:
         return forked("the session", _forked_from)
@@ -194,14 +209,13 @@ def _check_engine(engine: object) -> None:
     package = _PACKAGES.get(str(engine))
     if package is None:
         return
+    later = f"engine={engine!r} is not part of this release; use 'local' for one machine"
     if importlib.util.find_spec(package) is None:
         raise MissingPackage(
-            f"engine={engine!r} needs the package {package}, which is not installed:\n"
+            f"{later}. It will need the package {package}, which is not installed:\n"
             f"    pip install 'weft[{engine}]'"
         )
-    raise EngineUnavailable(
-        f"engine={engine!r} is not part of this release; use 'local' for processes of one machine"
-    )
+    raise EngineUnavailable(later)
 
 
 def _caller() -> str:

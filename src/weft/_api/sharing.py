@@ -20,7 +20,8 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
     any process of this user on this machine, sees the same memory. Nothing is
     copied, and what one process writes the others see. The memory returns when
     the last view in the last process is gone; a pickle that is never loaded
-    keeps it for as long as this process lives.
+    keeps it for as long as this process lives. A pickle is not the array: to
+    save one, pickle `shared.copy()` or use `numpy.save`.
 
     >>> import numpy, weft
     >>> shared = weft.share(numpy.arange(6.0).reshape(2, 3))
@@ -33,21 +34,22 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
     Raises InvalidType for arrays of Python objects, OutOfMemory.
     """
     source = np.asanyarray(array)
-    if source.dtype.hasobject:
+    if source.dtype.hasobject or isinstance(source, np.ma.MaskedArray):
+        what = "a mask" if isinstance(source, np.ma.MaskedArray) else "Python objects"
         raise InvalidType(
-            f"an array of dtype {source.dtype} holds Python objects, which cannot be shared; "
-            "expected numbers, strings of fixed length or records of these"
+            f"share() got {type(array).__name__} as an array of dtype {source.dtype} with {what}, "
+            "which cannot be shared; expected numbers, strings of fixed length or records of these"
         )
     if isinstance(source, SharedArray) and _buffer_of(source) is not None:
         shared = cast(SharedArray, source.view())
+        block_buffer = _buffer_of(source)
     else:
         block = blocks.allocate(source.nbytes)
         fortran = source.flags.f_contiguous and not source.flags.c_contiguous
         shared = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
         np.copyto(shared, source)
-    if readonly:
-        shared.flags.writeable = False
-    return shared
+        block_buffer = block.buffer
+    return _read_only(shared, block_buffer) if readonly else shared
 
 
 class SharedArray(np.ndarray[Any, np.dtype[Any]]):
@@ -93,12 +95,24 @@ def _attach(  # noqa: PLR0917  pickle calls it with positions only
     """What unpickling a shared array calls."""
     block = blocks.attach(reference)
     array = _over(block.buffer, shape, dtype, offset=offset, strides=strides)
-    array.flags.writeable = writeable
-    return array
+    return array if writeable else _read_only(array, block.buffer)
 
 
 def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: Any) -> SharedArray:
     return cast(SharedArray, np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout))
+
+
+def _read_only(array: SharedArray, buffer: Any) -> SharedArray:
+    """The same array over a buffer that NumPy cannot make writable again."""
+    offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer)
+    return _over(
+        # frombuffer keeps the read-only view as its base; ndarray would look behind it
+        np.frombuffer(memoryview(buffer).cast("B").toreadonly(), np.uint8),
+        array.shape,
+        array.dtype,
+        offset=offset,
+        strides=array.strides,
+    )
 
 
 def _buffer_of(array: NDArray[Any]) -> Any:
@@ -106,4 +120,6 @@ def _buffer_of(array: NDArray[Any]) -> Any:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
     return base if base is not None and blocks.is_block(base) else None

@@ -39,9 +39,8 @@ def from_environment(environ: Mapping[str, str]) -> float | None:
     if not text:
         return None
     try:
-        seconds = float(text)
+        return checked(float(text))
     except ValueError:
         raise InvalidValue(
-            f"{VARIABLE}={text!r}: expected a number of seconds, for example {VARIABLE}=60"
+            f"{VARIABLE}={text!r}: expected 0 or more seconds, or inf; for example {VARIABLE}=60"
         ) from None
-    return checked(seconds, VARIABLE)

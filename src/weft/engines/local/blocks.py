@@ -79,7 +79,8 @@ def attach(reference: Reference) -> Block:
     pids = " and ".join(str(source.pid) for source in reference.sources)
     raise SegmentGone(
         f"the shared array's memory is gone: process {pids} has ended or has given it back; "
-        "keep the array alive where it was shared until it has been unpickled"
+        "keep the array alive where it was shared until it has been unpickled. (A pickle of a "
+        "shared array is a reference: to save the values, pickle a copy() or use numpy.save)"
     )
 
 

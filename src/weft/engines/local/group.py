@@ -68,13 +68,15 @@ class LocalGroup(Group):
         self._world = world
         self._splits = 0
         self._left = False
+        self._suffix = "" if self.name == "world" else f" of {self.name}"
+        self._barrier = f"barrier{self._suffix}"
         #: the call that a thread is in; a fresh object for each, so that only that call ends it
         self._call: object = None
         self._entry = 0
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
-        call = ["barrier"]
+        call = [self._barrier]
         try:
             self._begin(call)
             self._meeting.meet(_BARRIER, seconds)
@@ -128,7 +130,7 @@ class LocalGroup(Group):
     @contextmanager
     def _calling(self, operation: str) -> Iterator[None]:
         """What `barrier` writes out, because there it costs more than the rest."""
-        call = [operation]
+        call = [operation + self._suffix]
         try:
             self._begin(call, depth=5)
             yield
@@ -153,11 +155,11 @@ class LocalGroup(Group):
         self._entry = self._log.enter(call[0], here.tag + here.step + 1, depth)
 
     def _unusable(self) -> WeftError:
-        if self.successor is not None:
-            return succeeded(self)
+        if not self._meeting.roster.is_here:
+            return self._meeting.roster.unusable(f"group {self.name!r}")
         if self._left:
             return left(f"group {self.name!r}")
-        return self._meeting.roster.unusable(f"group {self.name!r}")
+        return succeeded(self)
 
     def _used_twice(self, operation: str) -> UsedConcurrently:
         roster, tag = self._meeting.roster, self._meeting.tag

@@ -40,9 +40,12 @@ from weft.resources import plan
 
 #: seconds from the failure of a rank until the others are told to end: time for their own errors
 _PATIENCE = 0.7
-#: seconds from then, or from a signal, until they are killed
+#: seconds from then until they are killed
 _GRACE = 1.0
+#: seconds that ranks have after a signal from outside, to save what they want to save
+_SIGNAL_GRACE = 10.0
 _LAST_LINES = 30
+_LONGEST_LINE = 300
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
@@ -96,6 +99,8 @@ class _Launcher:
         self._failed: list[int] = []
         #: ranks that were told to end
         self._told: set[int] = set()
+        #: ranks that did not, and were killed
+        self._killed: set[int] = set()
         self._signalled: int | None = None
         self._tell_at = self._kill_at = math.inf
         self._oom_kills = _oom_kills()
@@ -127,7 +132,7 @@ class _Launcher:
         if ended:
             self._note_ends(ended)
         if time.monotonic() >= self._kill_at:
-            self._end_running(signal.SIGKILL)
+            self._kill_running()
         elif time.monotonic() >= self._tell_at:
             # one that has left is ending by itself: its own exit code is worth waiting for
             leaving = [r for r in self._running() if self._roster.has_left(r.number)]
@@ -238,13 +243,19 @@ class _Launcher:
         if self._failed and not self._command.keep_going and math.isinf(self._kill_at):
             self._tell_at = min(self._tell_at, time.monotonic() + _PATIENCE)
 
-    def _end_running(self, number: int, besides: Sequence[_Rank] = ()) -> None:
+    def _end_running(
+        self, number: int, besides: Sequence[_Rank] = (), grace: float = _GRACE
+    ) -> None:
         for rank in self._running():
             if rank not in besides:
                 self._told.add(rank.number)
                 rank.signal_all(number)
         self._tell_at = math.inf
-        self._kill_at = time.monotonic() + _GRACE
+        self._kill_at = time.monotonic() + grace
+
+    def _kill_running(self) -> None:
+        self._killed |= {rank.number for rank in self._running()}
+        self._end_running(signal.SIGKILL)
 
     # signals
 
@@ -271,12 +282,18 @@ class _Launcher:
         """Pass on a signal that ends the job; the second one leaves no time."""
         again = self._signalled is not None
         self._signalled = self._signalled or number
-        self._end_running(signal.SIGKILL if again else number)
+        if again:
+            self._kill_running()
+        else:
+            self._end_running(number, grace=_SIGNAL_GRACE)
 
     # the end
 
     def _verdict(self) -> int:
         codes = {rank.number: rank.code or 0 for rank in self._ranks}
+        if self._killed:
+            ranks = ", ".join(map(str, sorted(self._killed)))
+            _complain(f"weft run: rank {ranks} did not end when told to, and was killed")
         if self._signalled is not None and any(codes.values()):
             return 128 + self._signalled
         if not self._failed:
@@ -294,12 +311,16 @@ class _Launcher:
             f"weft run: the last lines of rank {rank.number}:"
             if rank.last_lines
             else f"weft run: rank {rank.number} printed nothing",
-            *(f"    {line}" for line in rank.last_lines),
+            *(f"    {line[:_LONGEST_LINE]}" for line in rank.last_lines),
         ]
-        try:
-            print("\n".join(lines), file=sys.stderr, flush=True)
-        except OSError:
-            return  # nobody reads it
+        _complain("\n".join(lines))
+
+
+def _complain(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return  # nobody reads it
 
 
 def first_failure(failed: Sequence[int], blames: Mapping[int, int | None]) -> int:

@@ -269,7 +269,7 @@ def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRan
     names = ", ".join(map(str, ranks))
     return MissingRank(
         f"rank {names} of {identity.size} did not come within {seconds:g} s; "
-        "did it fail before weft.init()? For slow starts raise WEFT_TIMEOUT",
+        "did it fail before weft.init()? For slow starts raise --timeout or WEFT_TIMEOUT",
         ranks,
     )
 

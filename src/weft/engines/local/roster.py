@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,7 @@ _HEADER = 8
 _PID, _START, _STATE, _ENDED, _BLAMES = range(5)
 _ROW = 8 + recorder.STRIP_WORDS
 
-LEFT = 1
+LEFT, FAILED = 1, 2
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
 #: how long a survivor waits for the launcher to publish how a peer ended
@@ -117,7 +118,7 @@ class Roster:
         return int(self._words[self._row(rank) + _BLAMES]) - 1 if self._blames(rank) else None
 
     def has_left(self, rank: int) -> bool:
-        return bool(self._words[self._row(rank) + _STATE] == LEFT)
+        return bool(self._words[self._row(rank) + _STATE])
 
     def watch(self, ranks: Iterable[int]) -> None:
         """Open what tells the death of these ranks."""
@@ -128,7 +129,8 @@ class Roster:
     def leave(self) -> None:
         """This process is no longer a rank of the job."""
         self.is_here = False
-        self.set_state(LEFT)
+        # Python sets last_type when it has printed an exception that nobody caught
+        self.set_state(FAILED if hasattr(sys, "last_type") else LEFT)
 
     def unusable(self, what: str) -> NotInitialized | UsedAfterFork:
         """Why something of this job cannot be used here any more."""
@@ -187,7 +189,8 @@ class Roster:
             if not self.has_left(rank):
                 break
             if time.monotonic() > deadline:
-                return "left"
+                failed = self._words[self._row(rank) + _STATE] == FAILED
+                return "ending after an exception" if failed else "left"
             time.sleep(0.001)
         try:
             stopped = state_letter(self.process(rank).pid) in "Tt"
