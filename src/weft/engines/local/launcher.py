@@ -115,6 +115,8 @@ class _Launcher:
             for rank in self._running():
                 rank.signal_all(signal.SIGKILL)
                 rank.process.wait()
+            for number in _ENDING:  # it is over; one that comes now must not change the exit code
+                signal.signal(number, signal.SIG_IGN)
         return self._verdict()
 
     def _step(self) -> None:
