@@ -10,13 +10,20 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test lint types soak bench clean
+PORTABLE := tests/_api/test_sharing.py tests/contracts tests/engines/local/test_locks.py \
+	tests/engines/local/test_meeting.py tests/failures/test_fork.py
+
+.PHONY: demo test lint types portable soak bench clean
 
 demo: .venv/core
 	$(BIN)/python examples/demo.py
 
-test: lint types
+test: lint types portable
 	$(BIN)/python -m pytest
+
+# what shares memory, once more on the portable kind of it
+portable: .venv/test
+	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q $(PORTABLE)
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -76,13 +76,15 @@ class Attachments:
         self._leases: dict[int, Source] = {}
         self._numbers = itertools.count(1)
 
-    def attach(self, name: int, pin: int, source: Source) -> Block | None:
+    def attach(
+        self, name: int, pin: int, source: Source, timeout: float | None = None
+    ) -> Block | None:
         """Map a block of another process; None if it no longer has it, or has ended."""
         with self._lock:
             try:
                 owner = self._owner(source)
                 request = next(self._numbers)
-                answer, descriptors = self._ask(owner, Attach(request, name, pin))
+                answer, descriptors = self._ask(owner, Attach(request, name, pin), timeout)
             except Closed:
                 return self._views.get(name)  # its memory may still be mapped here
             if isinstance(answer, Gone):
@@ -172,14 +174,17 @@ class Attachments:
             if source in unused and self._views.get(name) is None:
                 del self._origins[name]
 
-    def _ask(self, owner: _Owner, message: Attach | Pin) -> tuple[Any, list[int]]:
+    def _ask(
+        self, owner: _Owner, message: Attach | Pin, timeout: float | None = None
+    ) -> tuple[Any, list[int]]:
         """Send a message and take its answer. Raises Closed, Stalled.
 
         Closing the connection would end the leases of blocks still in use here, so a question
         that is given up leaves it open; its answer is known by its number when it comes late.
         """
-        seconds = timeouts.from_environment(os.environ)
-        deadline = time.monotonic() + (timeouts.DEFAULT if seconds is None else seconds)
+        if timeout is None:
+            timeout = timeouts.from_environment(os.environ)
+        deadline = time.monotonic() + (timeouts.DEFAULT if timeout is None else timeout)
         try:
             owner.channel.send(message)
             while owner.channel.wait(deadline, owner.pidfd):

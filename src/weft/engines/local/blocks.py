@@ -11,6 +11,7 @@ process has, and starts anew in a forked child.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 
@@ -61,15 +62,18 @@ def refer(buffer: object) -> Reference:
     return _here.attachments.refer(name, _here.keeper)
 
 
-def attach(reference: Reference) -> Block:
-    """Map the block that a reference stands for. Raises SegmentGone, Stalled."""
+def attach(reference: Reference, timeout: float | None = None) -> Block:
+    """Map the block that a reference stands for. Raises SegmentGone, Stalled.
+
+    Waits for its owner for `timeout` seconds, by default as long as WEFT_TIMEOUT says.
+    """
     if faults.armed:
         faults.reach("share.attach")
     for source in reference.sources:
         if source.pid == os.getpid() and source.start == this_process().start:
             block = _here.keeper.open(reference.block, reference.pin)
         else:
-            block = _here.attachments.attach(reference.block, reference.pin, source)
+            block = _here.attachments.attach(reference.block, reference.pin, source, timeout)
             if _here.attachments.crowded:
                 _here.keeper.source()  # its thread gives back what a full socket does not take
         if block is not None:
@@ -113,6 +117,11 @@ def _in_child() -> None:
         _ends[0].close()
     _inherited.append((_here, _ends))
     _here = _Memory()
+
+
+@atexit.register
+def _stop() -> None:
+    _here.keeper.stop()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

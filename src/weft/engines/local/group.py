@@ -216,7 +216,8 @@ class LocalGroup(Group):
         offer = answers[self._meeting.members.index(leader)]
         if offer:
             try:
-                block = blocks.attach(Reference.decode(offer))
+                # in half the time: the others, who wait for this rank, are to hear what went wrong
+                block = blocks.attach(Reference.decode(offer), seconds / 2)
             except WeftError as error:
                 trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
         self._raise_any(self._meeting.exchange(call, trouble, seconds))

@@ -100,6 +100,8 @@ class Keeper:
         self._dropped: deque[int] = deque()
         self._on_behalf: dict[int, Block] = {}
         self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
         self._bell = -1
         #: seconds until the keeper thread has something to do by itself
         self._due: float | None = None
@@ -165,6 +167,13 @@ class Keeper:
         if self._server is not None:
             os.eventfd_write(self._bell, 1)
 
+    def stop(self) -> None:
+        """At exit: end the keeper thread, rather than have the interpreter cut it off."""
+        self._stopping = True
+        self.ring()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
     def abandon(self) -> None:
         """In a forked child: stop listening in the parent's name."""
         if self._server is not None:
@@ -210,14 +219,15 @@ class Keeper:
                 # never closed: a finalizer may be about to ring it
                 self._bell = _open_bell()
             server = _Server(self._bell)
+            thread = threading.Thread(
+                target=self._run, args=(server,), name="weft keeper", daemon=True
+            )
             try:
-                threading.Thread(
-                    target=self._run, args=(server,), name="weft keeper", daemon=True
-                ).start()
+                thread.start()
             except BaseException:
                 server.close()
                 raise
-            self._server = server
+            self._server, self._thread = server, thread
         return self._server.source
 
     # the keeper thread
@@ -242,7 +252,7 @@ class Keeper:
             if soon:
                 self._due = _PAUSE
             self._watched = [child.fileno() for child in self._children]
-            needed = wanted or self._needed()
+            needed = not self._stopping and (wanted or self._needed())
             if not needed:
                 self._server = None  # from now on a new one is started
                 server.close()
