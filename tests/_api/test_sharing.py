@@ -342,6 +342,33 @@ def test_an_array_outlives_its_owner(kind: dict[str, str]) -> None:
     assert array[0] == 1
 
 
+def test_a_pickle_outlives_the_owner_of_its_memory() -> None:
+    """The owner ends between pickling and unpickling: who pickled it hands it on instead."""
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import pickle, sys, weft, numpy as np\n"
+            "data = pickle.dumps(weft.share(np.arange(1000)))\n"
+            "sys.stdout.buffer.write(data); sys.stdout.flush(); sys.stdin.read()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert owner.stdout is not None
+    array = pickle.load(owner.stdout)
+    data = pickle.dumps(array)
+    owner.kill()
+    owner.communicate()
+    done = subprocess.run(
+        [sys.executable, "-c", READER + "print(array.sum())"],
+        input=data,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout == b"499500\n", done.stderr.decode()
+
+
 def test_a_reference_to_an_ended_owner_is_an_error(tmp_path: Path) -> None:
     """Unpickling after the only holder has ended says so; it does not hang."""
     outcome = run_python(

@@ -34,8 +34,6 @@ class _Owner:
     source: Source
     channel: Channel
     pidfd: int
-    #: called when a message does not fit into the socket
-    when_full: Callable[[], None]
     segments: weakref.WeakValueDictionary[int, Segment] = field(
         default_factory=weakref.WeakValueDictionary
     )
@@ -45,8 +43,7 @@ class _Owner:
     def release(self, request: int) -> None:
         """End a lease, now or with the next one. Safe in a finalizer; twice does no harm."""
         self.ended.add(request)
-        if not self.send_releases():
-            self.when_full()
+        self.send_releases()
 
     def send_releases(self) -> bool:
         """Whether the socket took them."""
@@ -66,8 +63,8 @@ class Attachments:
 
     def __init__(self, views: Views) -> None:
         self._views = views
-        #: what asks for `give_back` to be called soon
-        self.when_full: Callable[[], None] = lambda: None
+        #: what tells the keeper thread that there may be something for it to do
+        self.ring: Callable[[], None] = lambda: None
         self._lock = threading.Lock()  # held while another process answers
         self._owners: dict[Source, _Owner] = {}
         #: where each block came from
@@ -109,7 +106,7 @@ class Attachments:
                 return keeper.refer_on_behalf(name, block)
         if isinstance(answer, Gone):  # handed on by somebody who is not its owner
             return keeper.refer_on_behalf(name, block)
-        return Reference(name, answer.pin, (source, keeper.source()))
+        return Reference(name, answer.pin, (source, keeper.hand_on(name)))
 
     @property
     def crowded(self) -> bool:
@@ -143,6 +140,7 @@ class Attachments:
         """Called in finalizers too."""
         owner.release(request)
         self._leases.pop(request, None)
+        self.ring()
 
     def _owner(self, source: Source) -> _Owner:
         """The connection to a keeper. Raises Closed if it has ended."""
@@ -161,7 +159,7 @@ class Attachments:
         except BaseException:
             os.close(pidfd)
             raise
-        owner = self._owners[source] = _Owner(source, channel, pidfd, self.when_full)
+        owner = self._owners[source] = _Owner(source, channel, pidfd)
         return owner
 
     def _close_unused(self) -> None:

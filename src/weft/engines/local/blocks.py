@@ -31,7 +31,7 @@ class _Memory:
         self.views = Views()
         self.attachments = Attachments(self.views)
         self.keeper = Keeper(self.views, self.attachments.give_back)
-        self.attachments.when_full = self.keeper.ring
+        self.attachments.ring = self.keeper.ring
 
 
 _here = _Memory()
@@ -75,7 +75,7 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
         else:
             block = _here.attachments.attach(reference.block, reference.pin, source, timeout)
             if _here.attachments.crowded:
-                _here.keeper.source()  # its thread gives back what a full socket does not take
+                _here.keeper.start()  # its thread gives back what a full socket does not take
         if block is not None:
             if faults.armed:
                 faults.reach("share.attached")

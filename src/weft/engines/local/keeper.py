@@ -98,7 +98,10 @@ class Keeper:
         self._kept: dict[int, _Kept] = {}
         self._leases: dict[tuple[Channel, int], int] = {}
         self._dropped: deque[int] = deque()
+        #: blocks of owners that have ended, by the pins that hold them here
         self._on_behalf: dict[int, Block] = {}
+        #: blocks of others that this process has told somebody to ask it for
+        self._handed_on: set[int] = set()
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -140,10 +143,16 @@ class Keeper:
             self._on_behalf[pin] = block
             return Reference(name, pin, (source,))
 
-    def source(self) -> Source:
-        """Where this process can be asked for blocks that it has attached."""
+    def hand_on(self, name: int) -> Source:
+        """Where this process can be asked for a block of another owner, while it sees it itself."""
         with self._lock:
+            self._handed_on.add(name)
             return self._serve()
+
+    def start(self) -> None:
+        """Have the keeper thread running, for the sake of its errand."""
+        with self._lock:
+            self._serve()
 
     def open(self, name: int, pin: int) -> Block | None:
         """A block of this process, from its own reference."""
@@ -259,8 +268,10 @@ class Keeper:
             return needed
 
     def _needed(self) -> bool:
+        self._handed_on = {name for name in self._handed_on if self._views.get(name)}
         referred = any(kept.referred for kept in self._kept.values())
-        return bool(referred or self._on_behalf or self._arenas.needs_trimming)
+        asked_for = referred or self._on_behalf or self._handed_on
+        return bool(asked_for or self._arenas.needs_trimming)
 
     def _answer(self, channel: Channel, server: _Server) -> None:
         """One message of a process that has attached blocks or is about to."""
