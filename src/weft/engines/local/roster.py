@@ -38,7 +38,7 @@ LEFT, FAILED = 1, 2
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
 #: how long a survivor waits for the launcher to publish how a peer ended
-_CAUSE_SECONDS = 0.04
+_CAUSE_SECONDS = 0.03
 
 
 def words_for(size: int) -> int:
