@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import threading
 import time
 import uuid
@@ -15,6 +16,10 @@ import pytest
 
 import weft
 from tests.support import MARK, marked_processes
+
+# a shell without job control starts background commands with Ctrl-C ignored, and programs inherit
+# that; the tests that press Ctrl-C need it back
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
