@@ -22,7 +22,8 @@ SOURCE = ROOT / "src" / "weft"
 #: what each layer may import from
 LAYERS = {
     "_api": {"_api", "_core", "engines", "errors", "faults", "resources", "_version"},
-    "_core": {"_core", "errors"},
+    "_core": {"_core", "adapters", "errors"},
+    "adapters": {"adapters", "errors"},
     "engines": {"_core", "engines", "errors", "faults", "resources", "_version"},
     "errors": set(),
     "faults": {"errors"},

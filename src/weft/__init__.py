@@ -8,6 +8,7 @@
       _api/          what you call
       _core/         what a call passes through; knows no processes
       engines/       where it runs: serial, local
+      adapters/      whose arrays: NumPy's, PyTorch's
 
 Names are loaded when they are first used: `import weft` alone loads no engine,
 no framework, and not even NumPy.
@@ -21,22 +22,37 @@ from typing import TYPE_CHECKING, Any
 from weft._version import __version__
 
 if TYPE_CHECKING:
+    from weft._api.collectives import (
+        all_gather,
+        all_reduce,
+        broadcast,
+        gather,
+        reduce,
+        scatter,
+    )
     from weft._api.session import barrier, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
-    from weft.engines.base import Group
+    from weft.engines.base import Group, Handle
     from weft.errors import PeerLost, Stalled, WeftError
 
 _HOMES = {
     "Group": "weft.engines.base",
+    "Handle": "weft.engines.base",
     "PeerLost": "weft.errors",
     "SharedArray": "weft._api.sharing",
     "Stalled": "weft.errors",
     "WeftError": "weft.errors",
+    "all_gather": "weft._api.collectives",
+    "all_reduce": "weft._api.collectives",
     "barrier": "weft._api.session",
+    "broadcast": "weft._api.collectives",
+    "gather": "weft._api.collectives",
     "group": "weft._api.session",
     "init": "weft._api.session",
     "is_master": "weft._api.session",
     "rank": "weft._api.session",
+    "reduce": "weft._api.collectives",
+    "scatter": "weft._api.collectives",
     "share": "weft._api.sharing",
     "shutdown": "weft._api.session",
     "size": "weft._api.session",
@@ -44,16 +60,23 @@ _HOMES = {
 
 __all__ = [
     "Group",
+    "Handle",
     "PeerLost",
     "SharedArray",
     "Stalled",
     "WeftError",
     "__version__",
+    "all_gather",
+    "all_reduce",
     "barrier",
+    "broadcast",
+    "gather",
     "group",
     "init",
     "is_master",
     "rank",
+    "reduce",
+    "scatter",
     "share",
     "shutdown",
     "size",

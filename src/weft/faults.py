@@ -32,6 +32,11 @@ POINTS = (
     "meet.after",  # has published its arrival
     "wait.block",  # has spun in vain and is about to sleep in the kernel
     "split.made",  # the leader of a subgroup has made its memory
+    "collective.filled",  # has filled its slot and is about to come to the first step
+    "collective.met",  # knows what the others called
+    "collective.round",  # has filled its slot for one of several rounds
+    "collective.block",  # is about to copy from or to a peer's memory
+    "collective.carried",  # has its result; others may still read its memory
     "lock.made",  # rank 0 has made the memory of a lock
     "lock.taken",  # holds a lock exclusively
     "lock.shared",  # holds a lock in shared mode

@@ -1,14 +1,35 @@
 """The contracts an engine keeps. Few methods, and every engine keeps all of them.
 
-`tests/contracts/` holds the suite that each implementation passes.
+`tests/contracts/` holds the suite that each implementation passes. The six collectives are here,
+once: what they check, plan and return is in `_core/calls.py` and `_core/moves.py`; an engine only
+carries a call out (`_collective`).
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from weft._core.calls import Call
 
 from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
+
+
+class Handle(Protocol):
+    """A call that is under way. Its arrays are the call's until it is done: neither change what
+    was given nor use `out=` before."""
+
+    def done(self) -> bool:
+        """Whether the call has ended, well or not."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The call's result, once it is there; raises what the call raised.
+
+        Raises Stalled when `timeout` seconds have passed; the call goes on, and can be waited for
+        again.
+        """
 
 
 class Group(ABC):
@@ -74,11 +95,124 @@ class Group(ABC):
     def leave(self) -> None:
         """Stop being a rank. Whoever waits for this one gets PeerLost. Does nothing twice."""
 
+    @abstractmethod
+    def _collective(
+        self,
+        name: str,
+        value: Any,
+        options: dict[str, Any],
+        *,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Make a call (`make_call`), carry it out, return its result.
+
+        With `async_op` it returns a Handle at once, and calls are carried out in the order in
+        which they were made.
+        """
+
+    # the collectives: every rank calls the same one, with the same options
+
+    def broadcast(
+        self,
+        value: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """`weft.broadcast` in this group."""
+        options = {"root": root, "out": out}
+        return self._collective("broadcast", value, options, async_op=async_op, timeout=timeout)
+
+    def scatter(
+        self,
+        value: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """`weft.scatter` in this group."""
+        options = {"root": root, "out": out}
+        return self._collective("scatter", value, options, async_op=async_op, timeout=timeout)
+
+    def gather(
+        self,
+        value: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """`weft.gather` in this group."""
+        options = {"root": root, "out": out}
+        return self._collective("gather", value, options, async_op=async_op, timeout=timeout)
+
+    def all_gather(
+        self,
+        value: Any,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """`weft.all_gather` in this group."""
+        options = {"out": out}
+        return self._collective("all_gather", value, options, async_op=async_op, timeout=timeout)
+
+    def reduce(
+        self,
+        value: Any,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """`weft.reduce` in this group."""
+        options = {"op": op, "root": root, "weight": weight, "out": out}
+        return self._collective("reduce", value, options, async_op=async_op, timeout=timeout)
+
+    def all_reduce(
+        self,
+        value: Any,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """`weft.all_reduce` in this group."""
+        options = {"op": op, "weight": weight, "out": out}
+        return self._collective("all_reduce", value, options, async_op=async_op, timeout=timeout)
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}, "
             f"generation {self.generation}>"
         )
+
+
+_kinds: dict[str, Any] = {}
+
+
+def make_call(group: Group, name: str, value: Any, options: dict[str, Any]) -> Call:
+    """A collective as this rank of the group makes it. Raises InvalidValue, InvalidType."""
+    if not _kinds:  # only now: programs without collectives do without NumPy
+        from weft._core import calls, moves
+
+        kinds = (calls.AllReduce, calls.Reduce)
+        moving = (moves.Broadcast, moves.Scatter, moves.Gather, moves.AllGather)
+        _kinds.update({kind.name: kind for kind in (*kinds, *moving)})
+    call: Call = _kinds[name](group.rank, group.size, value, **options)
+    return call
 
 
 def succeeded(group: Group) -> UsageError:

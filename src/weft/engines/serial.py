@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft._core.timeouts import checked
-from weft.engines.base import Group, check_split, left, succeeded
+from weft.engines.base import Group, check_split, left, make_call, succeeded
 
 
 class SerialGroup(Group):
@@ -38,6 +40,23 @@ class SerialGroup(Group):
     def leave(self) -> None:
         self._left = True
 
+    def _collective(
+        self,
+        name: str,
+        value: Any,
+        options: dict[str, Any],
+        *,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        from weft._core.alone import carry_out
+
+        self._begin(timeout)
+        call = make_call(self, name, value, options)
+        carry_out(call)
+        result = call.result()
+        return _Done(result) if async_op else result
+
     def _begin(self, timeout: float | None) -> None:
         if self._left:
             raise left(f"group {self.name!r}")
@@ -45,3 +64,18 @@ class SerialGroup(Group):
             raise succeeded(self)
         if timeout is not None:
             checked(timeout)
+
+
+class _Done:
+    """A Handle of a call that has ended."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            checked(timeout)
+        return self._result

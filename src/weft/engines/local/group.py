@@ -7,18 +7,34 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from weft import faults
 from weft._core.timeouts import checked
-from weft.engines.base import Group, check_split, left, succeeded
+from weft.engines.base import Group, check_split, left, make_call, succeeded
 from weft.engines.local import blocks, locks, meeting, recorder, rendezvous
+from weft.engines.local.background import Background
 from weft.engines.local.keeper import Reference
 from weft.engines.local.meeting import CALLS, Meeting
 from weft.engines.local.segment import Block
-from weft.errors import EngineUnavailable, SetupError, UsedConcurrently, WeftError
+from weft.errors import (
+    Disagreement,
+    EngineUnavailable,
+    InvalidValue,
+    PeerLost,
+    SetupError,
+    UsageError,
+    UsedConcurrently,
+    WeftError,
+)
 from weft.resources import plan
 
+if TYPE_CHECKING:
+    from weft._core.calls import Call
+    from weft.engines.local.carrier import Carrier
+
 _BARRIER, _SPLIT, _LOCK = (CALLS.index(name) for name in ("barrier", "split", "lock"))
+_COLLECTIVE = CALLS.index("collective")
 _COLOR = struct.Struct("?qq")
 
 
@@ -73,6 +89,10 @@ class LocalGroup(Group):
         #: the call that a thread is in; a fresh object for each, so that only that call ends it
         self._call: object = None
         self._entry = 0
+        #: the collective that was left half way, after which only `survivors` can be called
+        self._given_up = ""
+        self._carrier: Carrier | None = None
+        self._background = Background(self.name)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
@@ -95,11 +115,12 @@ class LocalGroup(Group):
 
     def survivors(self, *, timeout: float | None = None) -> LocalGroup:
         seconds = self.timeout if timeout is None else checked(timeout)
-        with self._calling("survivors"):
+        with self._calling("survivors", after_giving_up=True):
             places = self._meeting.agree_on_survivors(seconds)
             following = self._meeting.next_generation(places)
             successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
             self.successor = successor
+            self._carrier = None
             return successor
 
     def lock(self, *, timeout: float | None = None) -> locks.Lock:
@@ -124,41 +145,121 @@ class LocalGroup(Group):
         if self._world:
             self._meeting.roster.leave()
         self._meeting.leave()
+        self._background.close()
+
+    # collectives
+
+    def _collective(
+        self,
+        name: str,
+        value: Any,
+        options: dict[str, Any],
+        *,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        seconds = self.timeout if timeout is None else checked(timeout)
+        try:
+            call = make_call(self, name, value, options)
+        except Exception as error:
+            with self._calling(name):
+                reason = f"{type(error).__name__}: {error}"
+                self._meeting.refuse(_COLLECTIVE, reason, seconds)
+            raise
+        if not async_op:
+            return self._carry_out(call, seconds)
+        if self._left or self._given_up:
+            raise self._unusable()
+        line = recorder.caller_line()
+        return self._background.start(lambda: self._carry_out(call, seconds, line), name)
+
+    def _carry_out(self, call: Call, seconds: float, line: str = "") -> Any:
+        """Have a call carried out, and return its result. `line` is where an async one was made."""
+        token = [call.name + self._suffix]
+        try:
+            self._begin(token, depth=5, line=line)
+            carrier = self._carrier or self._new_carrier(seconds)
+            carrier.carry_out(call, seconds)
+        except (Disagreement, InvalidValue, SetupError):
+            raise  # on every rank, at the same step
+        except BaseException as error:
+            if self._call is token:
+                self._give_up(token[0], error)
+            raise
+        finally:
+            if self._call is token:
+                self._call = None
+                self._log.leave(self._entry)
+        return call.result()
+
+    def _give_up(self, operation: str, error: BaseException) -> None:
+        """This rank is out of step: it can only go on with `survivors`."""
+        self._given_up = f"{operation} ({type(error).__name__})"
+        if not isinstance(error, PeerLost):  # the others see for themselves who was lost
+            self._meeting.give_up()
+
+    def _new_carrier(self, seconds: float) -> Carrier:
+        from weft.engines.local.carrier import Carrier
+
+        def common_block(call: int, size: int) -> Block:
+            leader = self._meeting.members[0]
+            return self._common_block(call, leader, size, lambda block: None, seconds)
+
+        self._carrier = Carrier(self._meeting, common_block)
+        return self._carrier
 
     # before and after every call
 
     @contextmanager
-    def _calling(self, operation: str) -> Iterator[None]:
+    def _calling(self, operation: str, *, after_giving_up: bool = False) -> Iterator[None]:
         """What `barrier` writes out, because there it costs more than the rest."""
         call = [operation + self._suffix]
         try:
-            self._begin(call, depth=5)
+            self._begin(call, depth=5, after_giving_up=after_giving_up)
             yield
         finally:
             if self._call is call:
                 self._call = None
                 self._log.leave(self._entry)
 
-    def _begin(self, call: list[str], depth: int = 3) -> None:
-        """Check that the group can be used, and note what it is used for.
+    def _begin(
+        self, call: list[str], depth: int = 3, line: str = "", after_giving_up: bool = False
+    ) -> None:
+        """Check that the group can be used, and note what it is used for, and where.
+
+        Calls are made in order: one that blocks waits until the pending ones have ended.
 
         Between the look at `_call` and its setting there is no call, so no other thread and no
         signal handler can come between. Whoever set it unsets it, however the call ends.
         """
         here = self._meeting
+        if self._background.busy and not line:
+            self._background.finish()
         if self._left or not here.roster.is_here or self.successor is not None:
+            raise self._unusable()
+        if self._given_up and not after_giving_up:
             raise self._unusable()
         if self._call is None:
             self._call = call
         else:
             raise self._used_twice(call[0])
-        self._entry = self._log.enter(call[0], here.tag + here.step + 1, depth)
+        tag = here.tag + here.step + 1
+        if line:
+            self._entry = self._log.enter_at(call[0], line, tag)
+        else:
+            self._entry = self._log.enter(call[0], tag, depth)
 
     def _unusable(self) -> WeftError:
         if not self._meeting.roster.is_here:
             return self._meeting.roster.unusable(f"group {self.name!r}")
         if self._left:
             return left(f"group {self.name!r}")
+        if self.successor is None:
+            return UsageError(
+                f"group {self.name!r} was left out of step: this rank gave up {self._given_up}; "
+                "the ranks that are still here can go on as a new generation:\n"
+                "    group = group.survivors()"
+            )
         return succeeded(self)
 
     def _used_twice(self, operation: str) -> UsedConcurrently:

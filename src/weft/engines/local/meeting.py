@@ -1,6 +1,7 @@
 """Where the ranks of a group meet: counters and small messages in a block of shared memory.
 
-    head        for each place: present | decided | left, then who is in, one byte per place
+    head        for each place: present | decided | left | gave up, then who is in, one byte per
+                place
     area 0      the even generations
     area 1      the odd generations
 
@@ -16,22 +17,33 @@ then nobody can have gone further than the next step, which uses the other
 word, so each word still tells which call its rank made: ranks that made
 different calls all find out, at the same step, and can go on afterwards. For
 the same reason a mailbox is safe to read until its reader's next step.
+
+A rank whose call refuses its arguments comes to the step too, but does not
+wait: it publishes the code with `REFUSED` and its reason in the mailbox, and
+raises. It waits for the others when it makes its next call. So a refusal on
+one rank is seen by all, and on all ranks costs nothing.
+
+A rank that leaves a call of several steps half way, by an interrupt or for
+lack of memory, gives up: it can make no further call in this generation, and
+who waits for it is told so instead of waiting until the deadline.
 """
 
 from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from weft import faults
 from weft.engines.local.roster import Roster
 from weft.engines.local.segment import Block
 from weft.engines.local.waiting import Waiter
-from weft.errors import Disagreement, InvalidValue, PeerLost, Stalled
+from weft.errors import Disagreement, InvalidValue, PeerLost, RankState, Stalled
 
 #: what a step can be for; a call's code is its index
-CALLS = ("", "barrier", "split", "lock")
+CALLS = ("", "barrier", "split", "lock", "collective", "collective, under way")
+#: added to a call's code by a rank that refused its arguments
+REFUSED = 0x80
 _MAILBOX = 128
 #: bytes that one rank can tell the others in one step
 MAILBOX_BYTES = 8 * (_MAILBOX - 1)
@@ -76,6 +88,9 @@ class Meeting:
         self.ranks, self.places = tuple(ranks), tuple(places)
         self.members = [ranks[place] for place in places]
         self.step = 0
+        self._ended = False
+        #: whether this rank has published its last step without waiting for the others
+        self._owes_wait = False
         #: how the recorder names this group, generation and step: add the step
         self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
         size = len(ranks)
@@ -92,27 +107,39 @@ class Meeting:
             place=self._place,
             free_cores=free_cores,
         )
+        self._rank = self.places.index(self._place)
         self._own = self._area_at + 8 * self._place
         self._other_places = [place for place in places if place != self._place]
         self._others = tuple(
             [self._arrival(half, place) for place in self._other_places] for half in (0, 1)
         )
+        #: for even and odd steps, by rank: the index of the length, and the text
+        self._boxes = tuple([self._mailbox(half, place) for place in places] for half in (0, 1))
 
     def meet(self, call: int, timeout: float) -> None:
         """Return when every rank has come to this step.
 
         Raises PeerLost, Stalled, or Disagreement if one came for another call.
         """
+        if self._owes_wait:
+            self._await_all(self.step, timeout)
+            self._owes_wait = False
         step = self.step + 1
-        half = step & 1
-        target = step << 8
-        value = target | call
+        value = step << 8 | call
         if faults.armed:
             faults.reach("meet.before")
-        self._waiter.publish(self._own + half, value)
+        self._waiter.publish(self._own + (step & 1), value)
         if faults.armed:
             faults.reach("meet.after")
+        agreed = self._await_all(step, timeout, value)
+        self.step = step
+        if not agreed:
+            raise self.disagreement()
+
+    def _await_all(self, step: int, timeout: float, value: int = 0) -> bool:
+        """Wait until every other rank has reached a step; whether all came for the same."""
         words = self._words
+        half, target = step & 1, step << 8
         agreed = True
         deadline = 0.0
         for index in self._others[half]:
@@ -122,24 +149,44 @@ class Meeting:
                 self._waiter.sleep(index, target, deadline, check)
             if words[index] != value:
                 agreed = False
-        self.step = step
-        if not agreed:
-            raise self._disagreement(step)
+        return agreed
 
     def exchange(self, call: int, message: bytes, timeout: float) -> list[bytes]:
         """Meet, and tell each other a little; every rank's message, by rank."""
+        boxes = self._fill_mailbox(message, timeout)
+        self.meet(call, timeout)
+        words = self._words
+        return [bytes(box[: words[length_at]]) for length_at, box in boxes]
+
+    def refuse(self, call: int, reason: str, timeout: float) -> None:
+        """Come to the step of a call that this rank cannot make, without waiting for the others.
+
+        They get a Disagreement with the reason.
+        """
+        self._fill_mailbox(reason.encode()[:MAILBOX_BYTES], timeout)
+        step = self.step + 1
+        self._waiter.publish(self._own + (step & 1), step << 8 | call | REFUSED)
+        self.step = step
+        self._owes_wait = True
+
+    def _fill_mailbox(self, message: bytes, timeout: float) -> list[tuple[int, memoryview]]:
+        """Write what the next step tells; all ranks' mailboxes at that step."""
         if len(message) > MAILBOX_BYTES:
             raise InvalidValue(f"a message of {len(message)} bytes; {MAILBOX_BYTES} fit a mailbox")
-        half = (self.step + 1) & 1
-        length_at, box = self._mailbox(half, self._place)
+        if self._owes_wait:
+            self._await_all(self.step, timeout)
+            self._owes_wait = False
+        boxes = self._boxes[(self.step + 1) & 1]
+        length_at, box = boxes[self._rank]
         box[: len(message)] = message
         self._words[length_at] = len(message)
-        self.meet(call, timeout)
-        answers = []
-        for place in self.places:
-            length_at, box = self._mailbox(half, place)
-            answers.append(bytes(box[: self._words[length_at]]))
-        return answers
+        return boxes
+
+    def give_up(self) -> None:
+        """Have everyone who waits for this rank in this generation see that it will not come."""
+        self._words[self._head(self._place) + 3] = self.generation + 1
+        for half in (0, 1):
+            self._waiter.wake(self._own + half)
 
     def agree_on_survivors(self, timeout: float) -> list[int]:
         """The places still here, the same list for every rank that calls it.
@@ -179,6 +226,7 @@ class Meeting:
 
     def leave(self) -> None:
         """Have everyone who waits for this rank see that it will not come."""
+        self._ended = True
         self._words[self._head(self._place) + 2] = 1
         for index in (
             self._own,
@@ -192,11 +240,12 @@ class Meeting:
 
     def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
         def check() -> bool:
-            if not self.roster.is_here:
+            if self._ended or not self.roster.is_here:
                 raise self.roster.unusable(f"group {self.name!r}")
             absent = self._absent(self._other_places, half, target)
             # one that came and then ended has come: look again
             gone = self._absent(self._gone_places(absent), half, target)
+            gone = gone or self._absent(self._given_up(absent), half, target)
             if gone:
                 raise self._lost(gone)
             if absent and time.monotonic() >= deadline:
@@ -222,12 +271,16 @@ class Meeting:
         gone = self.roster.gone([self.ranks[place] for place in places])
         return [p for p in places if self.ranks[p] in gone or self._words[self._head(p) + 2]]
 
+    def _given_up(self, places: Sequence[int]) -> list[int]:
+        now = self.generation + 1
+        return [place for place in places if self._words[self._head(place) + 3] == now]
+
     def _lost(self, places: Sequence[int]) -> PeerLost:
         ranks = [self.places.index(place) for place in places]
         self.roster.blame(self.ranks[places[0]])
         states = self.roster.states(self.members)
         how = "; ".join(
-            f"rank {rank} (pid {states[rank].pid}): {states[rank].status}" for rank in ranks
+            f"rank {rank} (pid {states[rank].pid}): {_how(states[rank])}" for rank in ranks
         )
         return PeerLost(
             f"group {self.name!r} lost {_ranks(ranks)} while rank {self._rank} waited: {how}",
@@ -244,15 +297,23 @@ class Meeting:
             self.roster.states(self.members),
         )
 
-    def _disagreement(self, step: int) -> Disagreement:
-        half = step & 1
+    def disagreement(self, words: Mapping[int, str] | None = None) -> Disagreement:
+        """The error of ranks whose calls at the last step do not go together.
+
+        It shows each rank's call: in these words, if there are some for it, else as it said
+        itself or as its recorder has it.
+        """
         calls = []
         for rank, place in enumerate(self.places):
-            code = self._words[self._arrival(half, place)] & 0xFF
             entries = self.roster.entries(self.ranks[place])
-            entry = next((e for e in entries if e.tag == self.tag + step), None)
+            entry = next((e for e in entries if e.tag == self.tag + self.step), None)
+            code = self._words[self._arrival(self.step & 1, place)] & 0xFF
+            called = (words or {}).get(rank) or (
+                entry.operation if entry else CALLS[code & ~REFUSED]
+            )
             where = f" at {entry.line}" if entry else ""
-            calls.append(f"rank {rank} called {CALLS[code]}{where}")
+            why = f", which refused: {self._reason(rank)}" if code & REFUSED else ""
+            calls.append(f"rank {rank} called {called}{where}{why}")
         return Disagreement(
             f"the ranks of group {self.name!r} made different calls: {'; '.join(calls)}. "
             "All must make the same calls in the same order",
@@ -260,11 +321,11 @@ class Meeting:
             self.roster.states(self.members),
         )
 
-    # the layout
+    def _reason(self, rank: int) -> str:
+        length_at, box = self._boxes[self.step & 1][rank]
+        return bytes(box[: self._words[length_at]]).decode(errors="replace")
 
-    @property
-    def _rank(self) -> int:
-        return self.places.index(self._place)
+    # the layout
 
     def _arrival(self, half: int, place: int) -> int:
         return self._area_at + 8 * place + half
@@ -288,6 +349,13 @@ class Meeting:
         at = self._head(place)
         row = self._words[at + 8 : at + _head_line(self._size)].cast("B")
         return [p for p in self.places if row[p]]
+
+
+def _how(state: RankState) -> str:
+    """How a rank was lost."""
+    if not state.alive:
+        return state.status
+    return f"gave up {state.operation.removeprefix('after ')}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -95,6 +95,18 @@ class Recorder:
             or operation is not last_operation
         ):
             texts = self._look_up(operation, frame)
+        return self._note(texts, tag)
+
+    def enter_at(self, operation: str, line: str, tag: int = 0) -> int:
+        """As `enter`, for an operation that was asked for before, at `line`."""
+        site = (operation, line, 0)
+        texts = self._known.get(site)
+        if texts is None:
+            texts = self._write(operation) << 32 | self._write(line)
+            self._known[site] = texts
+        return self._note(texts, tag)
+
+    def _note(self, texts: int, tag: int) -> int:
         number = next(self._numbers)
         at = self._ring + number % _RING * _ENTRY
         # no number while it is half written
@@ -133,6 +145,14 @@ class Recorder:
         target[: len(data)] = data
         self._known[text] = index
         return index
+
+
+def caller_line() -> str:
+    """Where the first caller outside weft is: file:line."""
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame.f_back and not _is_outside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
 def entries(words: memoryview, at: int) -> list[Entry]:

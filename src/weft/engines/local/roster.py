@@ -173,7 +173,7 @@ class Roster:
                     pid=self.process(rank).pid,
                     status=self.status(rank),
                     operation=("after " if entry.ended else "") + entry.operation,
-                    seconds=(now - since) / 1e9,
+                    seconds=max(0, now - since) / 1e9,
                     line=entry.line,
                 )
             )

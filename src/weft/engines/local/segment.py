@@ -50,7 +50,7 @@ class Segment:
         made = cls.__new__(cls)
         made.size = size
         try:
-            made.descriptor = _portable_descriptor(size) if _portable() else os.memfd_create("weft")
+            made.descriptor = _portable_descriptor(size) if portable() else os.memfd_create("weft")
             # in pieces: a signal that comes meanwhile would start a single call all over again
             for start in range(0, size, _PIECE):
                 os.posix_fallocate(made.descriptor, start, min(_PIECE, size - start))
@@ -117,7 +117,7 @@ def whole_pages(size: int) -> int:
     return -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _portable() -> bool:
+def portable() -> bool:
     """Whether segments come from multiprocessing.shared_memory."""
     return bool(os.environ.get("WEFT_PORTABLE")) or not hasattr(os, "memfd_create")
 

@@ -1,0 +1,147 @@
+"""Averages, sums, copies and gathered results: what the ranks of the default group do together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft._api.session import group
+
+
+def broadcast(
+    value: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """The root's value, on every rank.
+
+    >>> import weft
+    >>> group = weft.init()
+    >>> weft.broadcast({"rate": 0.1})
+    {'rate': 0.1}
+    >>> weft.shutdown()
+
+    `value` counts on the root only; the others may pass None, or arrays like the root's. Arrays,
+    CPU tensors, and lists, tuples and dicts of these travel as they are; any other object travels
+    as a pickle. The root gets its own value back. `out`: write the result here, instead of to
+    fresh memory.
+
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    """
+    return group().broadcast(value, root, out=out, async_op=async_op, timeout=timeout)
+
+
+def scatter(
+    value: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """This rank's share of the root's rows, as a copy.
+
+    Shares follow each other in rank order and differ by one row at most; with fewer rows than
+    ranks some get none. A list or tuple whose items are not arrays is shared out by its items.
+    `value` counts on the root only; the others pass None.
+
+    >>> import numpy, weft
+    >>> group = weft.init()
+    >>> weft.scatter(numpy.arange(3))
+    array([0, 1, 2])
+    >>> weft.shutdown()
+
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    """
+    return group().scatter(value, root, out=out, async_op=async_op, timeout=timeout)
+
+
+def gather(
+    value: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """All ranks' rows, one after the other, at the root; None elsewhere.
+
+    Ranks may have different numbers of rows; the other axes and the dtype must agree. A single
+    number counts as one row. Objects that are no arrays come as a list, one per rank.
+
+    >>> import numpy, weft
+    >>> group = weft.init()
+    >>> weft.gather(numpy.ones((2, 3))).shape
+    (2, 3)
+    >>> weft.gather("a string")
+    ['a string']
+    >>> weft.shutdown()
+
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    """
+    return group().gather(value, root, out=out, async_op=async_op, timeout=timeout)
+
+
+def all_gather(
+    value: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+) -> Any:
+    """As `gather`, with the result on every rank."""
+    return group().all_gather(value, out=out, async_op=async_op, timeout=timeout)
+
+
+def reduce(
+    value: Any,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    weight: float | None = None,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """As `all_reduce`, with the result at the root and None elsewhere."""
+    return group().reduce(
+        value, op, root, weight=weight, out=out, async_op=async_op, timeout=timeout
+    )
+
+
+def all_reduce(
+    value: Any,
+    op: str = "sum",
+    *,
+    weight: float | None = None,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """The ranks' numbers combined element by element: the same bits on every rank.
+
+    `value`: an array or CPU tensor of numbers, a single number, or a list, tuple or dict of
+    these, which travel together; the result is of the same type. `op`: "sum", "mean", "prod",
+    "min" or "max". Sums are made in rank order. float16 and bfloat16 are summed in float32; the
+    mean of integers is taken in float64 and cast back as NumPy casts, towards zero (of Python's
+    own ints it is a float).
+
+    `weight`: this rank's weight in the mean, such as its number of rows: then the mean of the
+    parts' means is the mean of all rows, however unevenly they are spread. A rank of weight 0
+    does not count, even if it has NaN.
+
+    `out`: write the result here, instead of to fresh memory; it may be `value` itself.
+    `async_op`: return a handle at once, with `wait()` and `done()`; until it is done leave `value`
+    and `out` alone.
+
+    >>> import numpy, weft
+    >>> group = weft.init()
+    >>> weft.all_reduce(numpy.array([1.0, 2.0]), "mean", weight=3)
+    array([1., 2.])
+    >>> weft.all_reduce({"loss": 0.5, "rows": 10})
+    {'loss': 0.5, 'rows': 10}
+    >>> weft.all_reduce(numpy.ones(3), async_op=True).wait()
+    array([1., 1., 1.])
+    >>> weft.shutdown()
+
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    """
+    return group().all_reduce(value, op, weight=weight, out=out, async_op=async_op, timeout=timeout)

@@ -1,0 +1,23 @@
+"""A collective of one rank: the reference for every engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft._core.calls import Call, Combination
+from weft._core.elements import combine
+
+
+def carry_out(call: Call) -> None:
+    """Do what the call plans, in this process alone."""
+    plan = call.settle([call.own])
+    if isinstance(plan, Combination):
+        for source, target, element in zip(call.source, plan.target, plan.elements, strict=True):
+            combine([source], target, op=plan.op, element=element, weights=plan.weights)
+        return
+    for copy in plan.incoming:
+        source = call.source[copy.from_array].view(np.uint8)
+        target = plan.target[copy.to_array].view(np.uint8)
+        target[copy.place : copy.place + copy.length] = source[
+            copy.start : copy.start + copy.length
+        ]
