@@ -11,11 +11,8 @@ benchmarks/results/ground.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
-import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +21,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import peers
+from peers import shown
 
 HERE = Path(__file__)
 BARRIERS = 2000
@@ -45,7 +45,7 @@ def main() -> None:
             {
                 "weft": lambda n=ranks: under_weft("barrier", n),
                 "Open MPI": lambda n=ranks: under_mpi("barrier-mpi", n),
-                "gloo": lambda n=ranks: under_gloo(n),
+                "gloo": lambda n=ranks: under_gloo("barrier-gloo", n),
             },
         )
     rows["start to first barrier, 2 ranks"] = interleaved(
@@ -70,12 +70,9 @@ def main() -> None:
     report(rows)
 
 
-def interleaved(rounds: int, peers: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The median over rounds of what each peer measures, one after the other in each round."""
-    found: dict[str, list[float]] = {name: [] for name in peers}
-    for _ in range(rounds):
-        for name, measure in peers.items():
-            found[name].append(measure())
+def interleaved(rounds: int, measures: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The median over rounds of what each peer measures."""
+    found = peers.interleaved(rounds, measures)
     return {name: statistics.median(values) for name, values in found.items()}
 
 
@@ -90,10 +87,7 @@ def report(rows: dict[str, dict[str, float]]) -> None:
         )
         unit = shown_as(name, ours)
         print(f"{name:34}{unit:>12}   {others}")
-    target = HERE.parent / "results" / "ground.json"
-    target.parent.mkdir(exist_ok=True)
-    machine = {"cores": os.cpu_count(), "system": platform.platform(), "python": sys.version}
-    target.write_text(json.dumps({"machine": machine, "seconds": rows}, indent=2))
+    peers.save("ground", {"seconds": rows})
 
 
 def shown_as(name: str, value: float) -> str:
@@ -104,64 +98,23 @@ def shown_as(name: str, value: float) -> str:
     return shown(value)
 
 
-def shown(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
-
-
 # how each peer is started; every role prints seconds
 
 
 def under_weft(role: str, ranks: int, *options: str) -> float:
-    return printed(
-        [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--no-prefix", *options, str(HERE)]
-        + ["--role", role]
-    )
+    return float(peers.under_weft(HERE, ranks, ["--role", role], options))
 
 
 def under_mpi(role: str, ranks: int) -> float:
-    mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"
-    return printed(
-        [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), sys.executable]
-        + [str(HERE), "--role", role]
-    )
+    return float(peers.under_mpi(HERE, ranks, ["--role", role]))
 
 
-def under_gloo(ranks: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    str(HERE),
-                    "--role",
-                    "barrier-gloo",
-                    str(rank),
-                    str(ranks),
-                    folder,
-                ],
-                stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )
-            for rank in range(ranks)
-        ]
-        outputs = [process.communicate()[0] for process in processes]
-    return float(outputs[0].split()[-1])
+def under_gloo(role: str, ranks: int) -> float:
+    return float(peers.under_gloo(HERE, ranks, ["--role", role]))
 
 
 def alone(role: str) -> float:
-    return printed([sys.executable, str(HERE), "--role", role])
-
-
-def printed(command: list[str]) -> float:
-    """The number that a command prints last."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ)
-    if not done.stdout.split():
-        sys.exit(f"{command} printed nothing:\n{done.stderr}")
-    return float(done.stdout.split()[-1])
+    return float(peers.printed([sys.executable, str(HERE), "--role", role]))
 
 
 # what each process does
@@ -197,11 +150,11 @@ def barrier_mpi() -> None:
         print(seconds)
 
 
-def barrier_gloo(rank: str, ranks: str, folder: str) -> None:
+def barrier_gloo(rank: str, ranks: str, meet: str) -> None:
     import torch.distributed as dist
 
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(ranks)
+        "gloo", init_method=f"file://{meet}", rank=int(rank), world_size=int(ranks)
     )
     print(per_call(dist.barrier, calls=200))
     dist.destroy_process_group()
