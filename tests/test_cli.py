@@ -44,7 +44,9 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         (["run", "-n", "2", "--timeout", "-1", "ok.py"], "--timeout -1: expected 0 or more"),
         (["run", "-n", "2", "--timeout", "soon", "ok.py"], "--timeout soon: expected 0 or more"),
         (["run", "-n", "2", "--fast", "ok.py"], "weft run has no option '--fast'"),
-        (["walk"], "there is no command 'walk'; known is: run"),
+        (["walk"], "there is no command 'walk'; known are: run, doctor"),
+        (["doctor", "--xml"], "weft doctor has no option '--xml'"),
+        (["doctor", "--json", "now"], "weft doctor has no option 'now'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -63,10 +65,11 @@ def test_wrong_commands(arguments: list[str], told: str, tmp_path: Path) -> None
 def test_help_and_version() -> None:
     """The usage is printed when asked for, and on an empty command."""
     assert weft("--version").stdout == f"weft {__version__}\n"
-    for arguments, code in ((["--help"], 0), (["run", "--help"], 0), ([], 2)):
+    for arguments in (["--help"], ["run", "--help"], ["doctor", "--help"], []):
         done = weft(*arguments)
-        assert done.returncode == code
+        assert done.returncode == (0 if arguments else 2)
         assert "usage: weft run -n N" in done.stdout
+        assert "weft doctor [--json]" in done.stdout
 
 
 def test_options_in_every_spelling(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
       resources.py   the plan: cores, threads and memory for each worker
       faults.py      named points at which tests make things fail
       cli.py         the command `weft`
+      doctor/        the machine as weft sees it, and what would go wrong
       _api/          what you call
       _core/         what a call passes through; knows no processes
       engines/       where it runs: serial, local

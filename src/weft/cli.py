@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, TypedDict
@@ -17,12 +18,16 @@ _MOST_RANKS = 1024
 _USAGE = """\
 usage: weft run -n N [options] script.py [arguments]
        weft run -n N [options] -m module [arguments]
+       weft doctor [--json]
        weft --version
 
   -n N          start N ranks of the program, which meet through weft.init()
   --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
   --no-prefix   do not begin each line of output with its rank
   --keep-going  let the other ranks go on when one fails (default: they are ended)
+
+weft doctor tells what this machine offers to ranks and what would go wrong; its exit code is 1
+where ranks cannot run. --json prints the same for programs.
 """
 
 
@@ -38,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except WeftError as error:
         print(f"weft: {error}", file=sys.stderr)
         code = 1
+    except KeyboardInterrupt:  # `weft run` takes Ctrl-C itself, for its ranks
+        code = 128 + signal.SIGINT
     try:
         sys.stdout.flush()
     except OSError:  # nobody reads it; the interpreter would complain when it tries again
@@ -61,18 +68,36 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"weft {__version__}")
         return 0
-    if arguments[0] != "run":
-        raise LaunchError(f"there is no command {arguments[0]!r}; known is: run\n{_USAGE}")
+    command = _COMMANDS.get(arguments[0])
+    if command is None:
+        known = ", ".join(_COMMANDS)
+        raise LaunchError(f"there is no command {arguments[0]!r}; known are: {known}\n{_USAGE}")
     if arguments[1:2] in (["-h"], ["--help"]):
         print(_USAGE, end="")
         return 0
+    return command(arguments[1:])
+
+
+def _run(arguments: list[str]) -> int:
     # imported here: `weft --version` needs none of it
     from weft.engines.local.group import check_system
     from weft.engines.local.launcher import Command, run
 
-    options = parse_run(arguments[1:])
+    options = parse_run(arguments)
     check_system()
     return run(Command(**options))
+
+
+def _doctor(arguments: list[str]) -> int:
+    for option in arguments:
+        if option != "--json":
+            raise LaunchError(f"weft doctor has no option {option!r}\n{_USAGE}")
+    from weft import doctor
+
+    return doctor.report(as_json=bool(arguments))
+
+
+_COMMANDS = {"run": _run, "doctor": _doctor}
 
 
 class _Options(TypedDict):

@@ -1,0 +1,82 @@
+"""Facts and problems as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from weft.doctor.machine import Fact, Machine
+from weft.doctor.problems import amount, drawbacks, obstacles, problems
+
+_LABELS = {
+    "threads": "threads per rank",
+    "memory": "memory available",
+    "shm_size": "/dev/shm size",
+    "shm_free": "/dev/shm free",
+    "pidfd": "pidfd_open",
+    "reading": "process_vm_readv",
+    "open_files": "open files",
+    "gpus": "GPUs",
+    "ranks": "ranks meet",
+}
+_SIZES = ("memory", "shm_size", "shm_free")
+#: longer values push their reason to the right
+_LABEL_WIDTH, _VALUE_WIDTH = 24, 12
+
+
+def as_text(machine: Machine) -> str:
+    """A fact a line, then what would go wrong."""
+    lines = [
+        *(_fact_line(name, fact) for name, fact in _facts(machine)),
+        *(_line(name, text, "set") for name, text in machine.environment.items()),
+    ]
+    stopping, slowing = obstacles(machine), drawbacks(machine)
+    lines += _listed("weft cannot run ranks here:", stopping)
+    lines += _listed("What would go wrong:", slowing)
+    if not stopping and not slowing:
+        lines += ["", "Nothing would go wrong."]
+    return "\n".join(lines)
+
+
+def as_json(machine: Machine) -> str:
+    """The same as one object; a value that is unknown is null, of something absent empty."""
+    found: dict[str, Any] = {
+        "usable": not obstacles(machine),
+        "facts": {name: asdict(fact) for name, fact in _facts(machine)},
+        "environment": dict(machine.environment),
+        "warnings": problems(machine),
+    }
+    return json.dumps(found, indent=2)
+
+
+def _facts(machine: Machine) -> list[tuple[str, Fact[Any]]]:
+    named = [(field.name, getattr(machine, field.name)) for field in fields(machine)]
+    facts = [(name, fact) for name, fact in named if isinstance(fact, Fact)]
+    return [*facts, *machine.packages.items()]
+
+
+def _fact_line(name: str, fact: Fact[Any]) -> str:
+    label = _LABELS.get(name, name)
+    if fact.value is None:
+        return _line(label, f"unknown: {fact.why}", "")
+    if fact.value == "":
+        return _line(label, fact.why, "")
+    return _line(label, _value(name, fact.value), fact.why)
+
+
+def _value(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return amount(value) if name in _SIZES else str(value)
+
+
+def _line(label: str, value: str, why: str) -> str:
+    """`cores                   2             (CPU affinity)`"""
+    reason = f"  ({why})" if why else ""
+    return f"{label:<{_LABEL_WIDTH}}{value:<{_VALUE_WIDTH}}{reason}".rstrip()
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    return ["", title, *(f"  - {item}" for item in items)] if items else []

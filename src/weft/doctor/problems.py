@@ -1,0 +1,183 @@
+"""What would go wrong on a machine, in words. Pure: facts in, sentences out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft._core import timeouts
+from weft.doctor.machine import Machine, thread_number
+from weft.errors import InvalidValue
+from weft.resources import THREAD_VARIABLES
+
+#: bytes; with less a few arrays fill it
+_LITTLE = 10**9
+#: descriptors; the usual limit
+_USUAL_FILES = 1024
+#: descriptors of the launcher for each rank, and for itself
+_FILES_PER_RANK, _FILES_BESIDES = 3, 16
+
+
+def problems(machine: Machine) -> list[str]:
+    """Everything worth saying, the worst first; empty where nothing would go wrong."""
+    return [*obstacles(machine), *drawbacks(machine)]
+
+
+def obstacles(machine: Machine) -> list[str]:
+    """Why ranks cannot run here; empty where they can."""
+    system, processor = machine.system.value, machine.processor.value
+    if (system, processor) != ("linux", "x86_64"):
+        return [
+            f"this is {system} on {processor}, not Linux on x86-64: the local engine refuses; "
+            "use engine='serial'"
+        ]
+    if machine.ranks.value:
+        return []
+    unexplained = f"two ranks, started as a trial, did not meet: {machine.ranks.why}"
+    return list(_causes(machine)) or [unexplained]
+
+
+def drawbacks(machine: Machine) -> list[str]:
+    """What is slower, scarcer or otherwise than expected, while ranks run."""
+    return [
+        *_about_cores(machine),
+        *_about_threads(machine),
+        *_about_memory(machine),
+        *_about_shm(machine),
+        *_about_reading(machine),
+        *_about_open_files(machine),
+        *_about_gpus(machine),
+        *_about_mpi(machine),
+        *_about_faults(machine),
+    ]
+
+
+def _causes(machine: Machine) -> Iterator[str]:
+    """What would explain that ranks do not meet."""
+    try:
+        timeouts.from_environment(machine.environment)
+    except InvalidValue as error:
+        yield str(error)
+    if machine.memfd.value is False and not machine.environment.get("WEFT_PORTABLE"):
+        yield (
+            f"no memory that lives without a name ({machine.memfd.why}): set WEFT_PORTABLE=1, "
+            "which takes it from /dev/shm"
+        )
+    if machine.pidfd.value is False:
+        yield (
+            f"ranks cannot watch each other ({machine.pidfd.why}): the local engine needs "
+            "Linux 5.3 or later, and no filter on pidfd_open; use engine='serial'"
+        )
+    if machine.packages["numpy"].value == "":
+        yield "NumPy is not installed, and weft shares arrays of it: pip install numpy"
+
+
+def _about_cores(machine: Machine) -> Iterator[str]:
+    if machine.cores.value == 1:
+        yield f"only 1 core ({machine.cores.why}): ranks take turns on it, more are no faster"
+
+
+def _about_threads(machine: Machine) -> Iterator[str]:
+    cores = machine.cores.value or 1
+    ranks = max(2, cores)
+    for name in THREAD_VARIABLES:
+        text = machine.environment.get(name)
+        threads = None if text is None else thread_number(text)
+        if text is not None and threads is None:
+            yield (
+                f"{name}={text!r} is set and is no whole number of threads: libraries may start "
+                f"one for each core in each rank; unset it, or set {name}=1"
+            )
+        elif threads is not None and threads > 1:
+            yield (
+                f"{name}={text} is set and wins over the plan: {ranks} ranks on {_cores(cores)} "
+                f"would run {ranks * threads} threads; unset it, or start at most "
+                f"{_ranks(max(1, cores // threads))}"
+            )
+
+
+def _about_memory(machine: Machine) -> Iterator[str]:
+    free = machine.memory.value
+    if free is not None and free < _LITTLE:
+        yield (
+            f"only {amount(free)} of memory can be had ({machine.memory.why}): sharing more "
+            "raises OutOfMemory"
+        )
+
+
+def _about_shm(machine: Machine) -> Iterator[str]:
+    size = machine.shm_size.value
+    portable = bool(machine.environment.get("WEFT_PORTABLE"))
+    if size is not None and size < _LITTLE:
+        follows = "with WEFT_PORTABLE=1 shared arrays lie in it" if portable else ""
+        yield f"/dev/shm is {amount(size)}: {follows or 'matters only with WEFT_PORTABLE=1'}"
+    if size is None and portable:
+        yield (
+            f"WEFT_PORTABLE is set, but nothing is known of /dev/shm ({machine.shm_size.why}): "
+            "shared arrays lie in it; unset WEFT_PORTABLE"
+        )
+
+
+def _about_reading(machine: Machine) -> Iterator[str]:
+    if machine.reading.value is not False:
+        return
+    scope = machine.ptrace_scope.value
+    if scope in ("1", "2", "3"):
+        cause = f"ptrace_scope is {scope}"
+    else:
+        cause = f"process_vm_readv is forbidden ({machine.reading.why})"
+    yield (
+        f"{cause}: large arrays are copied twice through shared memory instead of once: "
+        "slower, still right"
+    )
+
+
+def _about_open_files(machine: Machine) -> Iterator[str]:
+    limit = machine.open_files.value
+    if limit is not None and 0 <= limit < _USUAL_FILES:
+        most = max(0, limit - _FILES_BESIDES) // _FILES_PER_RANK
+        yield (
+            f"the limit on open files is {limit}: `weft run` can start about {_ranks(most)}, and "
+            f"each has so much less for its own files; raise it with `ulimit -n {_USUAL_FILES}`"
+        )
+
+
+def _about_gpus(machine: Machine) -> Iterator[str]:
+    count = machine.gpus.value
+    if count is None:
+        yield f"whether there are GPUs is unknown ({machine.gpus.why}): CUDA may fail or hang too"
+    elif count:
+        here = "a GPU is here" if count == 1 else f"{count} GPUs are here"
+        yield (
+            f"{here}, but this release computes on the CPU only, and does not divide GPUs among "
+            "ranks: each rank sees all that CUDA_VISIBLE_DEVICES names"
+        )
+
+
+def _about_mpi(machine: Machine) -> Iterator[str]:
+    if machine.mpirun.value and machine.packages["mpi4py"].value == "":
+        yield (
+            "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
+            "(pip install 'weft[mpi]')"
+        )
+
+
+def _about_faults(machine: Machine) -> Iterator[str]:
+    faults = machine.environment.get("WEFT_FAULT")
+    if faults:
+        yield (
+            f"WEFT_FAULT={faults} is set: ranks are killed, stopped or delayed on purpose; "
+            "unset it outside of tests"
+        )
+
+
+def amount(size: int) -> str:
+    """Bytes, roughly, as people say them."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.0f} MB"
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -1,0 +1,94 @@
+"""Whether one process may read another's memory, tried between two children of this one.
+
+    this process ──┬── holder   allows this process and its descendants; waits
+                   └── reader   reads the holder's memory; its exit code is the answer
+
+Ranks stand in the same relation: siblings below their launcher. The children
+are forked, so that a buffer has the same address in both.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from weft.doctor.machine import Fact
+
+_BEFORE, _AFTER = b"weft before", b"weft after "
+_FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+_FAILED = 255  # no errno
+
+
+def between_siblings() -> Fact[bool]:
+    """Whether it is allowed. Leaves no process behind, however this one ends."""
+    import ctypes
+
+    from weft.engines.local import libc
+
+    memory = ctypes.create_string_buffer(_BEFORE)
+    address, size = ctypes.addressof(memory), len(_BEFORE)
+    here, there = socket.socketpair()
+
+    def hold() -> int:
+        here.close()
+        memory.value = _AFTER
+        libc.allow_reading_by(os.getppid())
+        there.send(b"!")
+        there.recv(1)  # ends when the parent closes its end, or dies
+        return 0
+
+    def read() -> int:
+        libc.read_memory(holder, address, address, size)
+        return 0 if memory.value == _AFTER else _FAILED
+
+    with here:
+        holder = _start(hold)
+        there.close()
+        here.recv(1)
+        answer = _ended(_start(read))
+    _ended(holder)
+    return verdict(answer, seccomp=_seccomp())
+
+
+def verdict(answer: int, *, seccomp: bool) -> Fact[bool]:
+    """What the reader's end means: 0, an errno, or minus a signal. Pure."""
+    if answer == 0:
+        return Fact(True, "tried between two processes")
+    if answer == -signal.SIGSYS:
+        return Fact(False, "a seccomp filter kills the process that tries")
+    if answer in _FORBIDDEN:
+        by_whom = ", perhaps by a seccomp filter" if seccomp else ""
+        return Fact(False, os.strerror(answer) + by_whom)
+    if answer < 0 or answer == _FAILED:
+        return Fact(None, f"the process that tried ended with {answer}")
+    return Fact(None, os.strerror(answer))
+
+
+def _start(work: Callable[[], int]) -> int:
+    """A child that ends with the number that `work` returns, or with the errno of its error."""
+    pid = os.fork()
+    return pid or _run(work)
+
+
+def _run(work: Callable[[], int]) -> NoReturn:
+    code = _FAILED
+    try:
+        code = work()
+    except OSError as error:
+        code = error.errno or _FAILED
+    finally:  # whatever happens, a child must not return into its parent's program
+        os._exit(code)
+
+
+def _ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _seccomp(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether a seccomp filter watches this process, as in most containers."""
+    return status.exists() and "\nSeccomp:\t2" in status.read_text()

@@ -1,0 +1,544 @@
+"""`weft doctor`: what follows from made-up machines, and the command on this one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import Outcome, wait_until
+from weft import __version__
+from weft.doctor import look, printing, programs, reading
+from weft.doctor.machine import Fact, Machine, attempt, reason, thread_number
+from weft.doctor.problems import obstacles, problems
+
+INSTALLED = {name: Fact("1.0") for name in look.PACKAGES}
+
+#: a machine on which nothing would go wrong
+SOUND = Machine(
+    weft=Fact("0.1.0"),
+    python=Fact("3.12.1", "python"),
+    system=Fact("linux", "6.1"),
+    processor=Fact("x86_64"),
+    cores=Fact(4, "CPU affinity"),
+    threads=Fact(1),
+    memory=Fact(8 * 10**9, "MemAvailable"),
+    shm_size=Fact(4 * 10**9),
+    shm_free=Fact(4 * 10**9),
+    memfd=Fact(True),
+    pidfd=Fact(True),
+    ptrace_scope=Fact("1"),
+    reading=Fact(True),
+    open_files=Fact(1024),
+    gpus=Fact(0),
+    mpirun=Fact("Open MPI 5.0.3"),
+    ranks=Fact(True),
+    packages=INSTALLED,
+    environment={},
+)
+
+
+def made_up(**changes: Any) -> Machine:
+    return replace(SOUND, **changes)
+
+
+# judging
+
+
+def test_nothing_is_wrong_with_a_sound_machine() -> None:
+    """No problem, and it is said."""
+    assert problems(SOUND) == []
+    assert printing.as_text(SOUND).endswith("\n\nNothing would go wrong.")
+
+
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        (
+            made_up(system=Fact("darwin"), processor=Fact("arm64"), ranks=Fact(False, "no")),
+            "this is darwin on arm64, not Linux on x86-64: the local engine refuses; "
+            "use engine='serial'",
+        ),
+        (
+            made_up(processor=Fact("aarch64"), ranks=Fact(False, "not tried")),
+            "this is linux on aarch64, not Linux on x86-64: the local engine refuses; "
+            "use engine='serial'",
+        ),
+        (
+            made_up(environment={"WEFT_TIMEOUT": "soon"}, ranks=Fact(False, "x")),
+            "WEFT_TIMEOUT='soon': expected 0 or more seconds, or inf; for example WEFT_TIMEOUT=60",
+        ),
+        (
+            made_up(memfd=Fact(False, "memfd_create: no"), ranks=Fact(False, "x")),
+            "no memory that lives without a name (memfd_create: no): set WEFT_PORTABLE=1, "
+            "which takes it from /dev/shm",
+        ),
+        (
+            made_up(pidfd=Fact(False, "pidfd_open: no"), ranks=Fact(False, "x")),
+            "ranks cannot watch each other (pidfd_open: no): the local engine needs Linux 5.3 or "
+            "later, and no filter on pidfd_open; use engine='serial'",
+        ),
+        (
+            made_up(packages={**INSTALLED, "numpy": Fact("")}, ranks=Fact(False, "x")),
+            "NumPy is not installed, and weft shares arrays of it: pip install numpy",
+        ),
+        (
+            made_up(ranks=Fact(False, "rank 0 failed first: killed by SIGSYS")),
+            "two ranks, started as a trial, did not meet: rank 0 failed first: killed by SIGSYS",
+        ),
+        (
+            made_up(ranks=Fact(None, "no more processes")),
+            "two ranks, started as a trial, did not meet: no more processes",
+        ),
+    ],
+)
+def test_what_stops_ranks(machine: Machine, told: str) -> None:
+    """The cause, where one is known, and what to do."""
+    assert obstacles(machine) == [told]
+    assert problems(machine)[0] == told
+    assert f"weft cannot run ranks here:\n  - {told}" in printing.as_text(machine)
+    assert json.loads(printing.as_json(machine))["usable"] is False
+
+
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        (
+            made_up(cores=Fact(1, "CPU quota in /x")),
+            "only 1 core (CPU quota in /x): ranks take turns on it, more are no faster",
+        ),
+        (
+            made_up(cores=Fact(2), environment={"OMP_NUM_THREADS": "16"}),
+            "OMP_NUM_THREADS=16 is set and wins over the plan: 2 ranks on 2 cores would run "
+            "32 threads; unset it, or start at most 1 rank",
+        ),
+        (
+            made_up(cores=Fact(8), environment={"MKL_NUM_THREADS": "2"}),
+            "MKL_NUM_THREADS=2 is set and wins over the plan: 8 ranks on 8 cores would run "
+            "16 threads; unset it, or start at most 4 ranks",
+        ),
+        (
+            made_up(environment={"OMP_NUM_THREADS": "all"}),
+            "OMP_NUM_THREADS='all' is set and is no whole number of threads: libraries may start "
+            "one for each core in each rank; unset it, or set OMP_NUM_THREADS=1",
+        ),
+        (
+            made_up(memory=Fact(512 * 10**6, "memory limit in /sys/fs/cgroup/x")),
+            "only 512 MB of memory can be had (memory limit in /sys/fs/cgroup/x): sharing more "
+            "raises OutOfMemory",
+        ),
+        (
+            made_up(shm_size=Fact(64 * 10**6)),
+            "/dev/shm is 64 MB: matters only with WEFT_PORTABLE=1",
+        ),
+        (
+            made_up(shm_size=Fact(64 * 10**6), environment={"WEFT_PORTABLE": "1"}),
+            "/dev/shm is 64 MB: with WEFT_PORTABLE=1 shared arrays lie in it",
+        ),
+        (
+            made_up(shm_size=Fact(None, "No such file"), environment={"WEFT_PORTABLE": "1"}),
+            "WEFT_PORTABLE is set, but nothing is known of /dev/shm (No such file): shared arrays "
+            "lie in it; unset WEFT_PORTABLE",
+        ),
+        (
+            made_up(ptrace_scope=Fact("2"), reading=Fact(False, "not permitted")),
+            "ptrace_scope is 2: large arrays are copied twice through shared memory instead of "
+            "once: slower, still right",
+        ),
+        (
+            made_up(ptrace_scope=Fact(""), reading=Fact(False, "not permitted")),
+            "process_vm_readv is forbidden (not permitted): large arrays are copied twice through "
+            "shared memory instead of once: slower, still right",
+        ),
+        (
+            made_up(open_files=Fact(256)),
+            "the limit on open files is 256: `weft run` can start about 80 ranks, and each has so "
+            "much less for its own files; raise it with `ulimit -n 1024`",
+        ),
+        (
+            made_up(gpus=Fact(1)),
+            "a GPU is here, but this release computes on the CPU only, and does not divide GPUs "
+            "among ranks: each rank sees all that CUDA_VISIBLE_DEVICES names",
+        ),
+        (
+            made_up(gpus=Fact(8)),
+            "8 GPUs are here, but this release computes on the CPU only, and does not divide GPUs "
+            "among ranks: each rank sees all that CUDA_VISIBLE_DEVICES names",
+        ),
+        (
+            made_up(gpus=Fact(None, "nvidia-smi did not answer")),
+            "whether there are GPUs is unknown (nvidia-smi did not answer): CUDA may fail or hang "
+            "too",
+        ),
+        (
+            made_up(packages={**INSTALLED, "mpi4py": Fact("")}),
+            "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
+            "(pip install 'weft[mpi]')",
+        ),
+        (
+            made_up(environment={"WEFT_FAULT": "meet.after:1:kill"}),
+            "WEFT_FAULT=meet.after:1:kill is set: ranks are killed, stopped or delayed on purpose; "
+            "unset it outside of tests",
+        ),
+    ],
+)
+def test_what_does_not_stop_ranks(machine: Machine, told: str) -> None:
+    """One sentence: what is so, what follows, what to do; ranks run all the same."""
+    assert problems(machine) == [told]
+    assert obstacles(machine) == []
+    assert f"What would go wrong:\n  - {told}" in printing.as_text(machine)
+    assert json.loads(printing.as_json(machine))["warnings"] == [told]
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        made_up(environment={"OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "60", "WEFT_FAULT": ""}),
+        made_up(memfd=Fact(False)),  # the portable kind of memory served the trial
+        made_up(ptrace_scope=Fact("2"), reading=Fact(True)),  # an administrator may
+        made_up(mpirun=Fact(""), packages={**INSTALLED, "mpi4py": Fact("")}),
+        made_up(open_files=Fact(-1)),  # no limit
+        made_up(cores=Fact(None), memory=Fact(None), shm_size=Fact(None), reading=Fact(None)),
+    ],
+)
+def test_what_is_fine(machine: Machine) -> None:
+    """What only looks like a problem, and what is unknown, raise no alarm."""
+    assert problems(machine) == []
+
+
+def test_every_unknown_fact_is_printed_as_one() -> None:
+    """Judging and printing do without any fact but the system's."""
+    unknown = {
+        name: Fact(None, "it hid")
+        for name, fact in vars(SOUND).items()
+        if isinstance(fact, Fact) and name not in ("system", "processor", "gpus")
+    }
+    machine = made_up(**unknown, packages=dict.fromkeys(look.PACKAGES, Fact(None, "it hid")))
+    text = printing.as_text(machine)
+    assert text.count("unknown: it hid\n") == len(unknown) + len(look.PACKAGES)
+    assert json.loads(printing.as_json(machine))["facts"]["cores"] == {
+        "value": None,
+        "why": "it hid",
+    }
+
+
+def test_lines_are_aligned() -> None:
+    """Label, value and reason each begin in one column."""
+    lines = printing.as_text(made_up(memfd=Fact(False, "why"), mpirun=Fact("", "not in PATH")))
+    assert "cores                   4             (CPU affinity)\n" in lines
+    assert "memory available        8.0 GB        (MemAvailable)\n" in lines
+    assert "memfd                   no            (why)\n" in lines
+    assert "mpirun                  not in PATH\n" in lines
+
+
+# the parts of the gathering that are pure
+
+
+def test_threads_per_rank() -> None:
+    """The user's variable, else the plan for a rank per core."""
+    assert look.threads_per_rank(4, {"OMP_NUM_THREADS": "3"}).value == 3
+    assert look.threads_per_rank(4, {"OMP_NUM_THREADS": "x"}).value is None
+    assert look.threads_per_rank(4, {}).value == 1
+    assert look.threads_per_rank(None, {}).value is None
+    assert [thread_number(text) for text in ("4", "4,2", " 8 ", "0", "-1", "", "x")] == [
+        *(4, 4, 8, None, None, None, None)
+    ]
+
+
+def test_what_mpirun_says() -> None:
+    """Open MPI, MPICH, and others in their own words."""
+    assert programs.mpi_version("mpirun (Open MPI) 5.0.3\n\nReport bugs\n") == "Open MPI 5.0.3"
+    hydra = "HYDRA build details:\n    Version:                                 4.2.0\n"
+    assert programs.mpi_version(hydra) == "MPICH 4.2.0"
+    assert programs.mpi_version("some MPI 3\nmore\n") == "some MPI 3"
+    assert programs.mpi_version("") == "it did not say which version"
+
+
+def test_what_nvidia_smi_says() -> None:
+    """A line for each GPU; none; a complaint, where the device files count."""
+    assert programs.gpus_told(0, "A, 1 MiB\nB, 2 MiB\n", []) == Fact(2, "A, 1 MiB; B, 2 MiB")
+    assert programs.gpus_told(6, "No devices were found\n", ["nvidia0"]).value == 0
+    failed = programs.gpus_told(9, "it has failed\n", [])
+    assert failed == Fact(None, "nvidia-smi ended with code 9: it has failed")
+    assert programs.gpus_told(9, "", ["nvidia0", "nvidia1"]).value == 2
+
+
+def test_the_line_that_says_why_ranks_failed() -> None:
+    """The last, unless that says only that the rank printed nothing."""
+    assert programs.complaint("weft: no memory\n") == "no memory"
+    killed = "weft run: rank 0 (pid 1) failed first: killed\nweft run: rank 0 printed nothing\n"
+    assert programs.complaint(killed) == "rank 0 (pid 1) failed first: killed"
+    raised = "weft run: rank 0 failed first\nweft run: the last lines:\n    KeyError: 'x'\n"
+    assert programs.complaint(raised) == "KeyError: 'x'"
+    assert programs.complaint("") == ""
+
+
+def test_what_the_end_of_the_reader_means() -> None:
+    """Allowed, forbidden by whom, or unknown."""
+    assert reading.verdict(0, seccomp=True).value is True
+    assert reading.verdict(errno.EPERM, seccomp=False) == Fact(False, "Operation not permitted")
+    filtered = reading.verdict(errno.EPERM, seccomp=True)
+    assert filtered == Fact(False, "Operation not permitted, perhaps by a seccomp filter")
+    assert reading.verdict(-signal.SIGSYS, seccomp=True).value is False
+    assert reading.verdict(-signal.SIGKILL, seccomp=False).value is None
+    assert reading.verdict(errno.ESRCH, seccomp=False) == Fact(None, "No such process")
+    assert reading.verdict(255, seccomp=False).value is None
+
+
+def test_a_probe_that_fails_is_a_fact() -> None:
+    """Unknown, and why in one line."""
+    assert attempt(lambda: Fact(1, "so")) == Fact(1, "so")
+    assert attempt(lambda: Fact(int("two\nlines"))).value is None
+    assert reason(OSError(errno.ENOENT, "No such file")) == "No such file"
+    assert reason(ValueError("two\n  lines")) == "two lines"
+    assert reason(KeyError()) == "KeyError"
+
+
+def test_what_yama_says(tmp_path: Path) -> None:
+    """The scope and its meaning; or that there is no Yama."""
+    setting = tmp_path / "ptrace_scope"
+    assert look._ptrace_scope(setting) == Fact("", "this kernel has no Yama")
+    setting.write_text("2\n")
+    assert look._ptrace_scope(setting).value == "2"
+    assert "administrators" in look._ptrace_scope(setting).why
+    setting.write_text("7\n")
+    assert look._ptrace_scope(setting) == Fact("7", "a scope that weft does not know")
+
+
+# the command
+
+
+def doctor(*options: str, env: Mapping[str, str] | None = None, **process: Any) -> Outcome:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "doctor", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**_plain_environment(), **(env or {})},
+        **process,
+    )
+    assert "Traceback" not in done.stderr
+    return Outcome(done.returncode, done.stdout, done.stderr, 0.0)
+
+
+def _plain_environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name not in look.VARIABLES}
+
+
+def facts(outcome: Outcome) -> dict[str, Any]:
+    return {name: fact["value"] for name, fact in json.loads(outcome.out)["facts"].items()}
+
+
+def fake(folder: Path, name: str, text: str) -> dict[str, str]:
+    """An environment in whose PATH there is only such a program."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+def test_this_machine() -> None:
+    """Text and JSON say the same; ranks run where the tests run."""
+    text, same = doctor(), doctor("--json")
+    assert (text.code, same.code) == (0, 0)
+    assert (text.err, same.err) == ("", "")
+    told = json.loads(same.out)
+    assert told["usable"] is True
+    known = facts(same)
+    assert known["weft"] == __version__
+    assert known["cores"] == len(os.sched_getaffinity(0)) or "quota" in text.out
+    assert known["ranks"] is True
+    assert "ranks meet              yes" in text.out
+    assert f"numpy                   {known['numpy']}\n" in text.out
+    for warning in told["warnings"]:
+        assert f"  - {warning}" in text.out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nobody_reads_it(unbuffered: str) -> None:
+    """`weft doctor | head -3`: no traceback, and the exit code still tells."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "weft", "doctor"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**_plain_environment(), "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_frameworks_are_not_loaded() -> None:
+    """Versions come from the packages' metadata: neither NumPy nor torch is imported."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "weft", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "weft.doctor.look" in done.stderr
+    for name in ("numpy", "torch", "mpi4py"):
+        assert f"| {name}\n" not in done.stderr
+
+
+def test_wrong_variables(tmp_path: Path) -> None:
+    """WEFT_TIMEOUT stops ranks, OMP_NUM_THREADS makes them slow; both are told at once."""
+    outcome = doctor("--json", env={"WEFT_TIMEOUT": "soon", "OMP_NUM_THREADS": "64"})
+    told = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert told["environment"] == {"WEFT_TIMEOUT": "soon", "OMP_NUM_THREADS": "64"}
+    assert [warning.split("=")[0] for warning in told["warnings"]] == [*told["environment"]][::-1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("join.start:0:kill", "did not meet: rank 0 (pid"),
+        ("meet.before:1:raise", "InjectedFault"),
+        ("nowhere:0:kill", "did not meet: WEFT_FAULT='nowhere:0:kill'"),
+    ],
+)
+def test_ranks_that_do_not_meet(fault: str, told: str) -> None:
+    """The trial is a real one: what befalls its ranks is told, and ranks cannot run."""
+    outcome = doctor(env={"WEFT_FAULT": fault})
+    assert outcome.code == 1
+    assert told in outcome.out.partition("weft cannot run ranks here:")[2]
+
+
+def test_an_empty_path(tmp_path: Path) -> None:
+    """Without nvidia-smi and mpirun there are none, and that is no problem."""
+    outcome = doctor("--json", env={"PATH": str(tmp_path)})
+    assert outcome.code == 0
+    assert facts(outcome)["mpirun"] == ""
+
+
+def test_gpus_by_nvidia_smi(tmp_path: Path) -> None:
+    """Each line of its answer is a GPU."""
+    outcome = doctor(env=fake(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'"))
+    assert outcome.code == 0
+    assert "GPUs                    1             (NVIDIA H200, 143771 MiB)\n" in outcome.out
+    assert "  - a GPU is here, but this release computes on the CPU only" in outcome.out
+
+
+def test_programs_that_cannot_be_run(tmp_path: Path) -> None:
+    """A broken mpirun is unknown; a broken nvidia-smi too, unless device files tell more."""
+    broken = fake(tmp_path / "bin", "mpirun", "exit 3")
+    fake(tmp_path / "bin", "nvidia-smi", "echo broken; exit 9")
+    (tmp_path / "bin" / "mpirun").write_bytes(b"\x7fnothing that runs")
+    outcome = doctor("--json", env=broken)
+    assert outcome.code == 0
+    assert facts(outcome)["mpirun"] is None
+    assert "code 9: broken" in json.loads(outcome.out)["facts"]["gpus"]["why"]
+
+
+def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
+    """After a few seconds, with what it has started; the fact is unknown."""
+    env = fake(tmp_path / "bin", "mpirun", "/bin/sleep 1000; echo late")
+    outcome = doctor(env=env)
+    assert outcome.code == 0
+    told = f"mpirun                  unknown: {tmp_path}/bin/mpirun did not answer within 5 s\n"
+    assert told in outcome.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ended_while_it_asks(number: signal.Signals, tmp_path: Path) -> None:
+    """Whatever ends the command, what it has started ends too (the fixture looks)."""
+    begun = tmp_path / "begun"
+    env = fake(tmp_path / "bin", "nvidia-smi", f": > {begun}\nexec /bin/sleep 1000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft", "doctor"],
+        env={**_plain_environment(), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(begun.exists)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (out, err) == ("", "")
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+
+
+def test_few_open_files() -> None:
+    """The limit of this process, and what it means for ranks."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    outcome = doctor(preexec_fn=limit)
+    assert outcome.code == 0
+    assert "open files              64            (the hard limit is 64)\n" in outcome.out
+    assert "the limit on open files is 64: `weft run` can start about 16 ranks" in outcome.out
+
+
+def test_one_core() -> None:
+    """Bound to one core, ranks still run, and it is said."""
+
+    def bind() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    outcome = doctor(preexec_fn=bind)
+    assert outcome.code == 0
+    assert "only 1 core (CPU affinity)" in outcome.out
+
+
+# what a seccomp filter, as containers have one, does to it
+
+#: refuses one system call, and becomes `weft doctor`
+FILTERED = """
+import ctypes, os, struct, sys
+number, action = int(sys.argv[1]), int(sys.argv[2], 16)
+load, equal, answer = 0x20, 0x15, 0x06
+program = b"".join(struct.pack("HBBI", *step) for step in (
+    (load, 0, 0, 0),          # the number of the system call
+    (equal, 0, 1, number),    # another: skip one step
+    (answer, 0, 0, action),
+    (answer, 0, 0, 0x7FFF0000),  # allow
+))
+steps = ctypes.create_string_buffer(program)
+filter = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(steps)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+assert prctl(38, 1, 0, 0, 0) == 0, "no new privileges"
+assert prctl(22, 2, filter, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.executable, [sys.executable, "-m", "weft", "doctor"])
+"""
+_REFUSE, _KILL = 0x00050000 | errno.EPERM, 0x80000000
+_READ_MEMORY, _MEMFD, _PIDFD = 310, 319, 434
+
+
+@pytest.mark.parametrize(
+    ("call", "action", "code", "told"),
+    [
+        (_READ_MEMORY, _REFUSE, 0, "Operation not permitted, perhaps by a seccomp filter"),
+        (_READ_MEMORY, _KILL, 0, "a seccomp filter kills the process that tries"),
+        (_MEMFD, _REFUSE, 1, "(memfd_create: Operation not permitted): set WEFT_PORTABLE=1"),
+        (_PIDFD, _REFUSE, 1, "(pidfd_open: Operation not permitted): the local engine needs"),
+    ],
+    ids=["reading refused", "reading kills", "memfd refused", "pidfd refused"],
+)
+def test_filtered_system_calls(call: int, action: int, code: int, told: str) -> None:
+    """What is forbidden is found out by trying, and told with what follows."""
+    done = subprocess.run(
+        [sys.executable, "-c", FILTERED, str(call), hex(action)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=_plain_environment(),
+    )
+    if "no new privileges" in done.stderr or "AssertionError" in done.stderr:
+        pytest.skip(f"this machine allows no filter: {done.stderr}")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert told in done.stdout.partition("\n\n")[2]
