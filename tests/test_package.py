@@ -24,7 +24,6 @@ LAYERS = {
     "_api": {"_api", "_core", "engines", "errors", "faults", "resources", "_version"},
     "_core": {"_core", "adapters", "errors"},
     "adapters": {"adapters", "errors"},
-    "_core": {"_core", "errors"},
     "doctor": {"_core", "doctor", "engines", "errors", "resources", "_version"},
     "engines": {"_core", "engines", "errors", "faults", "resources", "_version"},
     "errors": set(),
