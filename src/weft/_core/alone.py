@@ -13,7 +13,7 @@ def carry_out(call: Call) -> None:
     plan = call.settle([call.own])
     if isinstance(plan, Combination):
         for source, target, element in zip(call.source, plan.target, plan.elements, strict=True):
-            combine([source], target, op=plan.op, element=element, weights=plan.weights)
+            combine([source], target, plan.op, element, plan.weights)
         return
     for copy in plan.incoming:
         source = call.source[copy.from_array].view(np.uint8)

@@ -1,6 +1,6 @@
 """A collective call as one rank makes it, before and after the ranks have met. No processes.
 
-    call = AllReduce(rank, size, value, ...)      refuses what makes no sense
+    call = Reduction("all_reduce", rank, size, value, ...)    refuses what makes no sense
       call.common    in words; must be the same on every rank
       call.own       what only this rank knows and the others need, as bytes
       call.source    this rank's arrays: flat, contiguous, its own memory where possible
@@ -9,142 +9,37 @@
                                      --- an engine carries out the plan ---
     call.result()                                 of the type of what was given
 
-This module has what all calls share and the two that compute; `moves.py` the four that move.
+This module has what all calls share and those that compute; `moves.py` has those that move.
 """
 
 from __future__ import annotations
 
 import operator
 import struct
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft import adapters
-from weft._core import trees
-from weft._core.elements import OPERATIONS, Array, is_numeric
+from weft._core.elements import NUMERIC, OPERATIONS, Array
+from weft._core.split import Layout, layout_of
+from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
 from weft.errors import InvalidType, InvalidValue
 
 _WEIGHT = struct.Struct("d")
-#: longest description that ranks show each other
-_WORDS = 400
-
-
-class Leaf(NamedTuple):
-    """One array of a call, described: enough to make another like it elsewhere."""
-
-    adapter: str
-    #: the kind of number; what the dtype does not tell is bfloat16, stored as uint16
-    element: str
-    dtype: np.dtype[Any]
-    shape: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return f"{self.element}[{', '.join(map(str, self.shape))}]"
-
-    def matches(self, other: Leaf) -> bool:
-        """Whether one array can take the other's values; whose arrays they are does not matter."""
-        return self[1:] == other[1:]
-
-
-class Arrays:
-    """The arrays in a value: what they are, views of their memory, and how they hang together."""
-
-    __slots__ = ("leaves", "structure", "views")
-
-    def __init__(self, leaves: Sequence[Leaf], views: Sequence[Array], structure: Any) -> None:
-        self.leaves, self.views, self.structure = tuple(leaves), list(views), structure
-
-    @classmethod
-    def of(cls, value: Any, find: Callable[[Any], Any] = adapters.of) -> Arrays | None:
-        """Those of an array, or of a list, tuple or dict of arrays; None for anything else."""
-        adapter = find(value)
-        if adapter is not None:
-            leaf, view = _describe(value, adapter)
-            return cls((leaf,), (view,), None)
-        if not isinstance(value, (list, tuple, dict)):
-            return None
-        found = trees.flatten(value, lambda item: find(item) is not None)
-        if found is None:
-            return None
-        described = [_describe(item, find(item)) for item in found[0]]
-        return cls([leaf for leaf, _ in described], [view for _, view in described], found[1])
-
-    def __str__(self) -> str:
-        return _words(self.structure, self.leaves)
-
-
-def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
-    view, element = adapter.view(value)
-    return Leaf(adapter.NAME, element, view.dtype, view.shape), view
-
-
-def _words(structure: Any, leaves: tuple[Leaf, ...]) -> str:
-    """The arrays in words; a long text is cut, and told from others by its checksum."""
-    text = trees.describe(structure, iter(leaves))
-    if len(text) <= _WORDS:
-        return text
-    return f"{text[: _WORDS - 60]}... ({len(leaves)} arrays, checksum {zlib.crc32(text.encode())})"
-
-
-class Target:
-    """Where the results of a call go: fresh arrays, or those that the user gave as `out=`."""
-
-    def __init__(self, leaves: Sequence[Leaf], structure: Any, out: Arrays | None) -> None:
-        self.leaves, self._structure = leaves, structure
-        self._unpacked: list[tuple[Array, Array]] = []
-        if out is None:
-            self._views = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
-        else:
-            self._views = out.views
-        #: flat and contiguous; the results are to be written here
-        self.arrays = [self._flat(view) for view in self._views]
-
-    def _flat(self, view: Array) -> Array:
-        if view.flags.c_contiguous:
-            return view.reshape(-1)
-        packed = np.empty(view.size, view.dtype)
-        self._unpacked.append((view, packed))
-        return packed
-
-    def deliver(self) -> Any:
-        """The results, each as its leaf's library has them."""
-        self.unpack()
-        leaves = zip(self.leaves, self._views, strict=True)
-        values = (adapters.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
-        return trees.rebuild(self._structure, values)
-
-    def unpack(self) -> None:
-        """Bring to the user's strided arrays what was written to packed ones."""
-        for view, packed in self._unpacked:
-            np.copyto(view, packed.reshape(view.shape))
-
-
-@dataclass(frozen=True)
-class Combination:
-    """Corresponding arrays of all ranks are to be combined, element by element, in rank order."""
-
-    op: str
-    elements: Sequence[str]
-    weights: Sequence[float] | None
-    #: who gets the result: one rank, or None for all
-    root: int | None
-    #: this rank's results; empty where it gets none
-    target: Sequence[Array]
 
 
 class Call(ABC):
     """See the top of this module."""
 
-    name: ClassVar[str]
+    name: str
     common: bytes
     own: bytes = b""
     source: Sequence[Array] = ()
+    #: how the source lies as one flat buffer
+    layout: Layout
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Any:
@@ -158,99 +53,94 @@ class Call(ABC):
         """What the call returns on this rank, once the plan has been carried out."""
 
 
-class _Reduction(Call):
-    """Combine the ranks' arrays."""
+class Combination(NamedTuple):
+    """Corresponding arrays of all ranks are to be combined, element by element, in rank order."""
+
+    op: str
+    elements: Sequence[str]
+    weights: Sequence[float] | None
+    #: who gets the result: one rank, or None for all
+    root: int | None
+    #: this rank's results; empty where it gets none
+    target: Sequence[Array]
+
+
+class Reduction(Call):
+    """all_reduce, and with a root reduce."""
 
     def __init__(
         self,
+        name: str,
         rank: int,
         size: int,
         value: Any,
         *,
         op: str,
-        root: int | None,
         weight: float | None,
         out: Any,
+        root: Any = None,
     ) -> None:
-        self._op = _checked_op(self.name, op)
-        self._root, self._size, self._out = root, size, out
-        given = _numbers_of(self.name, value, op)
-        receives = root is None or root == rank
-        taken = taken_arrays(self.name, out, receives)
-        if taken is not None:
-            check_out(self.name, taken.leaves, given.leaves)
+        self.name = name
+        if op not in OPERATIONS:
+            raise InvalidValue(f"{name}(op={op!r}): expected one of {', '.join(OPERATIONS)}")
+        if name == "reduce":
+            root = checked_root(name, root, size)
         if weight is not None:
-            self.own = _WEIGHT.pack(_checked_weight(self.name, weight, op))
-        self._leaves = given.leaves
-        how = _how(op, root, weight is not None)
-        self.common = _call_words(self.name, given.structure, given.leaves, how)
-        self._target = Target(given.leaves, given.structure, taken) if receives else None
+            self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
+        self._op, self._root, self._out = op, root, out
+        given = Arrays.of(value, adapters.of_number)
+        form = _forms.get((name, given and given.leaves, op, root, weight is None))
+        if given is None or form is None or given.structure is not None:
+            given = _numbers_of(name, value, given, op)
+            form = _form(name, given, (op, root, weight is None))
+        self.common, self.layout, self._elements = form
         self.source = [flat(view) for view in given.views]
-        if taken is not None and self._target is not None:
-            self.source = keep_apart(self.source, self._target.arrays)
+        self._target = None
+        if root is None or root == rank:
+            taken = None if out is None else taken_arrays(name, out)
+            if taken is not None and taken.leaves is not given.leaves:
+                check_out(name, taken.leaves, given.leaves)
+            self._target = Target(given.leaves, given.structure, taken)
+            if taken is not None:
+                self.source = keep_apart(self.source, self._target.arrays)
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
-        weights = None
-        if self.own:
-            weights = [_WEIGHT.unpack(own)[0] for own in owns]
-            if not sum(weights):
-                raise InvalidValue(
-                    f"{self.name}(weight=...): the weights of all {self._size} ranks are 0, so "
-                    "there is no mean; at least one rank must have some weight"
-                )
-        return Combination(
-            op=self._op,
-            elements=[leaf.element for leaf in self._leaves],
-            weights=weights,
-            root=self._root,
-            target=self._target.arrays if self._target else (),
-        )
+        weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None
+        if weights is not None and not sum(weights):
+            raise InvalidValue(
+                f"{self.name}(weight=...): the weights of all {len(weights)} ranks are 0, so "
+                "there is no mean; at least one rank must have some weight"
+            )
+        target = self._target.arrays if self._target else ()
+        return Combination(self._op, self._elements, weights, self._root, target)
 
     def result(self) -> Any:
-        if self._target is None:
-            return None
-        if self._out is None:
-            return self._target.deliver()
-        self._target.unpack()
-        return self._out
+        return None if self._target is None else self._target.deliver(self._out)
 
 
-class AllReduce(_Reduction):
-    name = "all_reduce"
-
-    def __init__(
-        self, rank: int, size: int, value: Any, *, op: str, weight: float | None, out: Any
-    ) -> None:
-        super().__init__(rank, size, value, op=op, root=None, weight=weight, out=out)
+#: what calls alike have in common: their words, layout and elements
+_Form = tuple[bytes, Layout, tuple[str, ...]]
+#: of single arrays: working it out costs more than a small array's sum
+_forms: dict[tuple[Any, ...], _Form] = {}
 
 
-class Reduce(_Reduction):
-    name = "reduce"
-
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        value: Any,
-        *,
-        op: str,
-        root: int,
-        weight: float | None,
-        out: Any,
-    ) -> None:
-        root = checked_root(self.name, root, size)
-        super().__init__(rank, size, value, op=op, root=root, weight=weight, out=out)
-
-
-@lru_cache(maxsize=64)
-def _how(op: str, root: int | None, weighted: bool) -> str:
+def _form(name: str, given: Arrays, how: tuple[str, int | None, bool]) -> _Form:
+    op, root, unweighted = how
     where = "" if root is None else f", root={root}"
-    return f", op={op!r}{where}" + (", weight=..." if weighted else "")
+    weights = "" if unweighted else ", weight=..."
+    leaves = given.leaves
+    words = f"{name}({in_words(given.structure, leaves)}, op={op!r}{where}{weights})"
+    layout = layout_of(tuple(leaf.dtype.itemsize * _count(leaf.shape) for leaf in leaves))
+    form = words.encode(), layout, tuple(leaf.element for leaf in leaves)
+    if given.structure is None:
+        if len(_forms) >= 1024:
+            _forms.clear()
+        _forms[name, leaves, op, root, unweighted] = form
+    return form
 
 
-@lru_cache(maxsize=256)
-def _call_words(name: str, structure: Any, leaves: tuple[Leaf, ...], how: str) -> bytes:
-    return f"{name}({_words(structure, leaves)}{how})".encode()
+def _count(shape: Sequence[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
 
 
 # what the calls check
@@ -268,10 +158,8 @@ def checked_root(name: str, root: Any, size: int) -> int:
     return place
 
 
-def taken_arrays(name: str, out: Any, receives: bool = True) -> Arrays | None:
-    """The arrays that the user gave for the results, on a rank that gets results."""
-    if out is None or not receives:
-        return None
+def taken_arrays(name: str, out: Any) -> Arrays:
+    """The arrays that the user gave for the results."""
     arrays = Arrays.of(out)
     if arrays is None:
         raise InvalidType(
@@ -280,7 +168,10 @@ def taken_arrays(name: str, out: Any, receives: bool = True) -> Arrays | None:
         )
     for leaf, view in zip(arrays.leaves, arrays.views, strict=True):
         if not view.flags.writeable:
-            raise InvalidValue(f"{name}(out=...): {leaf} is read-only; pass an array to write to")
+            raise InvalidValue(
+                f"{name}(out=...): {leaf} cannot be written to; pass an array that is neither "
+                "read-only nor in another byte order"
+            )
     return arrays
 
 
@@ -300,37 +191,6 @@ def _shown(leaves: Sequence[Leaf]) -> str:
     return shown if len(leaves) == 1 else f"{len(leaves)} arrays ({shown})"
 
 
-def flat(view: Array) -> Array:
-    """The same numbers as a contiguous array of one dimension; a copy only where it must be."""
-    return view.reshape(-1) if view.flags.c_contiguous else np.ascontiguousarray(view).reshape(-1)
-
-
-def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
-    """The sources, copied where results written to a target would change what is still to be read.
-
-    An array may be its own target. It may not overlap it in another way, nor another's target.
-    """
-    apart = []
-    for index, source in enumerate(sources):
-        clash = any(
-            np.may_share_memory(source, target) and not (index == place and _same(source, target))
-            for place, target in enumerate(targets)
-        )
-        apart.append(source.copy() if clash else source)
-    return apart
-
-
-def _same(source: Array, target: Array) -> bool:
-    begins = (array.__array_interface__["data"][0] for array in (source, target))
-    return len(set(begins)) == 1 and source.nbytes == target.nbytes
-
-
-def _checked_op(name: str, op: Any) -> str:
-    if op not in OPERATIONS:
-        raise InvalidValue(f"{name}(op={op!r}): expected one of {', '.join(OPERATIONS)}")
-    return str(op)
-
-
 def _checked_weight(name: str, weight: Any, op: str) -> float:
     if op != "mean":
         raise InvalidValue(f"{name}(op={op!r}, weight={weight!r}): weight= is for op='mean'")
@@ -342,22 +202,29 @@ def _checked_weight(name: str, weight: Any, op: str) -> float:
     return number
 
 
-def _numbers_of(name: str, value: Any, op: str) -> Arrays:
-    """The arrays of a value that can be reduced."""
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        raise InvalidType(f"{name}: an array of Python objects cannot be reduced; use gather")
-    given = Arrays.of(value, adapters.of_number)
+def _numbers_of(name: str, value: Any, given: Arrays | None, op: str) -> Arrays:
+    """The arrays of a value, if they can be reduced."""
     if given is None:
         raise InvalidType(
-            f"{name}({type(value).__name__}): expected numbers: an array, a tensor, a number, or a "
-            "list, tuple or dict of these; other objects can be gathered"
+            f"{name}({_kind(value)}): expected numbers: an array, a tensor, a number, or a list, "
+            "tuple or dict of these; other objects can be gathered"
         )
     for index, leaf in enumerate(given.leaves):
-        if leaf.element != "bfloat16" and not is_numeric(leaf.dtype):
-            raise InvalidType(f"{name}: {leaf} cannot be reduced; expected numbers")
+        if leaf.dtype.kind not in NUMERIC:
+            raise InvalidType(f"{name}({leaf}): expected numbers; other arrays can be gathered")
         if op == "mean" and leaf.element in ("Python int", "Python bool"):
-            # as Python's own division: the mean of 1 and 2 is 1.5
-            given.views[index] = given.views[index].astype(np.float64)
-            changed = Leaf(leaf.adapter, "Python float", np.dtype(np.float64), ())
-            given.leaves = (*given.leaves[:index], changed, *given.leaves[index + 1 :])
+            given = _as_float(given, index)
     return given
+
+
+def _kind(value: Any) -> str:
+    objects = isinstance(value, np.ndarray) and value.dtype.hasobject
+    return "an array of Python objects" if objects else type(value).__name__
+
+
+def _as_float(given: Arrays, index: int) -> Arrays:
+    """The mean of Python's whole numbers is as Python's division: of 1 and 2 it is 1.5."""
+    views, leaves = list(given.views), list(given.leaves)
+    views[index] = views[index].astype(np.float64)
+    leaves[index] = Leaf(leaves[index].adapter, "Python float", views[index].dtype, ())
+    return Arrays(tuple(leaves), views, given.structure)

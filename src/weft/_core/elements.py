@@ -15,6 +15,7 @@ upper half of a float32, here as uint16.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,14 @@ OPERATIONS: dict[str, np.ufunc] = {
     "min": np.minimum,
     "max": np.maximum,
 }
+#: the kinds of dtypes that can be reduced
+NUMERIC = "biufc"
 BFLOAT16 = "bfloat16"
-
-
-def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this type can be reduced."""
-    return dtype.kind in "biufc"
 
 
 def combine(
     parts: Iterable[Array],
     out: Array,
-    *,
     op: str,
     element: str,
     weights: Sequence[float] | None = None,
@@ -98,6 +95,12 @@ def _fold_wide(
     return result, divisor
 
 
+def accumulates_as_stored(dtype: np.dtype[Any], op: str) -> bool:
+    """Whether numbers of a dtype of NumPy's are combined in that dtype."""
+    return _wide(dtype, op, dtype.name) is None
+
+
+@lru_cache(maxsize=256)
 def _wide(dtype: np.dtype[Any], op: str, element: str) -> np.dtype[Any] | None:
     """In what to accumulate; None for what is stored."""
     if element == BFLOAT16:

@@ -19,19 +19,10 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from weft._core.calls import (
-    Arrays,
-    Call,
-    Leaf,
-    Target,
-    check_out,
-    checked_root,
-    flat,
-    keep_apart,
-    taken_arrays,
-)
+from weft._core.calls import Call, check_out, checked_root, taken_arrays
 from weft._core.elements import Array
-from weft._core.split import share_of
+from weft._core.split import Layout, layout_of, share_of
+from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -63,13 +54,12 @@ class Movement:
 
 
 class Broadcast(Call):
-    name = "broadcast"
-
-    def __init__(self, rank: int, size: int, value: Any, *, root: int, out: Any) -> None:
+    def __init__(self, name: str, rank: int, size: int, value: Any, *, root: int, out: Any) -> None:
+        self.name = name
         self._rank, self._size, self._value, self._out = rank, size, value, out
         self._root = checked_root(self.name, root, size)
         self.common = f"broadcast(root={self._root})".encode()
-        self._taken = taken_arrays(self.name, out)
+        self._taken = None if out is None else taken_arrays(name, out)
         given = None if value is None else Arrays.of(value)
         offer: tuple[Any, ...] | None = None
         if rank == self._root and given is None:
@@ -80,6 +70,7 @@ class Broadcast(Call):
             offer = _ARRAYS, given.leaves, given.structure
             if rank == self._root:
                 self.source = [flat(view) for view in given.views]
+        self.layout = _layout(self.source)
         self.own = _pack(offer, None if self._taken is None else self._taken.leaves)
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
@@ -120,17 +111,16 @@ class Broadcast(Call):
             return self._value
         if self._kind == _OBJECT:
             return pickle.loads(self._target.arrays[0].data)
-        return _delivered(self._target, self._out)
+        return self._target.deliver(self._out)
 
 
 class Scatter(Call):
-    name = "scatter"
-
-    def __init__(self, rank: int, size: int, value: Any, *, root: int, out: Any) -> None:
+    def __init__(self, name: str, rank: int, size: int, value: Any, *, root: int, out: Any) -> None:
+        self.name = name
         self._rank, self._size, self._out = rank, size, out
         self._root = checked_root(self.name, root, size)
         self.common = f"scatter(root={self._root})".encode()
-        self._taken = taken_arrays(self.name, out)
+        self._taken = None if out is None else taken_arrays(name, out)
         given = None if value is None else Arrays.of(value)
         offer: tuple[Any, ...] | None = None
         if given is not None:
@@ -143,6 +133,7 @@ class Scatter(Call):
                 _refuse_out(self.name, out, value)
                 self.source = _pickled_shares(value, size)
                 offer = _OBJECT, (), [len(share) for share in self.source]
+        self.layout = _layout(self.source)
         self.own = _pack(offer, None if self._taken is None else self._taken.leaves)
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
@@ -183,16 +174,21 @@ class Scatter(Call):
     def result(self) -> Any:
         if self._kind == _OBJECT:
             return pickle.loads(self._target.arrays[0].data)
-        return _delivered(self._target, self._out)
+        return self._target.deliver(self._out)
 
 
-class _Gathering(Call):
-    """Everyone's rows, one after the other, at the root or at everyone's."""
+class Gathering(Call):
+    """all_gather, and with a root gather."""
 
-    def __init__(self, rank: int, size: int, value: Any, *, root: int | None, out: Any) -> None:
+    def __init__(
+        self, name: str, rank: int, size: int, value: Any, *, out: Any, root: Any = None
+    ) -> None:
+        self.name = name
+        if name == "gather":
+            root = checked_root(name, root, size)
         self._rank, self._size, self._root, self._out = rank, size, root, out
         receives = root is None or root == rank
-        self._taken = taken_arrays(self.name, out, receives)
+        self._taken = taken_arrays(name, out) if receives and out is not None else None
         self._given = Arrays.of(value)
         where = "" if root is None else f", root={root}"
         leaves: tuple[Leaf, ...]
@@ -203,9 +199,10 @@ class _Gathering(Call):
         else:
             leaves = self._given.leaves
             rowless = [leaf._replace(shape=("rows", *leaf.shape[1:])) for leaf in leaves]
-            what = str(Arrays(rowless, (), self._given.structure))
+            what = in_words(self._given.structure, rowless)
             self.source = [flat(view) for view in self._given.views]
         self.common = f"{self.name}({what}{where})".encode()
+        self.layout = _layout(self.source)
         self.own = _pack(leaves, None if self._taken is None else self._taken.leaves)
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
@@ -250,21 +247,7 @@ class _Gathering(Call):
             return None
         if self._given is None:
             return [pickle.loads(part.data) for part in self._target.arrays]
-        return _delivered(self._target, self._out)
-
-
-class Gather(_Gathering):
-    name = "gather"
-
-    def __init__(self, rank: int, size: int, value: Any, *, root: int, out: Any) -> None:
-        super().__init__(rank, size, value, root=checked_root(self.name, root, size), out=out)
-
-
-class AllGather(_Gathering):
-    name = "all_gather"
-
-    def __init__(self, rank: int, size: int, value: Any, *, out: Any) -> None:
-        super().__init__(rank, size, value, root=None, out=out)
+        return self._target.deliver(self._out)
 
 
 # what ranks tell each other: what they give, and the leaves of what they take
@@ -340,11 +323,8 @@ def _refuse_out(name: str, out: Any, value: Any) -> None:
         )
 
 
-def _delivered(target: Target, out: Any) -> Any:
-    if out is None:
-        return target.deliver()
-    target.unpack()
-    return out
+def _layout(source: Sequence[Array]) -> Layout:
+    return layout_of(tuple(array.nbytes for array in source))
 
 
 def _movement(

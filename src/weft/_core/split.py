@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 #: where arrays of one call begin in their common buffer; every item size divides it
@@ -53,6 +54,8 @@ class Layout:
         self.starts = tuple(starts)
         #: bytes from the beginning of the first array to the end of the last
         self.size = end
+        #: all of it
+        self.pieces = self.window(0, end)
 
     def window(self, first: int, last: int) -> list[Piece]:
         """What lies between two places of the buffer; `at` counts from the first."""
@@ -72,3 +75,9 @@ class Layout:
         first, last = share_of(lines, size, rank)
         for start in range(first * LINE, last * LINE, block):
             yield from self.window(start, min(start + block, last * LINE))
+
+
+@lru_cache(maxsize=256)
+def layout_of(sizes: tuple[int, ...]) -> Layout:
+    """The layout of arrays of these sizes; calls are often alike."""
+    return Layout(sizes)

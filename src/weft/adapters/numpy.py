@@ -25,6 +25,7 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
     array = np.asarray(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
+        array.flags.writeable = False  # a copy: results written to it would be lost
     return array, array.dtype.name if array.dtype.kind != "V" else str(array.dtype)
 
 

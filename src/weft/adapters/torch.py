@@ -28,14 +28,17 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
             f"a tensor of layout {tensor.layout}, dtype {tensor.dtype}: only dense tensors of "
             "numbers can be used; pass tensor.to_dense() or tensor.dequantize()"
         )
-    tensor = tensor.resolve_conj().resolve_neg()
+    resolved = tensor.resolve_conj().resolve_neg()
     element = str(tensor.dtype).removeprefix("torch.")
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy(), _BFLOAT16
+    if element == _BFLOAT16:
+        return resolved.view(torch.uint16).numpy(), element
     try:
-        return tensor.numpy(), element
+        array = resolved.numpy()
     except TypeError as error:
         raise InvalidType(f"a tensor of dtype {tensor.dtype} has no NumPy form: {error}") from None
+    if tensor.is_conj() or tensor.is_neg():
+        array.flags.writeable = False  # a copy: results written to it would be lost
+    return array, element
 
 
 def deliver(array: NDArray[Any], element: str) -> Any:

@@ -208,10 +208,15 @@ def make_call(group: Group, name: str, value: Any, options: dict[str, Any]) -> C
     if not _kinds:  # only now: programs without collectives do without NumPy
         from weft._core import calls, moves
 
-        kinds = (calls.AllReduce, calls.Reduce)
-        moving = (moves.Broadcast, moves.Scatter, moves.Gather, moves.AllGather)
-        _kinds.update({kind.name: kind for kind in (*kinds, *moving)})
-    call: Call = _kinds[name](group.rank, group.size, value, **options)
+        _kinds.update(
+            all_reduce=calls.Reduction,
+            reduce=calls.Reduction,
+            broadcast=moves.Broadcast,
+            scatter=moves.Scatter,
+            gather=moves.Gathering,
+            all_gather=moves.Gathering,
+        )
+    call: Call = _kinds[name](name, group.rank, group.size, value, **options)
     return call
 
 

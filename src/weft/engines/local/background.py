@@ -38,6 +38,10 @@ class PendingCall:
             raise self._error
         return self._result
 
+    def join(self) -> None:
+        """Return when it has ended, well or not."""
+        self._ended.wait()
+
     def run(self) -> None:
         """Carry it out; for the thread."""
         work, self._work = self._work, None  # what it holds is free as soon as it has ended
@@ -60,15 +64,15 @@ class Background:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
-        #: the call that was made last
-        self._last: PendingCall | None = None
+        #: the call that was made last, if it may be pending
+        self.last: PendingCall | None = None
 
     def start(self, work: Callable[[], Any], name: str) -> PendingCall:
         """Have a call carried out after those before it."""
         call = PendingCall(work, name)
         with self._changed:
             self._calls.append(call)
-            self._last = call
+            self.last = call
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name=f"weft async {self._name}", daemon=True
@@ -77,19 +81,12 @@ class Background:
             self._changed.notify()
         return call
 
-    @property
-    def busy(self) -> bool:
-        return self._last is not None and not self._last.done()
-
-    def is_this_thread(self) -> bool:
-        return self._thread is threading.current_thread()
-
     def finish(self) -> None:
         """Return when no call is pending. Errors are for who waits for the calls themselves."""
-        last = self._last
+        last = self.last
         if last is not None:
-            last._ended.wait()
-            self._last = None
+            last.join()
+            self.last = None
 
     def close(self) -> None:
         """Return when the thread has ended. Nothing more is started afterwards."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,18 +27,25 @@ from weft import faults
 from weft._core.calls import Call, Combination
 from weft._core.elements import Array, combine
 from weft._core.moves import Copy, Differ, Movement
-from weft._core.split import Layout, Piece
+from weft._core.split import Layout, Piece, layout_of
+from weft._core.values import address
 from weft.engines.local import slots
 from weft.engines.local.direct import Peers, let_peers_reach
+from weft.engines.local.lane import FIRST, Lane
 from weft.engines.local.meeting import CALLS, MAILBOX_BYTES, Meeting
 from weft.engines.local.segment import Block, portable
+from weft.errors import WeftError
 
-FIRST, UNDER_WAY = CALLS.index("collective"), CALLS.index("collective, under way")
-#: whether the arrays are in the slot; lengths of `common` and `own`
-_HEADER = struct.Struct("=?HI")
+UNDER_WAY = CALLS.index("collective, under way")
+#: a message begins with whether the arrays are in the slot; `common` ends with a zero byte; then
+#: comes `own`, if the arrays are not in the slot as far as it fits, after its length
+_FITS, _FITS_NOT, _END = b"1", b"0", b"\0"
+_LENGTH = struct.Struct("Q")
 _ADDRESS = struct.Struct("QQ")
 #: bytes that are pulled, combined and pushed at a time: they stay in the cache meanwhile
 _BLOCK = 512 << 10
+#: lanes that are kept
+_LANES = 256
 
 
 class Carrier:
@@ -52,6 +60,9 @@ class Carrier:
         #: whether every rank can reach every other's memory
         self._direct = False
         self._scratch = np.empty(0, np.uint8)
+        self._all_fit = [True] * self._size
+        #: by operation, dtype and shape
+        self.lanes: dict[tuple[Any, ...], Lane] = {}
 
     def carry_out(self, call: Call, seconds: float) -> None:
         """Exchange and carry until the call has its result. Every rank makes the same call.
@@ -62,8 +73,7 @@ class Carrier:
         if self._slots is None:
             self._set_up(seconds)
         step = self._meeting.step + 1
-        layout = Layout([array.nbytes for array in call.source])
-        staged, owns, several = self._tell(call, layout, seconds)
+        staged, owns, several = self._tell(call, seconds)
         if faults.armed:
             faults.reach("collective.met")
         try:
@@ -72,7 +82,7 @@ class Carrier:
             words = {rank: f"{call.name}({given})" for rank, given in differ.ranks.items()}
             raise self._meeting.disagreement(words) from None
         if isinstance(plan, Combination):
-            late = self._combine(plan, call.source, layout, step, staged=staged, seconds=seconds)
+            late = self._combine(plan, call, step, staged=staged[0], seconds=seconds)
         else:
             late = self._move(plan, call.source, step, staged=staged, seconds=seconds)
         if faults.armed:
@@ -80,69 +90,85 @@ class Carrier:
         if several or late:
             self._meeting.meet(UNDER_WAY, seconds)
 
+    def open_lane(self, call: Call, like: Array, op: str) -> None:
+        """Prepare the quick way for calls like this one, which was carried out."""
+        if call.own or call.layout.size > self._memory.room or not like.dtype.isnative:
+            return
+        if len(self.lanes) >= _LANES:
+            self.lanes.clear()
+        message = _FITS + call.common + _END
+        self.lanes[op, like.dtype, like.shape] = Lane(
+            self._meeting, self._memory, message=message, like=like, op=op, differ=self._differ
+        )
+
     # the first step
 
-    def _tell(
-        self, call: Call, layout: Layout, seconds: float
-    ) -> tuple[list[bool], list[bytes], bool]:
+    def _tell(self, call: Call, seconds: float) -> tuple[Sequence[bool], Sequence[bytes], bool]:
         """Exchange what the calls say; whose arrays are in their slots, every rank's `own`, and
         whether it took several steps."""
         memory, meeting = self._memory, self._meeting
-        space = MAILBOX_BYTES - _HEADER.size - len(call.common)
-        fits = layout.size <= memory.room and len(call.own) <= space
+        common, own = call.common, call.own
+        fits = call.layout.size <= memory.room and len(own) < MAILBOX_BYTES - len(common) - 1
         if fits:
-            memory.fill(meeting.step + 1, call.source, layout.window(0, layout.size))
+            memory.fill(meeting.step + 1, call.source, call.layout.pieces)
             if faults.armed:
                 faults.reach("collective.filled")
-        header = _HEADER.pack(fits, len(call.common), len(call.own))
-        answers = meeting.exchange(FIRST, header + call.common + call.own[:space], seconds)
-        start = _HEADER.size
-        stop = start + len(call.common)
-        own_header = answers[self._rank][1:3] + call.common
-        if any(answer[1:3] + answer[start:stop] != own_header for answer in answers):
-            raise meeting.disagreement(dict(enumerate(map(_called, answers))))
-        lengths = [_HEADER.unpack_from(answer)[2] for answer in answers]
-        owns = [answer[stop:] for answer in answers]
-        staged = [bool(answer[0]) for answer in answers]
-        several = max(lengths) > space
+            message = _FITS + common + _END + own
+        else:
+            message = (_FITS_NOT + common + _END + _LENGTH.pack(len(own)) + own)[:MAILBOX_BYTES]
+        answers = meeting.exchange(FIRST, message, seconds)
+        if fits and answers.count(message) == self._size:
+            return self._all_fit, [own] * self._size, False
+        return self._heard(call, answers, seconds)
+
+    def _heard(
+        self, call: Call, answers: Sequence[bytes], seconds: float
+    ) -> tuple[Sequence[bool], Sequence[bytes], bool]:
+        """What the ranks said, where they did not all say the same, or not all in one step."""
+        said = [answer[1:].partition(_END) for answer in answers]
+        if any(common != call.common for common, _, _ in said):
+            raise self._differ(answers)
+        fits = [answer[:1] == _FITS for answer in answers]
+        owns, lengths = [], []
+        for whole, (_, _, own) in zip(fits, said, strict=True):
+            owns.append(own if whole else own[_LENGTH.size :])
+            lengths.append(len(own) if whole else _LENGTH.unpack_from(own)[0])
+        several = any(len(own) < length for own, length in zip(owns, lengths, strict=True))
         if several:
             owns = self._tell_more(call.own, owns, lengths, seconds)
-        return staged, owns, several
+        return fits, owns, several
+
+    def _differ(self, answers: Sequence[bytes]) -> WeftError:
+        """The error of ranks that made different calls."""
+        said = [answer[1:].partition(_END)[0].decode() for answer in answers]
+        return self._meeting.disagreement(dict(enumerate(said)))
 
     def _tell_more(
         self, own: bytes, owns: list[bytes], lengths: Sequence[int], seconds: float
     ) -> list[bytes]:
         """The rest of what was too long for the mailboxes, a slot's worth at a time."""
         memory, meeting = self._memory, self._meeting
-        told = max(map(len, owns))
         texts = [bytearray(text) for text in owns]
-        while told < max(lengths):
+        while any(len(text) < length for text, length in zip(texts, lengths, strict=True)):
+            told = len(texts[self._rank])
             more = np.frombuffer(own[told : told + memory.room], np.uint8)
             step = meeting.step + 1
             memory.fill(step, [more], [Piece(0, 0, more.nbytes, 0)] if more.nbytes else [])
             meeting.meet(UNDER_WAY, seconds)
             for rank, text in enumerate(texts):
-                length = min(lengths[rank] - told, memory.room)
-                if length > 0:
-                    text.extend(memory.view(step, rank, 0, length, more.dtype).tobytes())
-            told += memory.room
+                length = min(lengths[rank] - len(text), memory.room)
+                text.extend(memory.view(step, rank, 0, length, more.dtype).tobytes())
         return [bytes(text) for text in texts]
 
     # combining
 
     def _combine(
-        self,
-        plan: Combination,
-        source: Sequence[Array],
-        layout: Layout,
-        step: int,
-        *,
-        staged: Sequence[bool],
-        seconds: float,
+        self, plan: Combination, call: Call, step: int, *, staged: bool, seconds: float
     ) -> bool:
         """Carry out a combination; whether others may still be using this rank's memory."""
-        if staged[0]:  # all have the same arrays
-            self._combine_slots(plan, source, layout.window(0, layout.size), step)
+        source, layout = call.source, call.layout
+        if staged:  # if one rank's are, all are: they have the same arrays
+            self._combine_slots(plan, source, layout.pieces, step)
             return False
         if self._direct:
             addresses = self._exchange_addresses(source, plan.target, seconds)
@@ -162,20 +188,14 @@ class Carrier:
     def _combine_slots(
         self, plan: Combination, source: Sequence[Array], pieces: Sequence[Piece], step: int
     ) -> None:
+        view, ranks = self._memory.view, range(self._size)
         if not plan.target:
             return
         for index, start, stop, at in pieces:
-            dtype = source[index].dtype
-            combine(
-                [
-                    self._memory.view(step, rank, at, stop - start, dtype)
-                    for rank in range(self._size)
-                ],
-                _part(plan.target[index], start, stop),
-                op=plan.op,
-                element=plan.elements[index],
-                weights=plan.weights,
-            )
+            dtype, length = source[index].dtype, stop - start
+            parts = [view(step, rank, at, length, dtype) for rank in ranks]
+            out = _part(plan.target[index], start, stop)
+            combine(parts, out, plan.op, plan.elements[index], plan.weights)
 
     def _combine_directly(
         self,
@@ -197,13 +217,13 @@ class Carrier:
             aside = kept is None or (in_place and self._rank >= 2)
             out = self._scratch_for(own, 2) if aside or kept is None else kept
             pulled = self._pulled(own, None if in_place and not aside else out, piece, addresses)
-            combine(pulled, out, op=plan.op, element=plan.elements[index], weights=plan.weights)
+            combine(pulled, out, plan.op, plan.elements[index], plan.weights)
             if aside and kept is not None:
                 np.copyto(kept, out)
             for rank in receivers:
                 if rank != self._rank:
                     target = addresses[rank][len(source) + index] + start
-                    self._peers.push(rank, target, _address(out), out.nbytes)
+                    self._peers.push(rank, target, address(out), out.nbytes)
 
     def _pulled(
         self, own: Array, first: Array | None, piece: Piece, addresses: Sequence[Sequence[int]]
@@ -217,7 +237,7 @@ class Carrier:
                 continue
             block = self._scratch_for(own, turn % 2) if turn or first is None else first
             remote = addresses[rank][piece.array] + piece.start
-            self._peers.pull(rank, remote, _address(block), block.nbytes)
+            self._peers.pull(rank, remote, address(block), block.nbytes)
             turn += 1
             yield block
 
@@ -241,7 +261,7 @@ class Carrier:
     ) -> bool:
         """Carry out a movement; whether others may still be using this rank's memory."""
         target = [array.view(np.uint8) for array in plan.target]
-        layouts = [Layout(sizes) for sizes in plan.sizes]
+        layouts = [layout_of(tuple(sizes)) for sizes in plan.sizes]
         for copy in plan.incoming:
             if copy.source == self._rank:
                 own = source[copy.from_array].view(np.uint8)
@@ -274,7 +294,7 @@ class Carrier:
             if copy.source != self._rank and not staged[copy.source]:
                 length = copy.length - _pushed(copy, plan.pushed)
                 remote = addresses[copy.source][copy.from_array] + copy.start
-                local = _address(target[copy.to_array]) + copy.place
+                local = address(target[copy.to_array]) + copy.place
                 self._peers.pull(copy.source, remote, local, length)
         if staged[self._rank]:
             return
@@ -283,7 +303,7 @@ class Carrier:
             skipped = copy.length - length
             n_sources = len(plan.sizes[copy.target])
             remote = addresses[copy.target][n_sources + copy.to_array] + copy.place + skipped
-            local = _address(source[copy.from_array]) + copy.start + skipped
+            local = address(source[copy.from_array]) + copy.start + skipped
             self._peers.push(copy.target, remote, local, length)
 
     def _move_in_rounds(
@@ -330,7 +350,7 @@ class Carrier:
         block = self._common_block(FIRST, slots.bytes_for(self._size))
         let_peers_reach()
         word = np.frombuffer(os.urandom(8), np.uint64)
-        secret = _ADDRESS.pack(_address(word), int(word[0]))
+        secret = _ADDRESS.pack(address(word), int(word[0]))
         secrets = [_ADDRESS.unpack(told) for told in meeting.exchange(UNDER_WAY, secret, seconds)]
         reach = not portable() and all(
             self._peers.can_reach(rank, *secrets[rank])
@@ -345,24 +365,19 @@ class Carrier:
         self, source: Sequence[Array], target: Sequence[Array], seconds: float
     ) -> list[list[int]]:
         """Where the arrays of every rank lie: its sources, then its targets."""
-        table = np.array([_address(array) for array in (*source, *target)], np.uint64).tobytes()
-        length = struct.pack("Q", len(table))
-        space = MAILBOX_BYTES - len(length)
-        answers = self._meeting.exchange(UNDER_WAY, length + table[:space], seconds)
-        lengths = [struct.unpack_from("Q", answer)[0] for answer in answers]
-        tables = [answer[8:] for answer in answers]
-        if max(lengths) > space:
-            tables = self._tell_more(table, tables, lengths, seconds)
+        table = np.array([address(array) for array in (*source, *target)], np.uint64).tobytes()
+        message = (_LENGTH.pack(len(table)) + table)[:MAILBOX_BYTES]
+        answers = self._meeting.exchange(UNDER_WAY, message, seconds)
+        lengths = [_LENGTH.unpack_from(answer)[0] for answer in answers]
+        tables = [answer[_LENGTH.size :] for answer in answers]
+        tables = self._tell_more(table, tables, lengths, seconds)
         return [np.frombuffer(table, np.uint64).tolist() for table in tables]
-
-
-def _called(answer: bytes) -> str:
-    _, length, _ = _HEADER.unpack_from(answer)
-    return answer[_HEADER.size : _HEADER.size + length].decode()
 
 
 def _part(array: Array, start: int, stop: int) -> Array:
     """The elements between two bytes."""
+    if stop - start == array.nbytes:
+        return array
     width = array.dtype.itemsize
     return array[start // width : stop // width]
 
@@ -375,8 +390,3 @@ def _write(target: Sequence[Array], copy: Copy, offset: int, part: Array) -> Non
 def _pushed(copy: Copy, share: float) -> int:
     """How many of a copy's last bytes its sender carries."""
     return int(copy.length * share)
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -32,6 +32,7 @@ from weft.resources import plan
 if TYPE_CHECKING:
     from weft._core.calls import Call
     from weft.engines.local.carrier import Carrier
+    from weft.engines.local.lane import Lane
 
 _BARRIER, _SPLIT, _LOCK = (CALLS.index(name) for name in ("barrier", "split", "lock"))
 _COLLECTIVE = CALLS.index("collective")
@@ -89,9 +90,14 @@ class LocalGroup(Group):
         #: the call that a thread is in; a fresh object for each, so that only that call ends it
         self._call: object = None
         self._entry = 0
+        #: how the recorder names each collective: one text for all calls, which is quicker to note
+        self._operations: dict[str, str] = {}
         #: the collective that was left half way, after which only `survivors` can be called
         self._given_up = ""
         self._carrier: Carrier | None = None
+        #: NumPy's array, once there is a carrier, and its lanes
+        self._array_type: Any = None
+        self._lanes: dict[tuple[Any, ...], Lane] = {}
         self._background = Background(self.name)
 
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -120,7 +126,7 @@ class LocalGroup(Group):
             following = self._meeting.next_generation(places)
             successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
             self.successor = successor
-            self._carrier = None
+            self._carrier, self._lanes = None, {}
             return successor
 
     def lock(self, *, timeout: float | None = None) -> locks.Lock:
@@ -149,6 +155,26 @@ class LocalGroup(Group):
 
     # collectives
 
+    def all_reduce(
+        self,
+        value: Any,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        # a plain array like one before takes the quick way
+        if weight is None and not async_op and type(value) is self._array_type:
+            lane = self._lanes.get((op, value.dtype, value.shape))
+            if lane is not None and lane.takes(out):
+                seconds = self.timeout if timeout is None else checked(timeout)
+                return self._carry_out("all_reduce", lane.run, (value, out, seconds), depth=4)
+        return super().all_reduce(
+            value, op, weight=weight, out=out, async_op=async_op, timeout=timeout
+        )
+
     def _collective(
         self,
         name: str,
@@ -167,19 +193,37 @@ class LocalGroup(Group):
                 self._meeting.refuse(_COLLECTIVE, reason, seconds)
             raise
         if not async_op:
-            return self._carry_out(call, seconds)
+            self._carry_out(name, self._carry, (call, seconds))
+            if name == "all_reduce" and type(value) is self._array_type and self._carrier:
+                self._carrier.open_lane(call, value, options["op"])
+            return call.result()
         if self._left or self._given_up:
             raise self._unusable()
         line = recorder.caller_line()
-        return self._background.start(lambda: self._carry_out(call, seconds, line), name)
 
-    def _carry_out(self, call: Call, seconds: float, line: str = "") -> Any:
-        """Have a call carried out, and return its result. `line` is where an async one was made."""
-        token = [call.name + self._suffix]
+        def work() -> Any:
+            self._carry_out(name, self._carry, (call, seconds), line=line)
+            return call.result()
+
+        return self._background.start(work, name)
+
+    def _carry_out(
+        self,
+        name: str,
+        work: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        *,
+        depth: int = 5,
+        line: str = "",
+    ) -> Any:
+        """Do the work of a collective, with the ranks in step or out of it for good.
+
+        `line` is where an async call was made.
+        """
+        token = [self._operations.get(name) or self._operation(name)]
         try:
-            self._begin(token, depth=5, line=line)
-            carrier = self._carrier or self._new_carrier(seconds)
-            carrier.carry_out(call, seconds)
+            self._begin(token, depth, line)
+            return work(*arguments)
         except (Disagreement, InvalidValue, SetupError):
             raise  # on every rank, at the same step
         except BaseException as error:
@@ -190,7 +234,13 @@ class LocalGroup(Group):
             if self._call is token:
                 self._call = None
                 self._log.leave(self._entry)
-        return call.result()
+
+    def _carry(self, call: Call, seconds: float) -> None:
+        carrier = self._carrier or self._new_carrier(seconds)
+        carrier.carry_out(call, seconds)
+
+    def _operation(self, name: str) -> str:
+        return self._operations.setdefault(name, name + self._suffix)
 
     def _give_up(self, operation: str, error: BaseException) -> None:
         """This rank is out of step: it can only go on with `survivors`."""
@@ -199,6 +249,8 @@ class LocalGroup(Group):
             self._meeting.give_up()
 
     def _new_carrier(self, seconds: float) -> Carrier:
+        from numpy import ndarray
+
         from weft.engines.local.carrier import Carrier
 
         def common_block(call: int, size: int) -> Block:
@@ -206,6 +258,7 @@ class LocalGroup(Group):
             return self._common_block(call, leader, size, lambda block: None, seconds)
 
         self._carrier = Carrier(self._meeting, common_block)
+        self._array_type, self._lanes = ndarray, self._carrier.lanes
         return self._carrier
 
     # before and after every call
@@ -233,7 +286,7 @@ class LocalGroup(Group):
         signal handler can come between. Whoever set it unsets it, however the call ends.
         """
         here = self._meeting
-        if self._background.busy and not line:
+        if self._background.last is not None and not line:
             self._background.finish()
         if self._left or not here.roster.is_here or self.successor is not None:
             raise self._unusable()

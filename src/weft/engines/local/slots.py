@@ -54,7 +54,7 @@ class Slots:
             array = arrays[index]
             width = array.dtype.itemsize
             part = array if stop - start == array.nbytes else array[start // width : stop // width]
-            np.copyto(self.view(step, self._rank, at, stop - start, array.dtype), part)
+            self.view(step, self._rank, at, stop - start, array.dtype)[...] = part
 
     def view(self, step: int, rank: int, at: int, length: int, dtype: np.dtype[Any]) -> Array:
         """`length` bytes of a rank's slot, from byte `at` on, as numbers."""

@@ -1,0 +1,155 @@
+"""The arrays of a call: what they are, where their memory is, and where results go."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft import adapters
+from weft._core import trees
+from weft._core.elements import Array
+
+#: longest description that ranks show each other
+_WORDS = 400
+
+
+class Leaf(NamedTuple):
+    """One array of a call, described: enough to make another like it elsewhere."""
+
+    adapter: str
+    #: the kind of number; what the dtype does not tell is bfloat16, stored as uint16
+    element: str
+    dtype: np.dtype[Any]
+    shape: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.element}[{', '.join(map(str, self.shape))}]"
+
+    def matches(self, other: Leaf) -> bool:
+        """Whether one array can take the other's values; whose arrays they are does not matter."""
+        return self is other or self[1:] == other[1:]
+
+
+class Arrays:
+    """The arrays in a value: what they are, views of their memory, and how they hang together."""
+
+    __slots__ = ("leaves", "structure", "views")
+
+    def __init__(
+        self, leaves: tuple[Leaf, ...], views: Sequence[Array], structure: Any = None
+    ) -> None:
+        self.leaves, self.views, self.structure = leaves, views, structure
+
+    @classmethod
+    def of(cls, value: Any, find: Callable[[Any], Any] = adapters.of) -> Arrays | None:
+        """Those of an array, or of a list, tuple or dict of arrays; None for anything else."""
+        if type(value) is np.ndarray:
+            known = _plain.get((value.dtype, value.shape))
+            if known is not None:
+                return cls(known, (value,))
+        adapter = find(value)
+        if adapter is not None:
+            leaf, view = _describe(value, adapter)
+            return cls(_remembered(leaf) if view is value else (leaf,), (view,))
+        if not isinstance(value, (list, tuple, dict)):
+            return None
+        found = trees.flatten(value, lambda item: find(item) is not None)
+        if found is None:
+            return None
+        described = [_describe(item, find(item)) for item in found[0]]
+        leaves, views = [leaf for leaf, _ in described], [view for _, view in described]
+        return cls(tuple(leaves), views, found[1])
+
+
+#: what plain NumPy arrays of a dtype and shape are: describing one costs more than reducing it
+_plain: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[Leaf]] = {}
+
+
+def _remembered(leaf: Leaf) -> tuple[Leaf]:
+    if len(_plain) >= 1024:
+        _plain.clear()
+    return _plain.setdefault((leaf.dtype, leaf.shape), (leaf,))
+
+
+def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
+    view, element = adapter.view(value)
+    return Leaf(adapter.NAME, element, view.dtype, view.shape), view
+
+
+def in_words(structure: Any, leaves: Sequence[Leaf]) -> str:
+    """Arrays in words; a long text is cut, and told from others by its checksum."""
+    text = trees.describe(structure, iter(leaves))
+    if len(text) <= _WORDS:
+        return text
+    return f"{text[: _WORDS - 60]}... ({len(leaves)} arrays, checksum {zlib.crc32(text.encode())})"
+
+
+class Target:
+    """Where the results of a call go: fresh arrays, or those that the user gave as `out=`."""
+
+    def __init__(self, leaves: Sequence[Leaf], structure: Any, out: Arrays | None) -> None:
+        self._leaves, self._structure = leaves, structure
+        self._packed: list[tuple[Array, Array]] = []
+        if out is None:
+            self._views: Sequence[Array] = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
+        else:
+            self._views = out.views
+        #: flat and contiguous; the results are to be written here
+        self.arrays = [self._flat(view) for view in self._views]
+
+    def _flat(self, view: Array) -> Array:
+        if view.flags.c_contiguous:
+            return view if view.ndim == 1 else view.reshape(-1)
+        packed = np.empty(view.size, view.dtype)
+        self._packed.append((view, packed))
+        return packed
+
+    def deliver(self, out: Any) -> Any:
+        """The results: `out`, if the user gave it, else as each leaf's library has them."""
+        for view, packed in self._packed:
+            np.copyto(view, packed.reshape(view.shape))
+        if out is not None:
+            return out
+        leaves = zip(self._leaves, self._views, strict=True)
+        values = (adapters.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
+        return trees.rebuild(self._structure, values)
+
+
+def flat(view: Array) -> Array:
+    """The same numbers as a contiguous array of one dimension; a copy only where it must be."""
+    if view.flags.c_contiguous:
+        return view if view.ndim == 1 else view.reshape(-1)
+    return np.ascontiguousarray(view).reshape(-1)
+
+
+def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
+    """The sources, copied where results written to a target would change what is still to be read.
+
+    An array may be its own target. It may not overlap it in another way, nor another's target.
+    """
+    apart = []
+    for index, source in enumerate(sources):
+        for place, target in enumerate(targets):
+            if source is target and index == place:
+                continue
+            if np.may_share_memory(source, target) and not (
+                index == place and same_memory(source, target)
+            ):
+                source = source.copy()  # noqa: PLW2901  from here on it is the copy that counts
+                break
+        apart.append(source)
+    return apart
+
+
+def same_memory(source: Array, target: Array) -> bool:
+    """Whether two flat arrays are one."""
+    return source.nbytes == target.nbytes and address(source) == address(target)
+
+
+def address(array: Array) -> int:
+    """Where an array begins."""
+    found: int = array.__array_interface__["data"][0]
+    return found

@@ -1,0 +1,88 @@
+"""The quick way for a small array that was reduced before: everything but the numbers is prepared.
+
+A sum of a thousand numbers takes less time than describing them, so a loop that reduces arrays of
+the same shape again and again should do neither twice. A lane says and does exactly what
+`Carrier` does for a call that fits the slots: ranks need not all be in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft import faults
+from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combine
+from weft.engines.local.meeting import CALLS, Meeting
+from weft.engines.local.slots import Slots
+from weft.errors import WeftError
+
+FIRST = CALLS.index("collective")
+
+
+class Lane:
+    """all_reduce of arrays of one dtype and shape by one operation."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        slots: Slots,
+        *,
+        message: bytes,
+        like: Array,
+        op: str,
+        differ: Callable[[Sequence[bytes]], WeftError],
+    ) -> None:
+        self._meeting, self._message, self._op, self._differ = meeting, message, op, differ
+        self._dtype, self._shape = like.dtype, like.shape
+        self._element = like.dtype.name
+        self._parts = tuple(
+            [
+                slots.view(half, rank, 0, like.nbytes, like.dtype).reshape(like.shape)
+                for rank in range(len(meeting.members))
+            ]
+            for half in (0, 1)
+        )
+        rank = meeting.members.index(meeting.roster.rank)
+        self._own = tuple(parts[rank] for parts in self._parts)
+        self._function = OPERATIONS[op]
+        self._quick = (
+            op != "mean" and len(self._parts[0]) > 1 and accumulates_as_stored(like.dtype, op)
+        )
+
+    def takes(self, out: Any) -> bool:
+        """Whether results can be written there without a further look."""
+        return out is None or (
+            type(out) is np.ndarray
+            and out.shape == self._shape
+            and out.dtype is self._dtype
+            and out.flags.writeable
+        )
+
+    def run(self, value: Array, out: Array | None, seconds: float) -> Array:
+        """The result. `value` is of this lane's dtype and shape; it is read before `out`, which
+        may be the same or overlap it, is written."""
+        meeting = self._meeting
+        half = (meeting.step + 1) & 1
+        self._own[half][...] = value
+        if faults.armed:
+            faults.reach("collective.filled")
+        answers = meeting.exchange_alike(FIRST, self._message, seconds)
+        if answers is not None:
+            raise self._differ(answers)
+        if faults.armed:
+            faults.reach("collective.met")
+        parts = self._parts[half]
+        if out is None:
+            out = np.empty(self._shape, self._dtype)
+        if self._quick:
+            function = self._function
+            total = function(parts[0], parts[1], out)
+            for part in parts[2:]:
+                function(total, part, out)
+        else:
+            combine(parts, out, self._op, self._element)
+        if faults.armed:
+            faults.reach("collective.carried")
+        return out
