@@ -399,12 +399,6 @@ def test_shutdown_while_another_thread_waits() -> None:
     assert run_ranks(2, body)[0] == "NotInitialized"
 
 
-def test_mpirun_is_not_taken_for_one_process_silently() -> None:
-    """Until its ranks can meet, a program started by mpirun is warned."""
-    outcome = run_python("import weft; weft.init()", env={"OMPI_COMM_WORLD_SIZE": "2"})
-    assert "RuntimeWarning: OMPI_COMM_WORLD_SIZE=2: mpirun started this program" in outcome.err
-
-
 def test_the_table_names_the_subgroup() -> None:
     """Two ranks in barriers of different groups can be told apart."""
 

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.launched import Launched, alone, launched
 from weft.engines.base import Group, forked
+from weft.engines.local.processes import ancestors
 from weft.errors import (
     AlreadyInitialized,
     EngineUnavailable,
@@ -53,8 +53,9 @@ def init(
     """Join this program's group and return it.
 
     Under `weft run -n N script.py` the group is the N ranks that were started,
-    and `init` returns when all are here. Without a launcher it is this process
-    alone, and everything works the same.
+    and `init` returns when all are here. The same holds on one host under
+    mpirun (of Open MPI, MPICH, Intel MPI), srun and torchrun. Without a
+    launcher it is this process alone, and everything works the same.
 
     >>> import weft
     >>> group = weft.init()
@@ -84,9 +85,7 @@ def init(
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
         _check_engine(engine)
-        _launched = _launched or launched(os.environ)
-        if _launched is None:
-            _warn_of_other_launchers()
+        _launched = _launched or launched(os.environ, ancestors)
         group, restore = _start(engine, seconds)
         _session, _forked_from = _Session(group, _caller(), restore), None
         if seed is not None:
@@ -153,6 +152,8 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
         return SerialGroup(timeout=timeout), lambda: None
     if place is None:
         place = alone()
+    if place.obstacle:
+        raise EngineUnavailable(place.obstacle)
     from weft.engines.local.group import join
     from weft.engines.local.rendezvous import Identity
 
@@ -169,18 +170,6 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
     return joined, restore
 
 
-def _warn_of_other_launchers() -> None:
-    """Ranks of mpirun do not meet yet; each would believe that it is the master."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if os.environ.get(name, "1") != "1":
-            warnings.warn(
-                f"{name}={os.environ[name]}: mpirun started this program, but in this release "
-                "ranks meet only under `weft run`; each process is a group of one",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-
 def _no_session() -> NotInitialized | UsedAfterFork:
     if _forked_from is not None:
         return forked("the session", _forked_from)
@@ -190,7 +179,10 @@ def _no_session() -> NotInitialized | UsedAfterFork:
 
 
 def _start_anew() -> None:
-    """In a forked child: the session, and the place in the job, are the parent's."""
+    """In a forked child: the session, and the place in the job, are the parent's.
+
+    The environment says that the place is taken, so the child is alone.
+    """
     global _session, _forked_from, _launched, _lock
     if _session is not None:
         _forked_from = os.getppid()
