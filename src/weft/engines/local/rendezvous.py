@@ -212,7 +212,8 @@ def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) ->
     if hello.rank in members:
         return (
             f"rank {hello.rank} is already here as process {members[hello.rank].pid}; a rank "
-            "joins once, so start other programs from it with a clean environment"
+            "joins once, so start other programs from it after weft.init(), or with a clean "
+            "environment"
         )
     return None
 
@@ -267,9 +268,11 @@ def _rejection(answer: Rejected) -> Exception:
 
 def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
     names = ", ".join(map(str, ranks))
+    # `weft run` starts all ranks here; of others it is not known
+    elsewhere = "" if identity.launcher else " Is it on another host? That needs the mpi engine."
     return MissingRank(
-        f"rank {names} of {identity.size} did not come within {seconds:g} s; "
-        "did it fail before weft.init()? For slow starts raise --timeout or WEFT_TIMEOUT",
+        f"rank {names} of {identity.size} did not come within {seconds:g} s; did it fail before "
+        f"weft.init()?{elsewhere} For slow starts raise --timeout or WEFT_TIMEOUT",
         ranks,
     )
 
