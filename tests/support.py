@@ -1,4 +1,4 @@
-"""How tests run ranks: real processes, started by `weft run`."""
+"""How tests run ranks: real processes, started by `weft run` or by mpirun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,17 @@ class Outcome:
         return f"exit code {self.code} after {self.seconds:.2f} s\n{self.out}\n{self.err}"
 
 
-def command(ranks: int, *options: str) -> list[str]:
+def command(ranks: int, *options: str, launcher: str = "weft run") -> list[str]:
+    """The command line that starts so many ranks of the script that follows it."""
+    if launcher == "mpirun":
+        return [*mpirun(ranks), *options, sys.executable]
     return [sys.executable, "-m", "weft", "run", "-n", str(ranks), *options]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """Open MPI's mpirun, which the test environment has, with what it needs on any machine."""
+    path = Path(sys.executable).parent / "mpirun"
+    return [str(path), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
 
 
 def launch(
@@ -55,15 +64,28 @@ def launch(
     options: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
     limit: float = 60.0,
+    launcher: str = "weft run",
 ) -> Outcome:
-    """Run a script, given as a path or as its text, by `weft run`."""
-    if isinstance(script, str):
-        path = Path(os.environ["WEFT_TEST_FOLDER"]) / f"script{time.monotonic_ns()}.py"
-        path.write_text(script)
-        script = path
+    """Run a script, given as a path or as its text, by `weft run` or another launcher."""
+    path = write_script(script) if isinstance(script, str) else script
+    line = [*command(ranks, *options, launcher=launcher), str(path), *arguments]
+    return run_command(line, env=env, limit=limit)
+
+
+def write_script(text: str) -> Path:
+    """A file with this text, gone after the test."""
+    path = Path(os.environ["WEFT_TEST_FOLDER"]) / f"script{time.monotonic_ns()}.py"
+    path.write_text(text)
+    return path
+
+
+def run_command(
+    line: Sequence[str], *, env: Mapping[str, str] | None = None, limit: float = 60.0
+) -> Outcome:
+    """Run a command to its end."""
     began = time.monotonic()
     done = subprocess.run(
-        [*command(ranks, *options), str(script), *arguments],
+        line,
         capture_output=True,
         text=True,
         timeout=limit,
@@ -78,27 +100,20 @@ def run_ranks(
     *arguments: Any,
     options: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
+    launcher: str = "weft run",
 ) -> list[Any]:
     """Call `function(group, *arguments)` in each of `ranks` processes; the results by rank."""
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     payload = Path(os.environ["WEFT_TEST_FOLDER"]) / f"payload{time.monotonic_ns()}"
     payload.write_bytes(cloudpickle.dumps((function, arguments)))
-    outcome = launch(_RUNNER, ranks, str(payload), options=options, env=env)
+    outcome = launch(_RUNNER, ranks, str(payload), options=options, env=env, launcher=launcher)
     assert outcome.code == 0, outcome
     return [pickle.loads(Path(f"{payload}.{rank}").read_bytes()) for rank in range(ranks)]
 
 
 def run_python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Outcome:
     """Run a program of its own, without a launcher."""
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **(env or {})},
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    return run_command([sys.executable, "-c", code, *arguments], env=env)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:

@@ -1,4 +1,4 @@
-"""What every engine's group does. Each test runs on every engine and size."""
+"""What every engine's group does. Each test runs on every engine, launcher and size."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from weft.engines.base import Group
 from weft.engines.serial import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
 
-CASES = [("serial", 1), *(("local", size) for size in (1, 2, 3, 4))]
+#: the serial engine has no launcher; the others start ranks of the local engine
+CASES = [
+    ("serial", 1),
+    *((launcher, size) for launcher in ("weft run", "mpirun") for size in (1, 2, 3, 4)),
+]
 
 
-@pytest.fixture(params=CASES, ids=[f"{engine}-{size}" for engine, size in CASES])
+@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
 def ranks(request: pytest.FixtureRequest) -> Any:
     """A function that calls another in every rank of a group, and returns the results by rank."""
-    engine, size = request.param
+    launcher, size = request.param
 
     def call(function: Any, *arguments: Any) -> list[Any]:
-        if engine == "serial":
+        if launcher == "serial":
             return [function(SerialGroup(timeout=60.0), *arguments)]
-        return run_ranks(size, function, *arguments)
+        return run_ranks(size, function, *arguments, launcher=launcher)
 
     call.size = size  # type: ignore[attr-defined]
     return call
