@@ -40,6 +40,8 @@ class Call(ABC):
     source: Sequence[Array] = ()
     #: how the source lies as one flat buffer
     layout: Layout
+    #: where the results go, if that is known before the ranks have met
+    early_target: Sequence[Array] = ()
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Any:
@@ -101,6 +103,7 @@ class Reduction(Call):
             if taken is not None and taken.leaves is not given.leaves:
                 check_out(name, taken.leaves, given.leaves)
             self._target = Target(given.leaves, given.structure, taken)
+            self.early_target = self._target.arrays
             if taken is not None:
                 self.source = keep_apart(self.source, self._target.arrays)
 
@@ -111,8 +114,7 @@ class Reduction(Call):
                 f"{self.name}(weight=...): the weights of all {len(weights)} ranks are 0, so "
                 "there is no mean; at least one rank must have some weight"
             )
-        target = self._target.arrays if self._target else ()
-        return Combination(self._op, self._elements, weights, self._root, target)
+        return Combination(self._op, self._elements, weights, self._root, self.early_target)
 
     def result(self) -> Any:
         return None if self._target is None else self._target.deliver(self._out)

@@ -70,6 +70,8 @@ class Broadcast(Call):
             offer = _ARRAYS, given.leaves, given.structure
             if rank == self._root:
                 self.source = [flat(view) for view in given.views]
+        if self._taken is not None:
+            self.source = keep_apart(self.source, self._taken.views)
         self.layout = _layout(self.source)
         self.own = _pack(offer, None if self._taken is None else self._taken.leaves)
 
@@ -88,7 +90,6 @@ class Broadcast(Call):
             sizes, structure = [_bytes_of(leaf) for leaf in leaves], extra
         if self._rank != self._root or self._taken is not None:
             self._target = Target(leaves, structure, self._taken)
-            self.source = keep_apart(self.source, self._target.arrays)
         self._kind = kind
         receivers = [rank for rank in range(self._size) if rank != self._root]
         if self._taken is not None and self._rank == self._root:
@@ -133,6 +134,8 @@ class Scatter(Call):
                 _refuse_out(self.name, out, value)
                 self.source = _pickled_shares(value, size)
                 offer = _OBJECT, (), [len(share) for share in self.source]
+        if self._taken is not None:
+            self.source = keep_apart(self.source, self._taken.views)
         self.layout = _layout(self.source)
         self.own = _pack(offer, None if self._taken is None else self._taken.leaves)
 
@@ -154,7 +157,6 @@ class Scatter(Call):
             sizes = [_bytes_of(leaf) for leaf in leaves]
             mine = _shares(leaves, self._size, self._rank)
             self._target = Target(mine, extra, self._taken)
-            self.source = keep_apart(self.source, self._target.arrays)
             copies = [
                 Copy(
                     self._root, index, start * _row(leaf), k, index, 0, (stop - start) * _row(leaf)
@@ -202,6 +204,8 @@ class Gathering(Call):
             what = in_words(self._given.structure, rowless)
             self.source = [flat(view) for view in self._given.views]
         self.common = f"{self.name}({what}{where})".encode()
+        if self._taken is not None:
+            self.source = keep_apart(self.source, self._taken.views)
         self.layout = _layout(self.source)
         self.own = _pack(leaves, None if self._taken is None else self._taken.leaves)
 
@@ -217,8 +221,6 @@ class Gathering(Call):
         receives = self._root is None or self._root == self._rank
         structure = None if self._given is None else self._given.structure
         self._target = Target(whole, structure, self._taken) if receives else None
-        if self._target is not None:
-            self.source = keep_apart(self.source, self._target.arrays)
         receivers = range(self._size) if self._root is None else [self._root]
         return _movement(
             self._rank,

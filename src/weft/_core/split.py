@@ -69,12 +69,13 @@ class Layout:
     def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
         """The blocks that one of `size` ranks works on: every byte is in one block of one rank.
 
-        Blocks are cut on lines, so that no element is in two of them.
+        Blocks are cut on lines, so that no element is in two of them; a block is of one array.
         """
         lines = -(-self.size // LINE)
         first, last = share_of(lines, size, rank)
-        for start in range(first * LINE, last * LINE, block):
-            yield from self.window(start, min(start + block, last * LINE))
+        for index, start, stop, _ in self.window(first * LINE, last * LINE):
+            for begin in range(start, stop, block):
+                yield Piece(index, begin, min(begin + block, stop), 0)
 
 
 @lru_cache(maxsize=256)

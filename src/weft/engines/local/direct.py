@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Sequence
 
 from weft.engines.local.libc import allow_reading_by, read_memory, write_memory
@@ -17,6 +18,8 @@ from weft.engines.local.roster import Roster
 
 #: for one call into the kernel, so that a signal is heard soon
 _MOST = 32 << 20
+#: seconds after which a peer is looked for again
+_FRESH = 0.05
 
 
 class Peers:
@@ -24,6 +27,8 @@ class Peers:
 
     def __init__(self, roster: Roster, members: Sequence[int]) -> None:
         self._roster, self._members = roster, members
+        #: when each was last seen alive
+        self._seen = [0.0] * len(members)
         self._pids = [roster.process(member).pid for member in members]
 
     def pull(self, rank: int, remote: int, local: int, length: int) -> None:
@@ -35,10 +40,18 @@ class Peers:
     def push(self, rank: int, remote: int, local: int, length: int) -> None:
         """Copy from this process's memory to a rank's."""
         for done in range(0, length, _MOST):
-            if self._roster.gone([self._members[rank]]):  # its pid may be somebody else's by now
-                raise ProcessLookupError(f"rank {rank} has ended")
+            self._check_that_it_lives(rank)
             part = min(_MOST, length - done)
             _complete(write_memory(self._pids[rank], remote + done, local + done, part), part)
+
+    def _check_that_it_lives(self, rank: int) -> None:
+        """Not to write into another process: the pid of one that has ended is given to a new one
+        when all numbers have been used, which takes seconds at the least."""
+        now = time.monotonic()
+        if now - self._seen[rank] > _FRESH:
+            if self._roster.gone([self._members[rank]]):
+                raise ProcessLookupError(f"rank {rank} has ended")
+            self._seen[rank] = now
 
     def can_reach(self, rank: int, word: int, value: int) -> bool:
         """Whether a rank's memory can be read: the 8 bytes at `word` are tried, and compared."""

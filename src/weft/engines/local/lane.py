@@ -14,11 +14,8 @@ import numpy as np
 
 from weft import faults
 from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combine
-from weft.engines.local.meeting import CALLS, Meeting
-from weft.engines.local.slots import Slots
+from weft.engines.local.means import FIRST, Means
 from weft.errors import WeftError
-
-FIRST = CALLS.index("collective")
 
 
 class Lane:
@@ -26,26 +23,24 @@ class Lane:
 
     def __init__(
         self,
-        meeting: Meeting,
-        slots: Slots,
+        means: Means,
         *,
         message: bytes,
         like: Array,
         op: str,
         differ: Callable[[Sequence[bytes]], WeftError],
     ) -> None:
-        self._meeting, self._message, self._op, self._differ = meeting, message, op, differ
+        self._meeting, self._message, self._op, self._differ = means.meeting, message, op, differ
         self._dtype, self._shape = like.dtype, like.shape
         self._element = like.dtype.name
         self._parts = tuple(
             [
-                slots.view(half, rank, 0, like.nbytes, like.dtype).reshape(like.shape)
-                for rank in range(len(meeting.members))
+                means.slots.view(half, rank, 0, like.nbytes, like.dtype).reshape(like.shape)
+                for rank in range(means.size)
             ]
             for half in (0, 1)
         )
-        rank = meeting.members.index(meeting.roster.rank)
-        self._own = tuple(parts[rank] for parts in self._parts)
+        self._own = tuple(parts[means.rank] for parts in self._parts)
         self._function = OPERATIONS[op]
         self._quick = (
             op != "mean" and len(self._parts[0]) > 1 and accumulates_as_stored(like.dtype, op)
