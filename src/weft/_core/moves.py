@@ -60,7 +60,7 @@ class Broadcast(Call):
         self._root = checked_root(self.name, root, size)
         self.common = f"broadcast(root={self._root})".encode()
         self._taken = None if out is None else taken_arrays(name, out)
-        given = None if value is None else Arrays.of(value)
+        given = _arrays_of(value)
         offer: tuple[Any, ...] | None = None
         if rank == self._root and given is None:
             _refuse_out(self.name, out, value)
@@ -81,7 +81,7 @@ class Broadcast(Call):
         for rank, (offer, out) in enumerate(offers):
             if out is not None:
                 check_out(self.name, out, leaves, f"rank {rank}'s out=")
-            if rank != self._root and kind == offer_kind(offer) == _ARRAYS:
+            if rank != self._root and kind == _kind(offer) == _ARRAYS:
                 _check_alike(rank, offer[1], self._root, leaves)
         self._target: Target | None = None
         if kind == _OBJECT:
@@ -122,10 +122,10 @@ class Scatter(Call):
         self._root = checked_root(self.name, root, size)
         self.common = f"scatter(root={self._root})".encode()
         self._taken = None if out is None else taken_arrays(name, out)
-        given = None if value is None else Arrays.of(value)
+        given = _arrays_of(value)
         offer: tuple[Any, ...] | None = None
         if given is not None:
-            _check_rows(given.leaves, value)
+            _check_rows(given.leaves)
             offer = _ARRAYS, given.leaves, given.structure
         if rank == self._root:
             if given is not None:
@@ -145,7 +145,7 @@ class Scatter(Call):
         for rank, (offer, out) in enumerate(offers):
             if out is not None:
                 check_out(self.name, out, _shares(leaves, self._size, rank), f"rank {rank}'s out=")
-            if rank != self._root and kind == offer_kind(offer) == _ARRAYS:
+            if rank != self._root and kind == _kind(offer) == _ARRAYS:
                 _check_alike(rank, offer[1], self._root, leaves)
         self._kind = kind
         if kind == _OBJECT:
@@ -191,7 +191,7 @@ class Gathering(Call):
         self._rank, self._size, self._root, self._out = rank, size, root, out
         receives = root is None or root == rank
         self._taken = taken_arrays(name, out) if receives and out is not None else None
-        self._given = Arrays.of(value)
+        self._given = _arrays_of(value)
         where = "" if root is None else f", root={root}"
         leaves: tuple[Leaf, ...]
         if self._given is None:
@@ -258,25 +258,34 @@ _OBJECT, _ARRAYS = "object", "arrays"
 _BYTES = np.dtype(np.uint8)
 
 
+def _arrays_of(value: Any) -> Arrays | None:
+    """The arrays of a value; None if it travels as an object, as an empty list does."""
+    arrays = Arrays.of(value)
+    return arrays if arrays is not None and arrays.leaves else None
+
+
 def _pack(offer: Any, out: Any) -> bytes:
-    return pickle.dumps((offer, out), protocol=5)
+    return _dumps((offer, out))
 
 
 def _unpack(own: bytes) -> tuple[Any, Any]:
     return pickle.loads(own)  # type: ignore[no-any-return]
 
 
-def offer_kind(offer: Any) -> str | None:
+def _kind(offer: Any) -> str | None:
     return offer[0] if offer is not None else None
 
 
 def _pickled(value: Any) -> Array:
+    return np.frombuffer(_dumps(value), np.uint8)
+
+
+def _dumps(value: Any) -> bytes:
     try:
-        data = pickle.dumps(value, protocol=5)
+        return pickle.dumps(value, protocol=5)
     except Exception:
         # what only one process knows by name, such as a lambda, travels by value
-        data = cloudpickle.dumps(value, protocol=5)
-    return np.frombuffer(data, np.uint8)
+        return bytes(cloudpickle.dumps(value, protocol=5))
 
 
 def _pickled_shares(value: Any, size: int) -> list[Array]:
@@ -289,7 +298,7 @@ def _pickled_shares(value: Any, size: int) -> list[Array]:
     return [_pickled(value[start:stop]) for start, stop in shares]
 
 
-def _check_rows(leaves: Sequence[Leaf], value: Any) -> None:
+def _check_rows(leaves: Sequence[Leaf]) -> None:
     for leaf in leaves:
         if not leaf.shape:
             raise InvalidValue(
