@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from weft.engines.local import blocks
 from weft.engines.local.keeper import Reference
+from weft.engines.local.mapped import buffer_of
 from weft.errors import InvalidType
 
 
@@ -40,9 +41,9 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
             f"share() got {type(array).__name__} as an array of dtype {source.dtype} with {what}, "
             "which cannot be shared; expected numbers, strings of fixed length or records of these"
         )
-    if isinstance(source, SharedArray) and _buffer_of(source) is not None:
+    if isinstance(source, SharedArray) and buffer_of(source) is not None:
         shared = cast(SharedArray, source.view())
-        block_buffer = _buffer_of(source)
+        block_buffer = buffer_of(source)
     else:
         block = blocks.allocate(source.nbytes)
         fortran = source.flags.f_contiguous and not source.flags.c_contiguous
@@ -56,7 +57,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     """An ndarray in shared memory. Made by `weft.share`; what is computed from it is ordinary."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        buffer = _buffer_of(self)
+        buffer = buffer_of(self)
         if buffer is None:
             return self.view(np.ndarray).__reduce__()
         offset = self.__array_interface__["data"][0] - ctypes.addressof(buffer)
@@ -113,13 +114,3 @@ def _read_only(array: SharedArray, buffer: Any) -> SharedArray:
         offset=offset,
         strides=array.strides,
     )
-
-
-def _buffer_of(array: NDArray[Any]) -> Any:
-    """The buffer of the block that an array lies in; None if it lies in ordinary memory."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    return base if base is not None and blocks.is_block(base) else None

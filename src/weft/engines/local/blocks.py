@@ -52,6 +52,11 @@ def is_block(buffer: object) -> bool:
     return _here.views.name_of(buffer) is not None
 
 
+def name_of(buffer: object) -> int:
+    """The number by which every process knows a block, given its buffer; 0 if it is no block's."""
+    return _here.views.name_of(buffer) or 0
+
+
 def refer(buffer: object) -> Reference:
     """What stands for the block behind `buffer`; it is pinned until somebody has attached it."""
     name = _here.views.name_of(buffer)

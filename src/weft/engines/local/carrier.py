@@ -30,6 +30,7 @@ from weft._core.values import address
 from weft.engines.local import combining, moving, slots
 from weft.engines.local.direct import Peers, let_peers_reach
 from weft.engines.local.lane import Lane
+from weft.engines.local.mapped import Share, place_of
 from weft.engines.local.means import FIRST, UNDER_WAY, Means, Said
 from weft.engines.local.meeting import MAILBOX_BYTES, Meeting
 from weft.engines.local.segment import Block, portable
@@ -37,7 +38,7 @@ from weft.errors import WeftError
 
 #: A message begins with whether the arrays are in the slot, then `common`, which ends with a zero
 #: byte. Then comes `own`; or, if the arrays are not in the slot, as much as fits of: how long the
-#: rest is, how many addresses there are, these, and `own`.
+#: rest is, how long the table of arrays is (three words for each), the table, and `own`.
 _FITS, _FITS_NOT, _END = b"1", b"0", b"\0"
 _LENGTHS = struct.Struct("QQ")
 _SECRET = struct.Struct("QQ")
@@ -53,7 +54,8 @@ class Carrier:
         self._rank, self._size = meeting.members.index(meeting.roster.rank), len(meeting.members)
         self._common_block = common_block
         self._means: Means | None = None
-        self._all_fit = Said([True] * self._size, [b""] * self._size, [[]] * self._size, False)
+        none: list[list[Any]] = [[]] * self._size
+        self._all_fit = Said([True] * self._size, [b""] * self._size, none, none, False)
         #: by operation, dtype and shape
         self.lanes: dict[tuple[Any, ...], Lane] = {}
 
@@ -85,7 +87,8 @@ class Carrier:
         means = self._means
         if means is None or call.own or not like.dtype.isnative:
             return
-        if call.layout.size > means.slots.room:
+        length = call.layout.size
+        if length > means.slots.room or slots.work_is_shared(means.size, length):
             return
         if len(self.lanes) >= _LANES:
             self.lanes.clear()
@@ -109,11 +112,10 @@ class Carrier:
             if not own and answers.count(message) == self._size:
                 return self._all_fit
             return self._heard(means, call, answers, b"", seconds)
-        table = np.array(
-            [address(array) for array in (*call.source, *call.early_target)], np.uint64
-        )
-        rest = table.tobytes() + own
-        lengths = _LENGTHS.pack(len(rest), len(table))
+        arrays = (*call.source, *call.early_target)
+        table = [(address(array), *place_of(array)) for array in arrays]
+        rest = np.array(table, np.uint64).tobytes() + own
+        lengths = _LENGTHS.pack(len(rest), len(rest) - len(own))
         message = (_FITS_NOT + common + _END + lengths + rest)[:MAILBOX_BYTES]
         answers = self._meeting.exchange(FIRST, message, seconds)
         return self._heard(means, call, answers, rest, seconds)
@@ -130,14 +132,15 @@ class Carrier:
         several = any(len(text) < length for text, length in zip(texts, lengths, strict=True))
         if several:
             texts = means.tell_more(rest, texts, lengths, seconds)
-        ends = [8 * one.addresses for one in heard]
+        tables, owns = [], []
+        for one, text in zip(heard, texts, strict=True):
+            tables.append(np.frombuffer(text[: one.table], np.uint64).reshape(-1, 3).tolist())
+            owns.append(text[one.table :])
         return Said(
             fits=[one.fits for one in heard],
-            owns=[text[end:] for text, end in zip(texts, ends, strict=True)],
-            addresses=[
-                np.frombuffer(text[:end], np.uint64).tolist()
-                for text, end in zip(texts, ends, strict=True)
-            ],
+            owns=owns,
+            addresses=[[row[0] for row in table] for table in tables],
+            shares=[[Share(*row[1:]) for row in table] for table in tables],
             several=several,
         )
 
@@ -174,9 +177,10 @@ class _Heard(NamedTuple):
 
     fits: bool
     common: bytes
-    #: bytes of addresses and `own` in all, of which `text` may be only the beginning
+    #: bytes of the table and of `own` in all, of which `text` may be only the beginning
     length: int
-    addresses: int
+    #: bytes of the table
+    table: int
     text: bytes
 
 
@@ -184,5 +188,5 @@ def _read(message: bytes) -> _Heard:
     common, _, text = message[1:].partition(_END)
     if message[:1] == _FITS:
         return _Heard(True, common, len(text), 0, text)
-    length, addresses = _LENGTHS.unpack_from(text) if len(text) >= _LENGTHS.size else (0, 0)
-    return _Heard(False, common, length, addresses, text[_LENGTHS.size :])
+    length, table = _LENGTHS.unpack_from(text) if len(text) >= _LENGTHS.size else (0, 0)
+    return _Heard(False, common, length, table, text[_LENGTHS.size :])

@@ -7,19 +7,21 @@ Directly, each rank makes its share of the blocks:
       combine, in rank order
       the result                  --push-->  whoever gets it
 
-so that a byte is read once by one rank, and written once for each receiver.
+so that a byte is read once by one rank, and written once for each receiver. Arrays that lie in
+shared memory are mapped, and need no pull or push.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from weft import faults
 from weft._core.calls import Call, Combination
 from weft._core.elements import Array, combine
-from weft._core.split import Piece
-from weft.engines.local.direct import Peers
+from weft._core.split import Piece, share_of_pieces
 from weft.engines.local.means import BLOCK, UNDER_WAY, Means, Place, Said
+from weft.engines.local.slots import work_is_shared
 
 
 def carry(means: Means, plan: Combination, call: Call, said: Said, when: tuple[int, float]) -> bool:
@@ -29,10 +31,11 @@ def carry(means: Means, plan: Combination, call: Call, said: Said, when: tuple[i
     """
     step, seconds = when
     if said.fits[0]:  # if one rank's fit, all do: they have the same arrays
-        _combine_slots(means, plan, call.source, call.layout.pieces, step)
+        _combine_slots(means, plan, call, call.layout.pieces, when)
         return False
-    if means.peers is not None:
-        _combine_directly(means, means.peers, plan, call, said.addresses)
+    means.map_new((*call.source, *call.early_target), said, seconds)
+    if means.peers is not None or all(map(means.mapped.has, chain(*said.shares))):
+        _combine_directly(means, plan, call, said)
         return True
     room = means.slots.room
     for start in range(0, call.layout.size, room):
@@ -42,45 +45,65 @@ def carry(means: Means, plan: Combination, call: Call, said: Said, when: tuple[i
         if faults.armed:
             faults.reach("collective.round")
         means.meeting.meet(UNDER_WAY, seconds)
-        _combine_slots(means, plan, call.source, pieces, step)
+        _combine_slots(means, plan, call, pieces, (step, seconds))
     return False
 
 
 def _combine_slots(
-    means: Means, plan: Combination, source: Sequence[Array], pieces: Sequence[Piece], step: int
+    means: Means,
+    plan: Combination,
+    call: Call,
+    pieces: Sequence[Piece],
+    when: tuple[int, float],
 ) -> None:
-    if not plan.target:
+    """Combine what the slots of a step hold."""
+    step, seconds = when
+    slots = means.slots
+    if not work_is_shared(means.size, call.layout.size):
+        for index, start, stop, at in pieces if plan.target else ():
+            out = _part(plan.target[index], start, stop)
+            _combine_slot(means, plan, (index, at), out, step)
         return
-    view, ranks = means.slots.view, range(means.size)
-    for index, start, stop, at in pieces:
-        dtype, length = source[index].dtype, stop - start
-        parts = [view(step, rank, at, length, dtype) for rank in ranks]
-        out = _part(plan.target[index], start, stop)
-        combine(parts, out, plan.op, plan.elements[index], plan.weights)
+    for index, start, stop, at in share_of_pieces(pieces, means.size, means.rank):
+        out = slots.view(step + 1, means.rank, at, stop - start, call.source[index].dtype)
+        _combine_slot(means, plan, (index, at), out, step)
+    means.meeting.meet(UNDER_WAY, seconds)
+    for rank in range(means.size) if plan.target else ():
+        for index, start, stop, at in share_of_pieces(pieces, means.size, rank):
+            dtype = call.source[index].dtype
+            part = slots.view(step + 1, rank, at, stop - start, dtype)
+            _part(plan.target[index], start, stop)[...] = part
 
 
-def _combine_directly(
-    means: Means, peers: Peers, plan: Combination, call: Call, addresses: Sequence[Sequence[int]]
+def _combine_slot(
+    means: Means, plan: Combination, which: tuple[int, int], out: Array, step: int
 ) -> None:
+    """Combine the same bytes of all ranks' slots: those of which array, and where in the slot."""
+    index, at = which
+    view, dtype, length = means.slots.view, out.dtype, out.nbytes
+    parts = [view(step, rank, at, length, dtype) for rank in range(means.size)]
+    combine(parts, out, plan.op, plan.elements[index], plan.weights)
+
+
+def _combine_directly(means: Means, plan: Combination, call: Call, said: Said) -> None:
     """Combine this rank's share of the blocks, and hand each to whoever gets the result."""
-    source, own = call.source, addresses[means.rank]
+    own, first_target = said.addresses[means.rank], len(call.source)
     receivers = range(means.size) if plan.root is None else (plan.root,)
     for piece in call.layout.blocks_of(means.rank, means.size, BLOCK):
         if faults.armed:
             faults.reach("collective.block")
         index, start, stop, _ = piece
-        mine = _part(source[index], start, stop)
+        mine = _part(call.source[index], start, stop)
         made = _place_for(means, mine, plan.target, own, piece)
         # the first block pulled can lie where the result is made, unless that is `mine`
         first = None if made.address == own[index] + start else made
-        blocks = _pulled(means, peers, (mine, first), piece, addresses)
-        combine(blocks, made.array, plan.op, plan.elements[index], plan.weights)
-        if plan.target and made.address != own[len(source) + index] + start:
+        parts = _parts(means, said, piece, mine, first)
+        combine(parts, made.array, plan.op, plan.elements[index], plan.weights)
+        if plan.target and made.address != own[first_target + index] + start:
             _part(plan.target[index], start, stop)[...] = made.array
         for rank in receivers:
             if rank != means.rank:
-                target = addresses[rank][len(source) + index] + start
-                peers.push(rank, target, made.address, stop - start)
+                means.give(said, rank, first_target + index, made, start)
 
 
 def _place_for(
@@ -96,26 +119,26 @@ def _place_for(
     return means.scratch(mine, 2)
 
 
-def _pulled(
-    means: Means,
-    peers: Peers,
-    here: tuple[Array, Place | None],
-    piece: Piece,
-    addresses: Sequence[Sequence[int]],
+def _parts(
+    means: Means, said: Said, piece: Piece, mine: Array, first: Place | None
 ) -> Iterator[Array]:
-    """One block of every rank in turn: this rank's own, and the others' as they are pulled, the
-    first one to the place given, if any, the others to two scratch blocks by turns."""
-    mine, first = here
+    """One block of every rank in turn: this rank's own, the others' where they are mapped, or as
+    they are pulled, the first one to the place given, if any, the others to two scratch blocks by
+    turns."""
     turn = 0
     for rank in range(means.size):
         if rank == means.rank:
             yield mine
             continue
-        place = means.scratch(mine, turn % 2) if turn or first is None else first
-        remote = addresses[rank][piece.array] + piece.start
-        peers.pull(rank, remote, place.address, piece.stop - piece.start)
-        turn += 1
-        yield place.array
+        there = means.mapped.view(
+            said.shares[rank][piece.array], piece.start, piece.stop, mine.dtype
+        )
+        if there is None:
+            place = means.scratch(mine, turn % 2) if turn or first is None else first
+            means.pull(said, rank, piece, place)
+            there = place.array
+            turn += 1
+        yield there
 
 
 def _part(array: Array, start: int, stop: int) -> Array:

@@ -6,7 +6,6 @@ copy while the receivers pull the rest; where all send to one, all push at once.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,10 +18,8 @@ from weft._core.split import Layout, layout_of
 from weft._core.values import address
 from weft.engines.local.direct import Peers
 from weft.engines.local.means import UNDER_WAY, Means, Said
-from weft.engines.local.meeting import MAILBOX_BYTES
 
 _BYTES = np.dtype(np.uint8)
-_LENGTH = struct.Struct("Q")
 
 
 def carry(means: Means, plan: Movement, call: Call, said: Said, when: tuple[int, float]) -> bool:
@@ -97,12 +94,7 @@ def _pushed(copy: Copy, plan: Movement) -> int:
 def _exchange_places(means: Means, target: Sequence[Array], seconds: float) -> list[list[int]]:
     """Where the results of every rank go."""
     table = np.array([address(array) for array in target], np.uint64).tobytes()
-    message = (_LENGTH.pack(len(table)) + table)[:MAILBOX_BYTES]
-    answers = means.meeting.exchange(UNDER_WAY, message, seconds)
-    lengths = [_LENGTH.unpack_from(answer)[0] for answer in answers]
-    heard = [answer[_LENGTH.size :] for answer in answers]
-    tables = means.tell_more(table, heard, lengths, seconds)
-    return [np.frombuffer(one, np.uint64).tolist() for one in tables]
+    return [np.frombuffer(one, np.uint64).tolist() for one in means.exchange(table, seconds)]
 
 
 def _move_in_rounds(

@@ -6,7 +6,9 @@
 A rank fills its slot and then comes to the step; once all have come, everyone
 reads whose slots it needs. The slot of a step is filled again two steps later,
 which nobody reaches before all have come to the step between: so it is safe to
-read until the reader's next step, and one meeting per round is enough.
+read until the reader's next step, and one meeting per round is enough. Where
+ranks share the work, each writes its share of the result to its slot of the
+next step, and comes to that step.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from weft._core.split import LINE, Piece
 from weft.engines.local.segment import Block
 
 #: Arrays up to this many bytes pass through the slots in one round; larger ones are copied from
-#: process to process, where that is allowed. Measured: with 2 ranks the slots are faster up to some
-#: 700 KB, with 4 ranks on 2 cores up to some 500 KB (docs/performance.md).
-ROOM = 512 << 10
+#: process to process, where that is allowed. Measured (docs/performance.md).
+ROOM = 1 << 20
+#: from here on several ranks share the work of a combination, which takes a second step
+_SHARED_WORK = 128 << 10
 #: for all slots of a group together, where there are many ranks
 _IN_ALL = 128 << 20
 _VIEWS = 4096
@@ -37,6 +40,14 @@ def room_for(size: int) -> int:
 def bytes_for(size: int) -> int:
     """The bytes that the slots of `size` ranks take."""
     return 2 * size * room_for(size)
+
+
+def work_is_shared(size: int, length: int) -> bool:
+    """Whether ranks combine only their share of `length` bytes in the slots, and read the others'.
+
+    Two ranks do not gain from it: reading the other's half costs what combining it does.
+    """
+    return size > 2 and length >= _SHARED_WORK
 
 
 class Slots:
