@@ -33,6 +33,11 @@ def main() -> None:
     out = show("the same program alone", "python", "examples/meet.py")
     check("I am rank 0 of 1" in out, "without a launcher it is a group of one")
 
+    out = show(
+        "gradients averaged over uneven rows", "weft", "run", "-n", "3", "examples/average.py"
+    )
+    check(out.count("weights [ 0.999 -2.001  0.504]") == 3, "every rank has the fit of all rows")
+
     out = show("an array shared with a Pool", "python", "examples/share_with_pool.py")
     check("equal to the last bit" in out, "the shared array gives the same answer")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from weft._api import session, sharing
+from weft._api import collectives, session, sharing
+from weft._core import split, trees
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -55,7 +56,9 @@ def test_the_demo_passes_its_own_checks() -> None:
     assert max(map(len, done.stdout.splitlines())) < 160
 
 
-@pytest.mark.parametrize("module", [session, sharing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [collectives, session, sharing, split, trees], ids=lambda module: module.__name__
+)
 def test_docstring_examples_are_true(module: object) -> None:
     """What the docstrings show is what happens."""
     import gc

@@ -16,6 +16,15 @@ views.py        which blocks this process sees
 keeper.py       the blocks that it made
 attachments.py  the blocks that it got from others
 blocks.py       all of these as one: allocate, refer, attach
+slots.py        memory through which small arrays pass
+direct.py       copies out of and into a peer's own memory
+mapped.py       peers' arrays that lie in shared memory
+means.py        these three as one: what a rank carries with
+combining.py    carrying out what is to be combined
+moving.py       carrying out what is to be moved
+lane.py         the quick way for small arrays that were reduced before
+carrier.py      a collective, from the first step to the last
+background.py   the thread behind async_op=True
 group.py        the group
 output.py       what ranks print
 launcher.py     `weft run`
