@@ -65,6 +65,8 @@ class Carrier:
         Raises Disagreement and InvalidValue on every rank alike, at the end of a step; anything
         else leaves the ranks out of step.
         """
+        if self._meeting.owes_wait:
+            self._meeting.catch_up(seconds)
         means = self._means or self._set_up(seconds)
         step = self._meeting.step + 1
         said = self._tell(means, call, seconds)

@@ -59,6 +59,8 @@ class Lane:
         """The result. `value` is of this lane's dtype and shape; it is read before `out`, which
         may be the same or overlap it, is written."""
         meeting = self._meeting
+        if meeting.owes_wait:
+            meeting.catch_up(seconds)
         half = (meeting.step + 1) & 1
         self._own[half][...] = value
         if faults.armed:

@@ -90,7 +90,7 @@ class Meeting:
         self.step = 0
         self._ended = False
         #: whether this rank has published its last step without waiting for the others
-        self._owes_wait = False
+        self.owes_wait = False
         #: how the recorder names this group, generation and step: add the step
         self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
         size = len(ranks)
@@ -123,9 +123,8 @@ class Meeting:
 
         Raises PeerLost, Stalled, or Disagreement if one came for another call.
         """
-        if self._owes_wait:
-            self._await_all(self.step, timeout)
-            self._owes_wait = False
+        if self.owes_wait:
+            self.catch_up(timeout)
         step = self.step + 1
         value = step << 8 | call
         if faults.armed:
@@ -179,15 +178,20 @@ class Meeting:
         step = self.step + 1
         self._waiter.publish(self._own + (step & 1), step << 8 | call | REFUSED)
         self.step = step
-        self._owes_wait = True
+        self.owes_wait = True
+
+    def catch_up(self, timeout: float) -> None:
+        """Wait for the others at a step that this rank refused: before that, what it told and gave
+        them at the step before may still be read."""
+        self._await_all(self.step, timeout)
+        self.owes_wait = False
 
     def _fill_mailbox(self, message: bytes, timeout: float) -> list[tuple[int, memoryview]]:
         """Write what the next step tells; all ranks' mailboxes at that step."""
         if len(message) > MAILBOX_BYTES:
             raise InvalidValue(f"a message of {len(message)} bytes; {MAILBOX_BYTES} fit a mailbox")
-        if self._owes_wait:
-            self._await_all(self.step, timeout)
-            self._owes_wait = False
+        if self.owes_wait:
+            self.catch_up(timeout)
         half = (self.step + 1) & 1
         boxes = self._boxes[half]
         if self._said[half] is not message:
