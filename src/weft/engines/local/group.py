@@ -188,9 +188,8 @@ class LocalGroup(Group):
         try:
             call = make_call(self, name, value, options)
         except Exception as error:
-            with self._calling(name):
-                reason = f"{type(error).__name__}: {error}"
-                self._meeting.refuse(_COLLECTIVE, reason, seconds)
+            reason = f"{type(error).__name__}: {error}"
+            self._carry_out(name, self._meeting.refuse, (_COLLECTIVE, reason, seconds))
             raise
         if not async_op:
             self._carry_out(name, self._carry, (call, seconds))
