@@ -12,6 +12,7 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from weft.engines.local.libc import allow_reading_by, read_memory, write_memory
 from weft.engines.local.roster import Roster
@@ -69,5 +70,18 @@ def _complete(copied: int, length: int) -> None:
 
 
 def let_peers_reach() -> None:
-    """Allow the launcher's other children to read this process, where Yama would forbid it."""
-    allow_reading_by(os.getppid())
+    """Allow the launcher's other children to read this process, where Yama would forbid it.
+
+    A process without a launcher, which is a child of the first process, allows nobody.
+    """
+    parent = os.getppid()
+    if parent > 1 and _yama_scope() == "1":
+        allow_reading_by(parent)
+
+
+def _yama_scope() -> str:
+    """Whom processes of one user may trace: anybody (0), their descendants (1), or nobody."""
+    try:
+        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:  # a kernel without Yama
+        return "0"
