@@ -32,23 +32,23 @@ def carry(means: Means, plan: Movement, call: Call, said: Said, when: tuple[int,
     target = [array.view(_BYTES) for array in plan.target]
     layouts = [layout_of(tuple(sizes)) for sizes in plan.sizes]
     for copy in plan.incoming:
-        if copy.source == means.rank:
-            own = source[copy.from_array]
-            _write(target, copy, 0, own[copy.start : copy.start + copy.length])
-        elif said.fits[copy.source]:
+        if copy.source != means.rank and said.fits[copy.source]:
             at = layouts[copy.source].starts[copy.from_array] + copy.start
             _write(target, copy, 0, means.slots.view(step, copy.source, at, copy.length, _BYTES))
     late = [rank for rank, fits in enumerate(said.fits) if not fits and layouts[rank].size]
-    if not late:
-        return False
-    if means.peers is None:
+    directly = bool(late) and means.peers is not None
+    if late and means.peers is None:
         _move_in_rounds(means, plan, (source, target), layouts, (late, seconds))
-        return False
-    if plan.pushed:
-        places = _exchange_places(means, target, seconds)
-        _push(means.peers, plan, source, places, late)
-    _pull(means, means.peers, plan, target, (said.addresses, late))
-    return True
+    elif means.peers is not None and late:
+        if plan.pushed:
+            places = _exchange_places(means, target, seconds)
+            _push(means.peers, plan, source, places, late)
+        _pull(means, means.peers, plan, target, (said.addresses, late))
+    for copy in plan.incoming:
+        if copy.source == means.rank:  # last: the others need not wait for it
+            own = source[copy.from_array]
+            _write(target, copy, 0, own[copy.start : copy.start + copy.length])
+    return directly
 
 
 def _pull(
