@@ -22,7 +22,7 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Stru
     leaves: list[Any] = []
     try:
         return leaves, _take_apart(value, is_leaf, leaves)
-    except _NotATree:
+    except (_NotATree, RecursionError):  # a list that holds itself can still be pickled
         return None
 
 
