@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import operator
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -83,7 +84,7 @@ class Reduction(Call):
         root: Any = None,
     ) -> None:
         self.name = name
-        if op not in OPERATIONS:
+        if not isinstance(op, str) or op not in OPERATIONS:
             raise InvalidValue(f"{name}(op={op!r}): expected one of {', '.join(OPERATIONS)}")
         if name == "reduce":
             root = checked_root(name, root, size)
@@ -150,13 +151,13 @@ def _count(shape: Sequence[int]) -> int:
 
 def checked_root(name: str, root: Any, size: int) -> int:
     """The root as a rank of the group."""
+    expected = f"{name}(root={root!r}): expected a rank of the group, 0 to {size - 1}"
     try:
         place = operator.index(root)
     except TypeError:
-        place = -1
+        raise InvalidType(expected) from None
     if isinstance(root, bool) or not 0 <= place < size:
-        kind = InvalidValue if isinstance(root, int) else InvalidType
-        raise kind(f"{name}(root={root!r}): expected a rank of the group, 0 to {size - 1}")
+        raise InvalidValue(expected)
     return place
 
 
@@ -196,12 +197,12 @@ def _shown(leaves: Sequence[Leaf]) -> str:
 def _checked_weight(name: str, weight: Any, op: str) -> float:
     if op != "mean":
         raise InvalidValue(f"{name}(op={op!r}, weight={weight!r}): weight= is for op='mean'")
-    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)):
+    kinds = (int, float, np.integer, np.floating)
+    if isinstance(weight, bool) or not isinstance(weight, kinds):
         raise InvalidType(f"{name}(weight={weight!r}): expected a number, such as a count of rows")
-    number = float(weight)
-    if not 0 <= number < float("inf"):
+    if not 0 <= weight <= sys.float_info.max:
         raise InvalidValue(f"{name}(weight={weight!r}): expected 0 or more, and finite")
-    return number
+    return float(weight)
 
 
 def _numbers_of(name: str, value: Any, given: Arrays | None, op: str) -> Arrays:

@@ -166,7 +166,8 @@ class LocalGroup(Group):
         timeout: float | None = None,
     ) -> Any:
         # a plain array like one before takes the quick way
-        if weight is None and not async_op and type(value) is self._array_type:
+        plain = weight is None and not async_op and type(op) is str
+        if plain and type(value) is self._array_type:
             lane = self._lanes.get((op, value.dtype, value.shape))
             if lane is not None and lane.takes(out):
                 seconds = self.timeout if timeout is None else checked(timeout)
