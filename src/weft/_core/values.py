@@ -101,7 +101,8 @@ class Target:
         self.arrays = [self._flat(view) for view in self._views]
 
     def _flat(self, view: Array) -> Array:
-        if view.flags.c_contiguous:
+        # NumPy may round otherwise where memory is not aligned, and ranks are to get the same bits
+        if view.flags.c_contiguous and view.flags.aligned:
             return view if view.ndim == 1 else view.reshape(-1)
         packed = np.empty(view.size, view.dtype)
         self._packed.append((view, packed))

@@ -52,7 +52,7 @@ class Lane:
             type(out) is np.ndarray
             and out.shape == self._shape
             and out.dtype is self._dtype
-            and out.flags.writeable
+            and out.flags.behaved
         )
 
     def run(self, value: Array, out: Array | None, seconds: float) -> Array:
