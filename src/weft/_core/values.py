@@ -12,7 +12,7 @@ from weft import adapters
 from weft._core import trees
 from weft._core.elements import Array
 
-#: longest description that ranks show each other
+#: bytes of the longest description that ranks show each other
 _WORDS = 400
 
 
@@ -82,9 +82,11 @@ def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
 def in_words(structure: Any, leaves: Sequence[Leaf]) -> str:
     """Arrays in words; a long text is cut, and told from others by its checksum."""
     text = trees.describe(structure, iter(leaves))
-    if len(text) <= _WORDS:
+    data = text.encode(errors="replace")
+    if len(data) <= _WORDS:
         return text
-    return f"{text[: _WORDS - 60]}... ({len(leaves)} arrays, checksum {zlib.crc32(text.encode())})"
+    beginning = data[: _WORDS - 60].decode(errors="ignore")
+    return f"{beginning}... ({len(leaves)} arrays, checksum {zlib.crc32(data)})"
 
 
 class Target:
