@@ -184,12 +184,12 @@ def check_out(
     """Refuse arrays for the results that cannot take them."""
     if len(taken) != len(expected) or not all(map(Leaf.matches, taken, expected)):
         raise InvalidValue(
-            f"{name}: {whose} is {_shown(taken)}, the result is {_shown(expected)}; they must have "
+            f"{name}: {whose} is {shown(taken)}, the result is {shown(expected)}; they must have "
             "the same shape and dtype"
         )
 
 
-def _shown(leaves: Sequence[Leaf]) -> str:
+def shown(leaves: Sequence[Leaf]) -> str:
     shown = ", ".join(map(str, leaves[:8])) + (", ..." if len(leaves) > 8 else "")
     return shown if len(leaves) == 1 else f"{len(leaves)} arrays ({shown})"
 

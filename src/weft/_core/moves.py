@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from weft._core.calls import Call, check_out, checked_root, taken_arrays
+from weft._core.calls import Call, check_out, checked_root, shown, taken_arrays
 from weft._core.elements import Array
 from weft._core.split import Layout, layout_of, share_of
 from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
@@ -80,7 +80,7 @@ class Broadcast(Call):
         kind, leaves, extra = offers[self._root][0]
         for rank, (offer, out) in enumerate(offers):
             if out is not None:
-                check_out(self.name, out, leaves, f"rank {rank}'s out=")
+                _check_roots(self.name, kind, rank, out, leaves)
             if rank != self._root and kind == _kind(offer) == _ARRAYS:
                 _check_alike(rank, offer[1], self._root, leaves)
         self._target: Target | None = None
@@ -144,7 +144,7 @@ class Scatter(Call):
         kind, leaves, extra = offers[self._root][0]
         for rank, (offer, out) in enumerate(offers):
             if out is not None:
-                check_out(self.name, out, _shares(leaves, self._size, rank), f"rank {rank}'s out=")
+                _check_roots(self.name, kind, rank, out, _shares(leaves, self._size, rank))
             if rank != self._root and kind == _kind(offer) == _ARRAYS:
                 _check_alike(rank, offer[1], self._root, leaves)
         self._kind = kind
@@ -215,6 +215,9 @@ class Gathering(Call):
         whole = [_joined(column) for column in zip(*parts, strict=True)]
         if self._given is None:
             whole = [leaf for leaves in parts for leaf in leaves]  # each pickle is its own
+        else:  # of this rank's own library, whosever came first
+            mine = zip(whole, self._given.leaves, strict=True)
+            whole = [leaf._replace(adapter=own.adapter) for leaf, own in mine]
         for rank, (_, out) in enumerate(offers):
             if out is not None:
                 check_out(self.name, out, whole, f"rank {rank}'s out=")
@@ -305,6 +308,18 @@ def _check_rows(leaves: Sequence[Leaf]) -> None:
                 f"scatter({leaf}): a single number has no rows to share out; for one value for all "
                 "use broadcast"
             )
+
+
+def _check_roots(
+    name: str, kind: str, rank: int, out: Sequence[Leaf], expected: Sequence[Leaf]
+) -> None:
+    """Refuse a rank's arrays for results of the root's value."""
+    if kind == _OBJECT:
+        raise InvalidValue(
+            f"{name}: rank {rank}'s out= is {shown(out)}, but the root's value is an object, which "
+            "comes back as a new one"
+        )
+    check_out(name, out, expected, f"rank {rank}'s out=")
 
 
 def _check_alike(rank: int, leaves: Sequence[Leaf], root: int, expected: Sequence[Leaf]) -> None:
