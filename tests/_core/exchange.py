@@ -137,22 +137,20 @@ def laid_out(array: Any, layout: str) -> Any:
     if isinstance(array, torch.Tensor):
         if layout == "F" and array.ndim > 1:
             return array.transpose(0, -1).contiguous().transpose(0, -1)
-        if layout == "strided" and array.ndim:
-            return torch.stack([array, array], dim=-1)[..., 0]
-        return array
+        return torch.stack([array, array], dim=-1)[..., 0] if layout == "strided" else array
+    array = array.copy()
     if layout == "F":
-        return np.array(array, order="F")
-    if layout == "strided":
-        return np.stack([array, array], axis=-1)[..., 0]
-    if layout == "reversed" and array.ndim:
-        return array[::-1].copy()[::-1]
-    if layout == "read-only":
-        array = array.copy()
+        array = np.array(array, order="F")
+    elif layout == "strided":
+        array = np.stack([array, array], axis=-1)[..., 0]
+    elif layout == "reversed" and array.ndim:
+        array = array[::-1].copy()[::-1]
+    elif layout == "read-only":
         array.flags.writeable = False
-    if layout == "unaligned":
+    elif layout == "unaligned":
         moved = np.empty(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
         moved[...] = array
-        return moved
+        array = moved
     return array
 
 

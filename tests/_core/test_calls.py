@@ -48,7 +48,7 @@ def reduction(value: Any, *, name: str = "all_reduce", size: int = 3, **options:
     data=st.data(),
 )
 def test_reductions_are_numpys(
-    size: int, op: str, dtype: str, shape: tuple[int, ...], seed: int, data: Any
+    *, size: int, op: str, dtype: str, shape: tuple[int, ...], seed: int, data: Any
 ) -> None:
     """Every op, dtype, shape, layout, root and out= gives NumPy's numbers, on the right ranks."""
     random = np.random.default_rng(seed)
@@ -374,7 +374,5 @@ def test_a_wrong_out_is_refused(out: Any, error: type[Exception], words: str) ->
 
 def test_out_counts_where_the_result_goes() -> None:
     """A rank that gets no result need not have a place for it."""
-    call = Reduction(
-        "reduce", 1, 2, np.ones(3), op="sum", weight=None, out=np.ones(9), root=0
-    )
+    call = Reduction("reduce", 1, 2, np.ones(3), op="sum", weight=None, out=np.ones(9), root=0)
     assert call.early_target == ()

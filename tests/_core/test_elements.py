@@ -153,9 +153,7 @@ def test_weights_make_the_mean_of_all_rows(dtype: str) -> None:
     parts = [rows[:1].mean(axis=0), rows[1:3].mean(axis=0), rows[3:].mean(axis=0)]
     found = combined([part.astype(dtype) for part in parts], "mean", [1, 2, 5])
     expected = sum(w * p.astype(dtype) for w, p in zip((1, 2, 5), parts, strict=True)) / 8
-    np.testing.assert_allclose(
-        found.astype("c16"), expected.astype(dtype).astype("c16"), rtol=2e-3
-    )
+    np.testing.assert_allclose(found.astype("c16"), expected.astype(dtype).astype("c16"), rtol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [*REAL, *COMPLEX])
@@ -166,9 +164,7 @@ def test_no_weight_no_say(dtype: str) -> None:
         weights = [1.0, 3.0]
         parts.insert(place, np.array([np.nan, np.inf], dtype))
         weights.insert(place, 0.0)
-        np.testing.assert_array_equal(
-            combined(parts, "mean", weights), np.array([5.5, 3.5], dtype)
-        )
+        np.testing.assert_array_equal(combined(parts, "mean", weights), np.array([5.5, 3.5], dtype))
 
 
 def test_no_weight_at_all_is_an_error() -> None:

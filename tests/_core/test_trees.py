@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft._core.trees import describe, flatten, rebuild
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024  the untyped kind is what is tested
+Pair = namedtuple("Pair", "left right")
 
 keys = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.booleans(), st.none())
 values = st.recursive(

@@ -120,7 +120,9 @@ def test_sources_are_kept_apart_from_targets() -> None:
     """A source is copied if a target overlaps it, unless it is its own."""
     memory = np.arange(30.0)
     one, two = memory[:10], memory[10:20]
-    assert [a is b for a, b in zip(keep_apart([one, two], [one, two]), [one, two], strict=True)] == [
+    assert [
+        a is b for a, b in zip(keep_apart([one, two], [one, two]), [one, two], strict=True)
+    ] == [
         True,
         True,
     ]
