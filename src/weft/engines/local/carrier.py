@@ -159,7 +159,7 @@ class Carrier:
         word = np.frombuffer(os.urandom(8), np.uint64)
         secret = _SECRET.pack(address(word), int(word[0]))
         secrets = [_SECRET.unpack(told) for told in meeting.exchange(UNDER_WAY, secret, seconds)]
-        peers = Peers(meeting.roster, meeting.members)
+        peers = Peers(meeting)
         reach = not portable() and all(
             peers.can_reach(rank, *secrets[rank])
             for rank in range(self._size)

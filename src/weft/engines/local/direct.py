@@ -11,62 +11,83 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from weft.engines.local.libc import allow_reading_by, read_memory, write_memory
-from weft.engines.local.roster import Roster
+from weft.engines.local.meeting import Meeting
+from weft.errors import PeerLost
 
 #: for one call into the kernel, so that a signal is heard soon
 _MOST = 32 << 20
 #: seconds after which a peer is looked for again
 _FRESH = 0.05
+#: seconds that the kernel may take to end a process whose memory it has taken away
+_ENDING = 30.0
 
 
 class Peers:
-    """The memory of a group's ranks. `members` are their ranks in the job."""
+    """The memory of the ranks that meet."""
 
-    def __init__(self, roster: Roster, members: Sequence[int]) -> None:
-        self._roster, self._members = roster, members
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
         #: when each was last seen alive
-        self._seen = [0.0] * len(members)
-        self._pids = [roster.process(member).pid for member in members]
+        self._seen = [0.0] * len(meeting.members)
+        self._pids = [meeting.roster.process(member).pid for member in meeting.members]
 
     def pull(self, rank: int, remote: int, local: int, length: int) -> None:
-        """Copy from a rank's memory to this process's."""
-        for done in range(0, length, _MOST):
-            part = min(_MOST, length - done)
-            _complete(read_memory(self._pids[rank], remote + done, local + done, part), part)
+        """Copy from a rank's memory to this process's. Raises PeerLost."""
+        self._copy(read_memory, rank, remote, local, length)
 
     def push(self, rank: int, remote: int, local: int, length: int) -> None:
-        """Copy from this process's memory to a rank's."""
-        for done in range(0, length, _MOST):
-            self._check_that_it_lives(rank)
-            part = min(_MOST, length - done)
-            _complete(write_memory(self._pids[rank], remote + done, local + done, part), part)
+        """Copy from this process's memory to a rank's. Raises PeerLost."""
+        self._copy(write_memory, rank, remote, local, length)
 
-    def _check_that_it_lives(self, rank: int) -> None:
-        """Not to write into another process: the pid of one that has ended is given to a new one
+    def _copy(
+        self,
+        copy: Callable[[int, int, int, int], int],
+        rank: int,
+        remote: int,
+        local: int,
+        length: int,
+    ) -> None:
+        for done in range(0, length, _MOST):
+            self._look_for(rank)
+            part = min(_MOST, length - done)
+            try:
+                copied = copy(self._pids[rank], remote + done, local + done, part)
+            except OSError as error:
+                raise self._lost(rank) or error from None
+            if copied != part:
+                raise self._lost(rank) or OSError(f"{copied} of {part} bytes were copied")
+
+    def _look_for(self, rank: int) -> None:
+        """Raise PeerLost if a rank is gone. The pid of one that has ended is given to a new process
         when all numbers have been used, which takes seconds at the least."""
+        self._meeting.check_that_this_rank_is_here()
         now = time.monotonic()
         if now - self._seen[rank] > _FRESH:
-            if self._roster.gone([self._members[rank]]):
-                raise ProcessLookupError(f"rank {rank} has ended")
+            lost = self._meeting.lost(rank)
+            if lost is not None:
+                raise lost
             self._seen[rank] = now
+
+    def _lost(self, rank: int) -> PeerLost | None:
+        """The loss of a rank whose memory is out of reach: that of one that ends is so before its
+        end is known. None if it turns out to live."""
+        deadline = time.monotonic() + _ENDING
+        while (lost := self._meeting.lost(rank)) is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return lost
 
     def can_reach(self, rank: int, word: int, value: int) -> bool:
         """Whether a rank's memory can be read: the 8 bytes at `word` are tried, and compared."""
         seen = ctypes.c_uint64()
         try:
-            self.pull(rank, word, ctypes.addressof(seen), 8)
+            read_memory(self._pids[rank], word, ctypes.addressof(seen), 8)
         except OSError:
             return False
         return seen.value == value
-
-
-def _complete(copied: int, length: int) -> None:
-    if copied != length:
-        raise OSError(f"{copied} of {length} bytes were copied")
 
 
 def let_peers_reach() -> None:

@@ -21,7 +21,6 @@ from weft.errors import (
     Disagreement,
     EngineUnavailable,
     InvalidValue,
-    PeerLost,
     SetupError,
     UsageError,
     UsedConcurrently,
@@ -245,8 +244,7 @@ class LocalGroup(Group):
     def _give_up(self, operation: str, error: BaseException) -> None:
         """This rank is out of step: it can only go on with `survivors`."""
         self._given_up = f"{operation} ({type(error).__name__})"
-        if not isinstance(error, PeerLost):  # the others see for themselves who was lost
-            self._meeting.give_up()
+        self._meeting.give_up()
 
     def _new_carrier(self, seconds: float) -> Carrier:
         from numpy import ndarray

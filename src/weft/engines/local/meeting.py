@@ -207,6 +207,17 @@ class Meeting:
         for half in (0, 1):
             self._waiter.wake(self._own + half)
 
+    def lost(self, rank: int) -> PeerLost | None:
+        """The error, if a rank has ended, has left or has given up."""
+        place = [self.places[rank]]
+        lost = self._gone_places(place) or self._given_up(place)
+        return self._lost(lost) if lost else None
+
+    def check_that_this_rank_is_here(self) -> None:
+        """Raise what a group raises after `leave`, and in a forked child."""
+        if self._ended or not self.roster.is_here:
+            raise self.roster.unusable(f"group {self.name!r}")
+
     def agree_on_survivors(self, timeout: float) -> list[int]:
         """The places still here, the same list for every rank that calls it.
 
@@ -259,14 +270,13 @@ class Meeting:
 
     def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
         def check() -> bool:
-            if self._ended or not self.roster.is_here:
-                raise self.roster.unusable(f"group {self.name!r}")
+            self.check_that_this_rank_is_here()
             absent = self._absent(self._other_places, half, target)
             # one that came and then ended has come: look again
-            gone = self._absent(self._gone_places(absent), half, target)
-            gone = gone or self._absent(self._given_up(absent), half, target)
-            if gone:
-                raise self._lost(gone)
+            lost = self._gone_places(absent) + self._given_up(absent)
+            lost = self._absent(lost, half, target)
+            if lost:
+                raise self._lost(lost)
             if absent and time.monotonic() >= deadline:
                 raise self._stalled(absent)
             return False
@@ -295,6 +305,8 @@ class Meeting:
         return [place for place in places if self._words[self._head(place) + 3] == now]
 
     def _lost(self, places: Sequence[int]) -> PeerLost:
+        # who has given up may have lost one that had come before it ended
+        places = self._gone_places(self._other_places) or places
         ranks = [self.places.index(place) for place in places]
         self.roster.blame(self.ranks[places[0]])
         states = self.roster.states(self.members)
