@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _BARRIER, _SPLIT, _LOCK = (CALLS.index(name) for name in ("barrier", "split", "lock"))
 _COLLECTIVE = CALLS.index("collective")
 _COLOR = struct.Struct("?qq")
+#: What collectives that were left half way were given. Peers may still write to this memory, so it
+#: must not be used for anything else, until all that are left have come to `survivors`.
+_unfinished: dict[Meeting, tuple[Any, ...]] = {}
 
 
 def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float) -> LocalGroup:
@@ -126,6 +129,7 @@ class LocalGroup(Group):
             successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
             self.successor = successor
             self._carrier, self._lanes = None, {}
+            _unfinished.pop(self._meeting, None)
             return successor
 
     def lock(self, *, timeout: float | None = None) -> locks.Lock:
@@ -227,7 +231,13 @@ class LocalGroup(Group):
             raise  # on every rank, at the same step
         except BaseException as error:
             if self._call is token:
-                self._give_up(token[0], error)
+                # out of step for good. A signal handler may raise here too: what counts is done
+                # before the first call
+                here = self._meeting
+                self._given_up = f"{token[0]} ({error.__class__.__name__})"
+                _unfinished[here] = arguments
+                here.block.words[here.given_up_at] = here.generation + 1
+                here.wake_all()
             raise
         finally:
             if self._call is token:
@@ -240,11 +250,6 @@ class LocalGroup(Group):
 
     def _operation(self, name: str) -> str:
         return self._operations.setdefault(name, name + self._suffix)
-
-    def _give_up(self, operation: str, error: BaseException) -> None:
-        """This rank is out of step: it can only go on with `survivors`."""
-        self._given_up = f"{operation} ({type(error).__name__})"
-        self._meeting.give_up()
 
     def _new_carrier(self, seconds: float) -> Carrier:
         from numpy import ndarray

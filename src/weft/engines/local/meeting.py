@@ -107,6 +107,8 @@ class Meeting:
             place=self._place,
             free_cores=free_cores,
         )
+        #: the word that says that this rank has given up
+        self.given_up_at = self._head(self._place) + 3
         self._rank = self.places.index(self._place)
         self._own = self._area_at + 8 * self._place
         self._other_places = [place for place in places if place != self._place]
@@ -203,7 +205,11 @@ class Meeting:
 
     def give_up(self) -> None:
         """Have everyone who waits for this rank in this generation see that it will not come."""
-        self._words[self._head(self._place) + 3] = self.generation + 1
+        self._words[self.given_up_at] = self.generation + 1
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have everyone who waits for this rank's next step look again."""
         for half in (0, 1):
             self._waiter.wake(self._own + half)
 
