@@ -369,7 +369,12 @@ class LocalGroup(Group):
                     faults.reach("split.made" if call == _SPLIT else "lock.made")
             except WeftError as error:
                 trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
-        answers = self._meeting.exchange(call, reference, seconds)
+        try:
+            answers = self._meeting.exchange(call, reference, seconds)
+        except WeftError:
+            if reference:  # nobody will attach it: so that the block is not held for ever
+                blocks.attach(Reference.decode(reference))
+            raise
         offer = answers[self._meeting.members.index(leader)]
         if offer:
             try:
