@@ -198,6 +198,7 @@ class Meeting:
         boxes = self._boxes[half]
         if self._said[half] is not message:
             length_at, box = boxes[self._rank]
+            self._said[half] = None  # should a signal handler raise before all is written
             box[: len(message)] = message
             self._words[length_at] = len(message)
             self._said[half] = message
