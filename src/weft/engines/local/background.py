@@ -1,38 +1,59 @@
 """Calls that are carried out beside the caller's own work, one after the other, by a thread.
 
-The thread is started by the first call and ends when there has been none for a while.
+    the caller                       the thread
+      pending.append(call)             while there are calls, or there may soon be some:
+      none runs? start one                 carry out the first; take it away; open its gate
+      news
+    whoever waits
+      until the gate is open: see that a thread runs
+
+The thread is started by the first call and ends when there has been none for a while. A signal
+handler may raise between any two steps of the caller, so none of them may be needed for those
+before it: a call is pending from the moment at which it is in the queue, and whoever waits for it
+sees to it that somebody carries it out. There may be two threads for a moment; they take turns.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from weft._core.timeouts import checked
+from weft.engines.base import forked
 from weft.errors import Stalled
 
 #: seconds without work after which the thread ends
 _IDLE = 0.5
+#: seconds after which those who wait see to the thread again
+_SLICE = 1.0
+#: seconds that the thread has to end what it does when its group is left
+_ENDING = 10.0
 
 
 class PendingCall:
     """What `async_op=True` returns: see `weft.engines.base.Handle`."""
 
-    def __init__(self, work: Callable[[], Any], name: str) -> None:
+    def __init__(self, work: Callable[[], Any], name: str, background: Background) -> None:
         self._work: Callable[[], Any] | None = work
-        self._name = name
-        self._ended = threading.Event()
+        self._name, self._background = name, background
+        self._process = os.getpid()
+        self._ended = False
+        #: locked until it has ended
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self._result: Any = None
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        return self._ended.is_set()
+        return self._ended
 
     def wait(self, timeout: float | None = None) -> Any:
-        seconds = None if timeout is None else min(checked(timeout), threading.TIMEOUT_MAX)
-        if not self._ended.wait(seconds):
+        if not self._await(float("inf") if timeout is None else checked(timeout)):
             raise Stalled(f"{self._name} was not done after {timeout:g} s; it goes on, wait again")
         if self._error is not None:
             raise self._error
@@ -40,7 +61,21 @@ class PendingCall:
 
     def join(self) -> None:
         """Return when it has ended, well or not."""
-        self._ended.wait()
+        self._await(float("inf"))
+
+    def _await(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self._ended:
+            if os.getpid() != self._process:
+                raise forked(f"the handle of {self._name}", self._process)
+            self._background.see_to_thread()
+            left = deadline - time.monotonic()
+            if self._gate.acquire(timeout=min(max(left, 0.0), _SLICE)):
+                self._gate.release()
+            elif left <= 0:
+                return self._ended
+        return True
 
     def run(self) -> None:
         """Carry it out; for the thread."""
@@ -50,9 +85,11 @@ class PendingCall:
                 self._result = work()
         except BaseException as error:
             self._error = error
-        finally:
-            del work
-            self._ended.set()
+
+    def end(self) -> None:
+        """Let go those who wait; for the thread."""
+        self._ended = True
+        self._gate.release()
 
 
 class Background:
@@ -60,49 +97,71 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: deque[PendingCall] = deque()
-        self._changed = threading.Condition()
+        #: calls that have not ended; the first one is being carried out
+        self.pending: deque[PendingCall] = deque()
         self._thread: threading.Thread | None = None
+        self._turn = threading.Lock()
+        #: unlocked when there may be something new
+        self._news = threading.Lock()
         self._closing = False
-        #: the call that was made last, if it may be pending
-        self.last: PendingCall | None = None
 
     def start(self, work: Callable[[], Any], name: str) -> PendingCall:
         """Have a call carried out after those before it."""
-        call = PendingCall(work, name)
-        with self._changed:
-            self._calls.append(call)
-            self.last = call
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"weft async {self._name}", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify()
+        call = PendingCall(work, name, self)
+        self.pending.append(call)
+        try:
+            self.see_to_thread()
+        except RuntimeError:  # no thread can be started: the call was not made
+            self.pending.remove(call)
+            raise
+        self._tell()
         return call
 
     def finish(self) -> None:
         """Return when no call is pending. Errors are for who waits for the calls themselves."""
-        last = self.last
-        if last is not None:
-            last.join()
-            self.last = None
+        while self.pending:
+            with contextlib.suppress(IndexError):  # it has just ended
+                self.pending[-1].join()
 
     def close(self) -> None:
-        """Return when the thread has ended. Nothing more is started afterwards."""
-        with self._changed:
-            thread, self._closing = self._thread, True
-            self._changed.notify()
+        """Return when the thread has ended. For a group whose calls all fail from now on."""
+        self._closing = True
+        self._tell()
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(_ENDING)
+
+    def see_to_thread(self) -> None:
+        """Start the thread if there is work and no thread. One that runs may end soon, but before
+        it does it looks for work again."""
+        if self.pending and self._thread is None:
+            thread = threading.Thread(
+                target=self._run, name=f"weft async {self._name}", daemon=True
+            )
+            self._thread = thread
+            try:
+                thread.start()
+            except BaseException:
+                self._thread = None
+                raise
+
+    def _tell(self) -> None:
+        with contextlib.suppress(RuntimeError):  # already unlocked
+            self._news.release()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._calls or self._closing, _IDLE)
-                if not self._calls:
+        with self._turn:
+            while True:
+                self._carry_out_pending()
+                if self._closing or not self._news.acquire(timeout=_IDLE):
                     self._thread = None
-                    return
-                call = self._calls.popleft()
+                    if not self.pending:
+                        return
+
+    def _carry_out_pending(self) -> None:
+        while self.pending:
+            call = self.pending[0]
             call.run()
+            self.pending.popleft()
+            call.end()
             del call  # not until the next one: it holds its result

@@ -200,7 +200,8 @@ class LocalGroup(Group):
             if name == "all_reduce" and type(value) is self._array_type and self._carrier:
                 self._carrier.open_lane(call, value, options["op"])
             return call.result()
-        if self._left or self._given_up:
+        here = self._meeting.roster.is_here
+        if self._left or not here or self.successor is not None or self._given_up:
             raise self._unusable()
         line = recorder.caller_line()
 
@@ -289,10 +290,10 @@ class LocalGroup(Group):
         signal handler can come between. Whoever set it unsets it, however the call ends.
         """
         here = self._meeting
-        if self._background.last is not None and not line:
-            self._background.finish()
         if self._left or not here.roster.is_here or self.successor is not None:
             raise self._unusable()
+        if self._background.pending and not line:
+            self._background.finish()
         if self._given_up and not after_giving_up:
             raise self._unusable()
         if self._call is None:
