@@ -130,6 +130,7 @@ class LocalGroup(Group):
             self.successor = successor
             self._carrier, self._lanes = None, {}
             _unfinished.pop(self._meeting, None)
+            self._background.close()
             return successor
 
     def lock(self, *, timeout: float | None = None) -> locks.Lock:
@@ -151,10 +152,11 @@ class LocalGroup(Group):
         if self._left or not self._meeting.roster.is_here:
             return
         self._left = True
+        self._meeting.end()
+        self._background.close()  # before the others know: it may be writing to their memory
         if self._world:
             self._meeting.roster.leave()
         self._meeting.leave()
-        self._background.close()
 
     # collectives
 
@@ -284,7 +286,8 @@ class LocalGroup(Group):
     ) -> None:
         """Check that the group can be used, and note what it is used for, and where.
 
-        Calls are made in order: one that blocks waits until the pending ones have ended.
+        Calls are made in order: one that blocks waits until the pending ones have ended, and
+        `survivors` ends them.
 
         Between the look at `_call` and its setting there is no call, so no other thread and no
         signal handler can come between. Whoever set it unsets it, however the call ends.
@@ -293,6 +296,9 @@ class LocalGroup(Group):
         if self._left or not here.roster.is_here or self.successor is not None:
             raise self._unusable()
         if self._background.pending and not line:
+            if after_giving_up:
+                self._given_up = self._given_up or "its pending calls"
+                here.give_up()
             self._background.finish()
         if self._given_up and not after_giving_up:
             raise self._unusable()

@@ -38,7 +38,7 @@ from weft import faults
 from weft.engines.local.roster import Roster
 from weft.engines.local.segment import Block
 from weft.engines.local.waiting import Waiter
-from weft.errors import Disagreement, InvalidValue, PeerLost, RankState, Stalled
+from weft.errors import Disagreement, InvalidValue, PeerLost, RankState, Stalled, UsageError
 
 #: what a step can be for; a call's code is its index
 CALLS = ("", "barrier", "split", "lock", "collective", "collective, under way")
@@ -221,9 +221,15 @@ class Meeting:
         return self._lost(lost) if lost else None
 
     def check_that_this_rank_is_here(self) -> None:
-        """Raise what a group raises after `leave`, and in a forked child."""
+        """Raise what a group raises after `leave`, and in a forked child, and what becomes of
+        pending calls when this rank gives up."""
         if self._ended or not self.roster.is_here:
             raise self.roster.unusable(f"group {self.name!r}")
+        if self._given_up([self._place]):
+            raise UsageError(
+                f"group {self.name!r} goes on as a new generation, which ends the calls that were "
+                "pending; wait for them before:\n    handle.wait()\n    group = group.survivors()"
+            )
 
     def agree_on_survivors(self, timeout: float) -> list[int]:
         """The places still here, the same list for every rank that calls it.
@@ -260,6 +266,10 @@ class Meeting:
             generation=self.generation + 1,
             free_cores=self._free_cores,
         )
+
+    def end(self) -> None:
+        """Have this rank's own threads that wait here stop waiting."""
+        self._ended = True
 
     def leave(self) -> None:
         """Have everyone who waits for this rank see that it will not come."""
@@ -308,8 +318,11 @@ class Meeting:
         return [p for p in places if self.ranks[p] in gone or self._words[self._head(p) + 2]]
 
     def _given_up(self, places: Sequence[int]) -> list[int]:
+        """Who will not come to a further step of this generation: who said so, and who waits for
+        the next."""
         now = self.generation + 1
-        return [place for place in places if self._words[self._head(place) + 3] == now]
+        heads = [(place, self._head(place)) for place in places]
+        return [p for p, at in heads if self._words[at + 3] == now or self._words[at] >= now]
 
     def _lost(self, places: Sequence[int]) -> PeerLost:
         # who has given up may have lost one that had come before it ended
@@ -318,13 +331,22 @@ class Meeting:
         self.roster.blame(self.ranks[places[0]])
         states = self.roster.states(self.members)
         how = "; ".join(
-            f"rank {rank} (pid {states[rank].pid}): {_how(states[rank])}" for rank in ranks
+            f"rank {rank} (pid {states[rank].pid}): {self._how(states[rank])}" for rank in ranks
         )
         return PeerLost(
             f"group {self.name!r} lost {_ranks(ranks)} while rank {self._rank} waited: {how}",
             ranks,
             states,
         )
+
+    def _how(self, state: RankState) -> str:
+        """How a rank was lost."""
+        if not state.alive:
+            return state.status
+        entries = self.roster.entries(self.members[state.rank])
+        calls = [e.operation for e in entries if e.tag >> 32 == self.tag >> 32]
+        calls = [operation for operation in calls if not operation.startswith("survivors")]
+        return f"gave up {calls[-1] if calls else state.operation}"
 
     def _stalled(self, places: Sequence[int]) -> Stalled:
         ranks = [self.places.index(place) for place in places]
@@ -387,13 +409,6 @@ class Meeting:
         at = self._head(place)
         row = self._words[at + 8 : at + _head_line(self._size)].cast("B")
         return [p for p in self.places if row[p]]
-
-
-def _how(state: RankState) -> str:
-    """How a rank was lost."""
-    if not state.alive:
-        return state.status
-    return f"gave up {state.operation.removeprefix('after ')}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
