@@ -32,6 +32,7 @@ POINTS = (
     "meet.after",  # has published its arrival
     "wait.block",  # has spun in vain and is about to sleep in the kernel
     "split.made",  # the leader of a subgroup has made its memory
+    "collective.made",  # rank 0 has made the memory of a group's collectives
     "collective.filled",  # has filled its slot and is about to come to the first step
     "collective.met",  # knows what the others called
     "collective.round",  # has filled its slot for one of several rounds

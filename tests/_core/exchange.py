@@ -15,17 +15,18 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from weft._core.calls import Call, Combination, Reduction
+from weft._core.calls import Call, Reduce
 from weft._core.elements import combine
-from weft._core.moves import Broadcast, Gathering, Movement, Scatter
+from weft._core.moves import Broadcast, Gather, Scatter
+from weft._core.plans import Combination, Movement
 
 KINDS: dict[str, Any] = {
-    "all_reduce": Reduction,
-    "reduce": Reduction,
+    "all_reduce": Reduce,
+    "reduce": Reduce,
     "broadcast": Broadcast,
     "scatter": Scatter,
-    "gather": Gathering,
-    "all_gather": Gathering,
+    "gather": Gather,
+    "all_gather": Gather,
 }
 OPS = ("sum", "mean", "prod", "min", "max")
 
@@ -78,20 +79,20 @@ def _combine(first: Call, plans: Sequence[Combination], sent: list[list[Any]]) -
 
 def _move(plans: Sequence[Movement], sent: list[list[Any]]) -> None:
     outgoing = {copy for plan in plans for copy in plan.outgoing}
-    incoming = {copy for plan in plans for copy in plan.incoming if copy.source != copy.target}
+    incoming = {copy for plan in plans for copy in plan.incoming if copy.from_rank != copy.to_rank}
     assert outgoing == incoming  # both ends plan the same copies
     for rank, plan in enumerate(plans):
         assert plan.sizes == plans[0].sizes
         assert list(plan.sizes[rank]) == [array.nbytes for array in sent[rank]]
         written = [np.zeros(array.nbytes, bool) for array in plan.target]
         for copy in plan.incoming:
-            assert copy.target == rank
+            assert copy.to_rank == rank
             assert copy.length > 0
-            source = sent[copy.source][copy.from_array].view(np.uint8)
-            place = slice(copy.place, copy.place + copy.length)
+            source = sent[copy.from_rank][copy.from_array].view(np.uint8)
+            place = slice(copy.to_byte, copy.to_byte + copy.length)
             assert not written[copy.to_array][place].any()  # nothing is written twice
             written[copy.to_array][place] = True
-            part = source[copy.start : copy.start + copy.length]
+            part = source[copy.from_byte : copy.from_byte + copy.length]
             plan.target[copy.to_array].view(np.uint8)[place] = part
         assert all(array.all() for array in written)  # and nothing left out
 

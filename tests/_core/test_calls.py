@@ -22,7 +22,7 @@ from tests._core.exchange import (
     run,
     shapes,
 )
-from weft._core.calls import Reduction
+from weft._core.calls import Reduce
 from weft._core.values import address
 from weft.errors import InvalidType, InvalidValue
 
@@ -30,9 +30,9 @@ many = settings(deadline=None, max_examples=600)
 seeds = st.integers(0, 2**32)
 
 
-def reduction(value: Any, *, name: str = "all_reduce", size: int = 3, **options: Any) -> Reduction:
+def reduction(value: Any, *, name: str = "all_reduce", size: int = 3, **options: Any) -> Reduce:
     how: dict[str, Any] = {"op": "sum", "weight": None, "out": None, **options}
-    return Reduction(name, 0, size, value, **how)
+    return Reduce(name, 0, size, value, **how)
 
 
 # what reductions come to
@@ -374,5 +374,5 @@ def test_a_wrong_out_is_refused(out: Any, error: type[Exception], words: str) ->
 
 def test_out_counts_where_the_result_goes() -> None:
     """A rank that gets no result need not have a place for it."""
-    call = Reduction("reduce", 1, 2, np.ones(3), op="sum", weight=None, out=np.ones(9), root=0)
+    call = Reduce("reduce", 1, 2, np.ones(3), op="sum", weight=None, out=np.ones(9), root=0)
     assert call.early_target == ()

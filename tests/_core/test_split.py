@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.split import LINE, Layout, layout_of, share_of
+from weft._core.split import LINE, Layout, layout_of, part_of
 
 sizes = st.lists(st.integers(0, 1000), max_size=6)
 
@@ -13,7 +13,7 @@ sizes = st.lists(st.integers(0, 1000), max_size=6)
 @given(length=st.integers(0, 10**12), size=st.integers(1, 200))
 def test_shares_follow_each_other_and_are_even(length: int, size: int) -> None:
     """Shares are contiguous, in rank order, cover all rows, and differ by one row at most."""
-    shares = [share_of(length, size, rank) for rank in range(size)]
+    shares = [part_of(length, size, rank) for rank in range(size)]
     assert shares[0][0] == 0
     assert shares[-1][1] == length
     assert all(before[1] == after[0] for before, after in zip(shares, shares[1:], strict=False))

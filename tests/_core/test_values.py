@@ -42,10 +42,10 @@ def test_anything_else_has_no_arrays(value: Any) -> None:
 
 
 def test_numbers_are_arrays_where_they_are_asked_for() -> None:
-    """With `of_number` a mixture of numbers and arrays is all arrays."""
-    found = Arrays.of([1, np.ones(2), 2.5], adapters.of_number)
+    """With `of_array_or_number` a mixture of numbers and arrays is all arrays."""
+    found = Arrays.of([1, np.ones(2), 2.5], adapters.of_array_or_number)
     assert found is not None
-    assert [str(leaf) for leaf in found.leaves] == ["Python int[]", "float64[2]", "Python float[]"]
+    assert [str(leaf) for leaf in found.leaves] == ["int64[]", "float64[2]", "float64[]"]
 
 
 def test_what_is_remembered_of_arrays_is_bounded_and_right(

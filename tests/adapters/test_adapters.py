@@ -40,12 +40,13 @@ def test_each_array_has_its_adapter(value: Any, name: str | None) -> None:
 
 @pytest.mark.parametrize("value", [True, 3, 2.5, 1j, np.int8(1), np.float16(2), np.bool_(True)])
 def test_numbers_have_one_where_they_are_asked_for(value: Any) -> None:
-    """`of_number` takes single numbers, and arrays as `of` does."""
-    found, array = adapters.of_number(value), adapters.of_number(np.ones(1))
+    """`of_array_or_number` takes single numbers, and arrays as `of` does."""
+    found, array = adapters.of_array_or_number(value), adapters.of_array_or_number(np.ones(1))
     assert found is not None
     assert array is not None
-    assert (found.NAME, array.NAME) == ("number", "numpy")
-    assert adapters.of_number("3") is None
+    assert ("scalar" if isinstance(value, np.generic) else "number") == found.NAME
+    assert array.NAME == "numpy"
+    assert adapters.of_array_or_number("3") is None
 
 
 def test_torch_is_not_loaded_for_numpys_arrays() -> None:
@@ -60,7 +61,7 @@ def test_torch_is_not_loaded_for_numpys_arrays() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that come to a rank without torch raise an error with the pip line."""
-    monkeypatch.setattr(adapters, "_BY_NAME", {})
+    monkeypatch.setattr(adapters, "_loaded", {})
     monkeypatch.delattr(adapters, "torch", raising=False)
     monkeypatch.setitem(sys.modules, "weft.adapters.torch", None)  # type: ignore[arg-type]
     with pytest.raises(MissingPackage, match=r"pip install 'weft\[torch\]'"):

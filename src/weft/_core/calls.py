@@ -1,6 +1,6 @@
 """A collective call as one rank makes it, before and after the ranks have met. No processes.
 
-    call = Reduction("all_reduce", rank, size, value, ...)    refuses what makes no sense
+    call = Reduce("all_reduce", rank, size, value, ...)    refuses what makes no sense
       call.common    in words; must be the same on every rank
       call.own       what only this rank knows and the others need, as bytes
       call.source    this rank's arrays: flat, contiguous, its own memory where possible
@@ -18,13 +18,14 @@ import operator
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft import adapters
 from weft._core.elements import NUMERIC, OPERATIONS, Array
+from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
 from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
 from weft.errors import InvalidType, InvalidValue
@@ -45,10 +46,10 @@ class Call(ABC):
     early_target: Sequence[Array] = ()
 
     @abstractmethod
-    def settle(self, owns: Sequence[bytes]) -> Any:
+    def settle(self, owns: Sequence[bytes]) -> Plan:
         """What is to be done, now that every rank's `own` is known.
 
-        Raises InvalidValue where they do not go together, on every rank alike.
+        Raises InvalidValue and UnlikeArrays where they do not go together, on every rank alike.
         """
 
     @abstractmethod
@@ -56,19 +57,17 @@ class Call(ABC):
         """What the call returns on this rank, once the plan has been carried out."""
 
 
-class Combination(NamedTuple):
-    """Corresponding arrays of all ranks are to be combined, element by element, in rank order."""
+class UnlikeArrays(Exception):
+    """A rank's arrays are not like those that they must be like; the engine makes a Disagreement
+    of it, which every rank gets."""
 
-    op: str
-    elements: Sequence[str]
-    weights: Sequence[float] | None
-    #: who gets the result: one rank, or None for all
-    root: int | None
-    #: this rank's results; empty where it gets none
-    target: Sequence[Array]
+    def __init__(self, ranks: Mapping[int, Sequence[Leaf]]) -> None:
+        #: what these ranks have, in words
+        self.ranks = {rank: shown(leaves) for rank, leaves in ranks.items()}
+        super().__init__(str(self.ranks))
 
 
-class Reduction(Call):
+class Reduce(Call):
     """all_reduce, and with a root reduce."""
 
     def __init__(
@@ -91,11 +90,8 @@ class Reduction(Call):
         if weight is not None:
             self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
         self._op, self._root, self._out = op, root, out
-        given = Arrays.of(value, adapters.of_number)
-        form = _forms.get((name, given and given.leaves, op, root, weight is None))
-        if given is None or form is None or given.structure is not None:
-            given = _numbers_of(name, value, given, op)
-            form = _form(name, given, (op, root, weight is None))
+        given = _numbers_of(name, value, op)
+        form = _form(name, given, op, root, weight is not None)
         self.common, self.layout, self._elements = form
         self.source = [flat(view) for view in given.views]
         self._target = None
@@ -121,29 +117,20 @@ class Reduction(Call):
         return None if self._target is None else self._target.deliver(self._out)
 
 
-#: what calls alike have in common: their words, layout and elements
-_Form = tuple[bytes, Layout, tuple[str, ...]]
-#: of single arrays: working it out costs more than a small array's sum
-_forms: dict[tuple[Any, ...], _Form] = {}
+class _Form(NamedTuple):
+    """What calls alike have in common."""
+
+    common: bytes
+    layout: Layout
+    elements: tuple[str, ...]
 
 
-def _form(name: str, given: Arrays, how: tuple[str, int | None, bool]) -> _Form:
-    op, root, unweighted = how
+def _form(name: str, given: Arrays, op: str, root: int | None, weighted: bool) -> _Form:
     where = "" if root is None else f", root={root}"
-    weights = "" if unweighted else ", weight=..."
-    leaves = given.leaves
-    words = f"{name}({in_words(given.structure, leaves)}, op={op!r}{where}{weights})"
-    layout = layout_of(tuple(leaf.dtype.itemsize * _count(leaf.shape) for leaf in leaves))
-    form = words.encode(), layout, tuple(leaf.element for leaf in leaves)
-    if given.structure is None:
-        if len(_forms) >= 1024:
-            _forms.clear()
-        _forms[name, leaves, op, root, unweighted] = form
-    return form
-
-
-def _count(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
+    weights = ", weight=..." if weighted else ""
+    words = f"{name}({in_words(given.structure, given.leaves)}, op={op!r}{where}{weights})"
+    layout = layout_of(tuple(leaf.nbytes for leaf in given.leaves))
+    return _Form(words.encode(), layout, tuple(leaf.element for leaf in given.leaves))
 
 
 # what the calls check
@@ -153,12 +140,12 @@ def checked_root(name: str, root: Any, size: int) -> int:
     """The root as a rank of the group."""
     expected = f"{name}(root={root!r}): expected a rank of the group, 0 to {size - 1}"
     try:
-        place = operator.index(root)
+        rank = operator.index(root)
     except TypeError:
         raise InvalidType(expected) from None
-    if isinstance(root, bool) or not 0 <= place < size:
+    if isinstance(root, bool) or not 0 <= rank < size:
         raise InvalidValue(expected)
-    return place
+    return rank
 
 
 def taken_arrays(name: str, out: Any) -> Arrays:
@@ -205,8 +192,9 @@ def _checked_weight(name: str, weight: Any, op: str) -> float:
     return float(weight)
 
 
-def _numbers_of(name: str, value: Any, given: Arrays | None, op: str) -> Arrays:
+def _numbers_of(name: str, value: Any, op: str) -> Arrays:
     """The arrays of a value, if they can be reduced."""
+    given = Arrays.of(value, adapters.of_array_or_number)
     if given is None:
         raise InvalidType(
             f"{name}({_kind(value)}): expected numbers: an array, a tensor, a number, or a list, "
@@ -215,7 +203,7 @@ def _numbers_of(name: str, value: Any, given: Arrays | None, op: str) -> Arrays:
     for index, leaf in enumerate(given.leaves):
         if leaf.dtype.kind not in NUMERIC:
             raise InvalidType(f"{name}({leaf}): expected numbers; other arrays can be gathered")
-        if op == "mean" and leaf.element in ("Python int", "Python bool"):
+        if op == "mean" and leaf.adapter == adapters.numbers.NAME and leaf.dtype.kind in "biu":
             given = _as_float(given, index)
     return given
 
@@ -229,5 +217,5 @@ def _as_float(given: Arrays, index: int) -> Arrays:
     """The mean of Python's whole numbers is as Python's division: of 1 and 2 it is 1.5."""
     views, leaves = list(given.views), list(given.leaves)
     views[index] = views[index].astype(np.float64)
-    leaves[index] = Leaf(leaves[index].adapter, "Python float", views[index].dtype, ())
+    leaves[index] = leaves[index]._replace(element="float64", dtype=views[index].dtype)
     return Arrays(tuple(leaves), views, given.structure)

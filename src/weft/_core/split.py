@@ -6,19 +6,21 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from weft._core.elements import Array
+
 #: where arrays of one call begin in their common buffer; every item size divides it
 LINE = 64
 
 
-def share_of(length: int, size: int, rank: int) -> tuple[int, int]:
+def part_of(length: int, size: int, rank: int) -> tuple[int, int]:
     """The rows `start` to `stop` that one of `size` ranks gets of `length`.
 
-    Shares are contiguous and in rank order; they differ by one row at most, the first ones are
+    Parts are contiguous and in rank order; they differ by one row at most, the first ones are
     the longer.
 
-    >>> [share_of(7, 3, rank) for rank in range(3)]
+    >>> [part_of(7, 3, rank) for rank in range(3)]
     [(0, 3), (3, 5), (5, 7)]
-    >>> share_of(1, 3, 2)
+    >>> part_of(1, 3, 2)
     (1, 1)
     """
     each, more = divmod(length, size)
@@ -72,20 +74,29 @@ class Layout:
         Blocks are cut on lines, so that no element is in two of them; a block is of one array.
         """
         lines = -(-self.size // LINE)
-        first, last = share_of(lines, size, rank)
+        first, last = part_of(lines, size, rank)
         for index, start, stop, _ in self.window(first * LINE, last * LINE):
             for begin in range(start, stop, block):
                 yield Piece(index, begin, min(begin + block, stop), 0)
 
 
-def share_of_pieces(pieces: Sequence[Piece], size: int, rank: int) -> list[Piece]:
+def elements(arrays: Sequence[Array], piece: Piece) -> Array:
+    """The elements of a piece, as a view."""
+    array = arrays[piece.array]
+    if piece.stop - piece.start == array.nbytes:
+        return array
+    width = array.dtype.itemsize
+    return array[piece.start // width : piece.stop // width]
+
+
+def part_of_pieces(pieces: Sequence[Piece], size: int, rank: int) -> list[Piece]:
     """What of the pieces in a window one of `size` ranks gets: lines that follow each other.
 
-    >>> share_of_pieces([Piece(0, 0, 200, 0), Piece(1, 0, 8, 256)], 2, 1)
+    >>> part_of_pieces([Piece(0, 0, 200, 0), Piece(1, 0, 8, 256)], 2, 1)
     [Piece(array=0, start=192, stop=200, at=192), Piece(array=1, start=0, stop=8, at=256)]
     """
     end = max((at + stop - start for _, start, stop, at in pieces), default=0)
-    first, last = (LINE * line for line in share_of(-(-end // LINE), size, rank))
+    first, last = (LINE * line for line in part_of(-(-end // LINE), size, rank))
     found = []
     for index, start, stop, at in pieces:
         low, high = max(first, at), min(last, at + stop - start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft._core import trees
 from weft._core.elements import Array
 
 #: bytes of the longest description that ranks show each other
-_WORDS = 400
+_LONGEST_WORDS = 400
 
 
 class Leaf(NamedTuple):
@@ -23,10 +24,22 @@ class Leaf(NamedTuple):
     #: the kind of number; what the dtype does not tell is bfloat16, stored as uint16
     element: str
     dtype: np.dtype[Any]
-    shape: tuple[Any, ...]
+    shape: tuple[int, ...]
 
     def __str__(self) -> str:
         return f"{self.element}[{', '.join(map(str, self.shape))}]"
+
+    def without_rows(self) -> str:
+        return f"{self.element}[{', '.join(('rows', *map(str, self.shape[1:])))}]"
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of what lies behind one index of the first axis."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
 
     def matches(self, other: Leaf) -> bool:
         """Whether one array can take the other's values; whose arrays they are does not matter."""
@@ -79,13 +92,15 @@ def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
     return Leaf(adapter.NAME, element, view.dtype, view.shape), view
 
 
-def in_words(structure: Any, leaves: Sequence[Leaf]) -> str:
-    """Arrays in words; a long text is cut, and told from others by its checksum."""
-    text = trees.describe(structure, iter(leaves))
+def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) -> str:
+    """Arrays in words, if asked for without the number of their rows; a long text is cut, and told
+    from others by its checksum."""
+    words = [leaf.without_rows() if any_rows else str(leaf) for leaf in leaves]
+    text = trees.describe(structure, iter(words))
     data = text.encode(errors="replace")
-    if len(data) <= _WORDS:
+    if len(data) <= _LONGEST_WORDS:
         return text
-    beginning = data[: _WORDS - 60].decode(errors="ignore")
+    beginning = data[: _LONGEST_WORDS - 60].decode(errors="ignore")
     return f"{beginning}... ({len(leaves)} arrays, checksum {zlib.crc32(data)})"
 
 
@@ -135,11 +150,11 @@ def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array
     """
     apart = []
     for index, source in enumerate(sources):
-        for place, target in enumerate(targets):
-            if source is target and index == place:
+        for position, target in enumerate(targets):
+            if source is target and index == position:
                 continue
             if np.may_share_memory(source, target) and not (
-                index == place and same_memory(source, target)
+                index == position and same_memory(source, target)
             ):
                 source = source.copy()  # noqa: PLW2901  from here on it is the copy that counts
                 break

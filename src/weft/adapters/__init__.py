@@ -12,16 +12,17 @@ bfloat16, which NumPy does not have, is viewed as uint16 under its own name.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from weft.adapters import numbers, numpy
+from weft.adapters import numbers, numpy, scalars
 from weft.errors import MissingPackage
 
-_BY_NAME: dict[str, ModuleType] = {numpy.NAME: numpy, numbers.NAME: numbers}
+_loaded: dict[str, ModuleType] = {one.NAME: one for one in (numpy, numbers, scalars)}
 
 
 def of(value: Any) -> ModuleType | None:
@@ -34,20 +35,19 @@ def of(value: Any) -> ModuleType | None:
     return None
 
 
-def of_number(value: Any) -> ModuleType | None:
+def of_array_or_number(value: Any) -> ModuleType | None:
     """The adapter of an array or a single number."""
-    return of(value) or (numbers if numbers.is_mine(value) else None)
+    return of(value) or next((one for one in (scalars, numbers) if one.is_mine(value)), None)
 
 
 def named(name: str) -> ModuleType:
     """The adapter that another rank spoke of."""
-    if name not in _BY_NAME:
+    if name not in _loaded:
         try:
-            from weft.adapters import torch
+            _loaded[name] = importlib.import_module(f"weft.adapters.{name}")
         except ImportError as error:
             raise MissingPackage(
                 f"another rank sent an array of {name}, which cannot be loaded here ({error}):\n"
                 f"    pip install 'weft[{name}]'"
             ) from error
-        _BY_NAME[torch.NAME] = torch
-    return _BY_NAME[name]
+    return _loaded[name]

@@ -1,4 +1,4 @@
-"""NumPy's arrays and scalars."""
+"""NumPy's arrays."""
 
 from __future__ import annotations
 

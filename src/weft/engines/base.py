@@ -209,12 +209,12 @@ def make_call(group: Group, name: str, value: Any, options: dict[str, Any]) -> C
         from weft._core import calls, moves
 
         _kinds.update(
-            all_reduce=calls.Reduction,
-            reduce=calls.Reduction,
+            all_reduce=calls.Reduce,
+            reduce=calls.Reduce,
             broadcast=moves.Broadcast,
             scatter=moves.Scatter,
-            gather=moves.Gathering,
-            all_gather=moves.Gathering,
+            gather=moves.Gather,
+            all_gather=moves.Gather,
         )
     call: Call = _kinds[name](name, group.rank, group.size, value, **options)
     return call

@@ -49,7 +49,7 @@ class SerialGroup(Group):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        from weft._core.alone import carry_out
+        from weft.engines.serial_collectives import carry_out
 
         self._begin(timeout)
         call = make_call(self, name, value, options)

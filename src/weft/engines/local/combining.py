@@ -1,8 +1,8 @@
 """Carrying out a combination: through the slots, or from memory to memory.
 
-Directly, each rank makes its share of the blocks:
+Directly, each rank makes its part of the blocks:
 
-    for each block of my share
+    for each block of my part
       every other rank's numbers  --pull-->  scratch, or where the result is made
       combine, in rank order
       the result                  --push-->  whoever gets it
@@ -14,136 +14,138 @@ shared memory are mapped, and need no pull or push.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from weft import faults
-from weft._core.calls import Call, Combination
 from weft._core.elements import Array, combine
-from weft._core.split import Piece, share_of_pieces
-from weft.engines.local.means import BLOCK, UNDER_WAY, Means, Place, Said
-from weft.engines.local.slots import work_is_shared
+from weft._core.plans import Combination
+from weft._core.split import Piece, elements, part_of_pieces
+from weft.engines.local.first_message import Location
+from weft.engines.local.slots import work_is_divided
+from weft.engines.local.transport import BLOCK, Block, Exchanged, Transport
 
 
-def carry(means: Means, plan: Combination, call: Call, said: Said, when: tuple[int, float]) -> bool:
-    """Combine; whether others may still be using this rank's memory.
-
-    `when`: the step at which the slots were filled, and the seconds that a step may take.
-    """
-    step, seconds = when
-    if said.fits[0]:  # if one rank's fit, all do: they have the same arrays
-        _combine_slots(means, plan, call, call.layout.pieces, when)
+def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
+    """Combine; whether others may still be using this rank's memory."""
+    call = exchanged.call
+    if exchanged.ranks[0].in_slot:  # if one rank's arrays are, all are: they are alike
+        _combine_slots(transport, plan, exchanged, call.layout.pieces, exchanged.step)
         return False
-    means.map_new((*call.source, *call.early_target), said, seconds)
-    if means.peers is not None or all(map(means.mapped.has, chain(*said.shares))):
-        _combine_directly(means, plan, call, said)
+    transport.map_new((*call.source, *call.early_target), exchanged)
+    if transport.peers is not None or _all_mapped(transport, exchanged):
+        _combine_directly(transport, plan, exchanged)
         return True
-    room = means.slots.room
+    room = transport.slots.room
     for start in range(0, call.layout.size, room):
         pieces = call.layout.window(start, start + room)
-        step = means.meeting.step + 1
-        means.slots.fill(step, call.source, pieces)
+        step = transport.meeting.step + 1
+        transport.slots.fill(step, call.source, pieces)
         if faults.armed:
             faults.reach("collective.round")
-        means.meeting.meet(UNDER_WAY, seconds)
-        _combine_slots(means, plan, call, pieces, (step, seconds))
+        transport.step(exchanged.seconds)
+        _combine_slots(transport, plan, exchanged, pieces, step)
     return False
 
 
+def _all_mapped(transport: Transport, exchanged: Exchanged) -> bool:
+    locations = (one for said in exchanged.ranks for one in (*said.sources, *said.targets))
+    return all(map(transport.mapped.has, locations))
+
+
+# through the slots
+
+
 def _combine_slots(
-    means: Means,
+    transport: Transport,
     plan: Combination,
-    call: Call,
+    exchanged: Exchanged,
     pieces: Sequence[Piece],
-    when: tuple[int, float],
+    step: int,
 ) -> None:
-    """Combine what the slots of a step hold."""
-    step, seconds = when
-    slots = means.slots
-    if not work_is_shared(means.size, call.layout.size):
-        for index, start, stop, at in pieces if plan.target else ():
-            out = _part(plan.target[index], start, stop)
-            _combine_slot(means, plan, (index, at), out, step)
+    """Combine what the slots of a step hold of these pieces."""
+    if work_is_divided(transport.size, exchanged.call.layout.size):
+        _combine_slots_in_parts(transport, plan, exchanged, pieces, step)
         return
-    for index, start, stop, at in share_of_pieces(pieces, means.size, means.rank):
-        out = slots.view(step + 1, means.rank, at, stop - start, call.source[index].dtype)
-        _combine_slot(means, plan, (index, at), out, step)
-    means.meeting.meet(UNDER_WAY, seconds)
-    for rank in range(means.size) if plan.target else ():
-        for index, start, stop, at in share_of_pieces(pieces, means.size, rank):
-            dtype = call.source[index].dtype
-            part = slots.view(step + 1, rank, at, stop - start, dtype)
-            _part(plan.target[index], start, stop)[...] = part
+    for piece in pieces if plan.target else ():
+        _combine_slot(transport, plan, piece, elements(plan.target, piece), step)
+
+
+def _combine_slots_in_parts(
+    transport: Transport,
+    plan: Combination,
+    exchanged: Exchanged,
+    pieces: Sequence[Piece],
+    step: int,
+) -> None:
+    """Each rank combines its part and puts it into its slot of the next step."""
+    slots, source = transport.slots, exchanged.call.source
+    for piece in part_of_pieces(pieces, transport.size, transport.rank):
+        dtype, length = source[piece.array].dtype, piece.stop - piece.start
+        made = slots.view(step + 1, transport.rank, piece.at, length, dtype)
+        _combine_slot(transport, plan, piece, made, step)
+    transport.step(exchanged.seconds)
+    for rank in range(transport.size) if plan.target else ():
+        for piece in part_of_pieces(pieces, transport.size, rank):
+            dtype, length = source[piece.array].dtype, piece.stop - piece.start
+            part = slots.view(step + 1, rank, piece.at, length, dtype)
+            elements(plan.target, piece)[...] = part
 
 
 def _combine_slot(
-    means: Means, plan: Combination, which: tuple[int, int], out: Array, step: int
+    transport: Transport, plan: Combination, piece: Piece, out: Array, step: int
 ) -> None:
-    """Combine the same bytes of all ranks' slots: those of which array, and where in the slot."""
-    index, at = which
-    view, dtype, length = means.slots.view, out.dtype, out.nbytes
-    parts = [view(step, rank, at, length, dtype) for rank in range(means.size)]
-    combine(parts, out, plan.op, plan.elements[index], plan.weights)
+    view, at, length = transport.slots.view, piece.at, out.nbytes
+    parts = [view(step, rank, at, length, out.dtype) for rank in range(transport.size)]
+    combine(parts, out, plan.op, plan.elements[piece.array], plan.weights)
 
 
-def _combine_directly(means: Means, plan: Combination, call: Call, said: Said) -> None:
-    """Combine this rank's share of the blocks, and hand each to whoever gets the result."""
-    own, first_target = said.addresses[means.rank], len(call.source)
-    receivers = range(means.size) if plan.root is None else (plan.root,)
-    for piece in call.layout.blocks_of(means.rank, means.size, BLOCK):
+# from memory to memory
+
+
+def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchanged) -> None:
+    """Combine this rank's part of the blocks, and hand each to whoever gets the result."""
+    source, said = exchanged.call.source, exchanged.ranks
+    receivers = range(transport.size) if plan.root is None else (plan.root,)
+    for piece in exchanged.call.layout.blocks_of(transport.rank, transport.size, BLOCK):
         if faults.armed:
             faults.reach("collective.block")
-        index, start, stop, _ = piece
-        mine = _part(call.source[index], start, stop)
-        made = _place_for(means, mine, plan.target, own, piece)
-        # the first block pulled can lie where the result is made, unless that is `mine`
-        first = None if made.address == own[index] + start else made
-        parts = _parts(means, said, piece, mine, first)
-        combine(parts, made.array, plan.op, plan.elements[index], plan.weights)
-        if plan.target and made.address != own[first_target + index] + start:
-            _part(plan.target[index], start, stop)[...] = made.array
+        mine = _own(said[transport.rank].sources, source, piece)
+        wanted = _own(said[transport.rank].targets, plan.target, piece) if plan.target else None
+        made = _place_to_make(transport, mine, wanted)
+        parts = _parts(transport, exchanged, piece, mine, made)
+        combine(parts, made.array, plan.op, plan.elements[piece.array], plan.weights)
+        if wanted is not None and made.address != wanted.address:
+            wanted.array[...] = made.array
         for rank in receivers:
-            if rank != means.rank:
-                means.give(said, rank, first_target + index, made, start)
+            if rank != transport.rank:
+                location = said[rank].targets[piece.array]
+                transport.give(rank, location, piece.start, made)
 
 
-def _place_for(
-    means: Means, mine: Array, target: Sequence[Array], own: Sequence[int], piece: Piece
-) -> Place:
-    """Where to make the result of a block: in its place, if there is one, and if the numbers there
-    are not needed any more when the first two have been combined."""
-    index, start, stop, _ = piece
-    if target:
-        address = own[len(own) - len(target) + index] + start
-        if address != own[index] + start or means.rank < 2:
-            return Place(_part(target[index], start, stop), address)
-    return means.scratch(mine, 2)
+def _own(locations: Sequence[Location], arrays: Sequence[Array], piece: Piece) -> Block:
+    return Block(elements(arrays, piece), locations[piece.array].address + piece.start)
+
+
+def _place_to_make(transport: Transport, mine: Block, wanted: Block | None) -> Block:
+    """Where the result of a block is made: where it is wanted, unless that would overwrite numbers
+    before their turn. Those of ranks 0 and 1 have had it when the first result is written."""
+    if wanted is not None and (wanted.address != mine.address or transport.rank < 2):
+        return wanted
+    return transport.scratch(mine.array, 2)
 
 
 def _parts(
-    means: Means, said: Said, piece: Piece, mine: Array, first: Place | None
+    transport: Transport, exchanged: Exchanged, piece: Piece, mine: Block, made: Block
 ) -> Iterator[Array]:
-    """One block of every rank in turn: this rank's own, the others' where they are mapped, or as
-    they are pulled, the first one to the place given, if any, the others to two scratch blocks by
-    turns."""
+    """One block of every rank in turn. The first one copied here may lie where the result is made,
+    unless this rank's own numbers are there; the others use two scratch blocks by turns."""
+    spare = [transport.scratch(mine.array, number) for number in (0, 1)]
+    first = spare[0] if made.address == mine.address else made
     turn = 0
-    for rank in range(means.size):
-        if rank == means.rank:
-            yield mine
+    for rank, said in enumerate(exchanged.ranks):
+        if rank == transport.rank:
+            yield mine.array
             continue
-        there = means.mapped.view(
-            said.shares[rank][piece.array], piece.start, piece.stop, mine.dtype
-        )
-        if there is None:
-            place = means.scratch(mine, turn % 2) if turn or first is None else first
-            means.pull(said, rank, piece, place)
-            there = place.array
-            turn += 1
-        yield there
-
-
-def _part(array: Array, start: int, stop: int) -> Array:
-    """The elements between two bytes."""
-    if stop - start == array.nbytes:
-        return array
-    width = array.dtype.itemsize
-    return array[start // width : stop // width]
+        into = spare[turn % 2] if turn else first
+        part = transport.see(rank, said.sources[piece.array], piece, into)
+        turn += part is into.array
+        yield part

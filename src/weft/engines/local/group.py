@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from weft import faults
 from weft._core.timeouts import checked
 from weft.engines.base import Group, check_split, left, make_call, succeeded
-from weft.engines.local import blocks, locks, meeting, recorder, rendezvous
+from weft.engines.local import locks, recorder, rendezvous
 from weft.engines.local.background import Background
-from weft.engines.local.keeper import Reference
-from weft.engines.local.meeting import CALLS, Meeting
+from weft.engines.local.common import make_block, make_no_block
+from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting, words_for
 from weft.engines.local.segment import Block
 from weft.errors import (
     Disagreement,
@@ -29,12 +28,8 @@ from weft.errors import (
 from weft.resources import plan
 
 if TYPE_CHECKING:
-    from weft._core.calls import Call
-    from weft.engines.local.carrier import Carrier
-    from weft.engines.local.lane import Lane
+    from weft.engines.local.collectives import Collectives
 
-_BARRIER, _SPLIT, _LOCK = (CALLS.index(name) for name in ("barrier", "split", "lock"))
-_COLLECTIVE = CALLS.index("collective")
 _COLOR = struct.Struct("?qq")
 #: What collectives that were left half way were given. Peers may still write to this memory, so it
 #: must not be used for anything else, until all that are left have come to `survivors`.
@@ -90,27 +85,24 @@ class LocalGroup(Group):
         self._suffix = "" if self.name == "world" else f" of {self.name}"
         self._barrier = f"barrier{self._suffix}"
         #: the call that a thread is in; a fresh object for each, so that only that call ends it
-        self._call: object = None
+        self._current: list[str] | None = None
         self._entry = 0
         #: how the recorder names each collective: one text for all calls, which is quicker to note
         self._operations: dict[str, str] = {}
         #: the collective that was left half way, after which only `survivors` can be called
         self._given_up = ""
-        self._carrier: Carrier | None = None
-        #: NumPy's array, once there is a carrier, and its lanes
-        self._array_type: Any = None
-        self._lanes: dict[tuple[Any, ...], Lane] = {}
+        self._collectives: Collectives | None = None
         self._background = Background(self.name)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
-        call = [self._barrier]
+        current = [self._barrier]
         try:
-            self._begin(call)
-            self._meeting.meet(_BARRIER, seconds)
+            self._begin(current)
+            self._meeting.meet(BARRIER, seconds)
         finally:
-            if self._call is call:
-                self._call = None
+            if self._current is current:
+                self._current = None
                 self._log.leave(self._entry)
 
     def split(
@@ -128,7 +120,7 @@ class LocalGroup(Group):
             following = self._meeting.next_generation(places)
             successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
             self.successor = successor
-            self._carrier, self._lanes = None, {}
+            self._collectives = None
             _unfinished.pop(self._meeting, None)
             self._background.close()
             return successor
@@ -137,9 +129,15 @@ class LocalGroup(Group):
         """A lock between the ranks of this group. Every rank calls it."""
         seconds = self.timeout if timeout is None else checked(timeout)
         with self._calling("lock"):
-            leader = self._meeting.members[0]
-            size = 8 * locks.words_for(self.size)
-            block = self._common_block(_LOCK, leader, size, locks.Lock.format, seconds)
+            block = make_block(
+                self._meeting,
+                LOCK,
+                leader=self._meeting.members[0],
+                size=8 * locks.words_for(self.size),
+                seconds=seconds,
+                prepare=locks.Lock.format,
+                point="lock.made",
+            )
         return locks.Lock(
             block,
             roster=self._meeting.roster,
@@ -170,13 +168,11 @@ class LocalGroup(Group):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        # a plain array like one before takes the quick way
-        plain = weight is None and not async_op and type(op) is str
-        if plain and type(value) is self._array_type:
-            lane = self._lanes.get((op, value.dtype, value.shape))
-            if lane is not None and lane.takes(out):
-                seconds = self.timeout if timeout is None else checked(timeout)
-                return self._carry_out("all_reduce", lane.run, (value, out, seconds), depth=4)
+        if weight is None and not async_op and timeout is None and self._collectives is not None:
+            prepared = self._collectives.prepared(value, op, out)
+            if prepared is not None:  # the quick way
+                arguments = value, out, self.timeout
+                return self._in_step("all_reduce", prepared.run, arguments, depth=4)
         return super().all_reduce(
             value, op, weight=weight, out=out, async_op=async_op, timeout=timeout
         )
@@ -190,30 +186,29 @@ class LocalGroup(Group):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        seconds = self.timeout if timeout is None else checked(timeout)
         try:
+            seconds = self.timeout if timeout is None else checked(timeout)
             call = make_call(self, name, value, options)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            self._carry_out(name, self._meeting.refuse, (_COLLECTIVE, reason, seconds))
+            self._in_step(name, self._meeting.refuse, (COLLECTIVE, reason, self.timeout))
             raise
+        collectives = self._collectives or self._new_collectives()
         if not async_op:
-            self._carry_out(name, self._carry, (call, seconds))
-            if name == "all_reduce" and type(value) is self._array_type and self._carrier:
-                self._carrier.open_lane(call, value, options["op"])
+            self._in_step(name, collectives.carry_out, (call, seconds))
+            if name == "all_reduce":
+                collectives.prepare(call, value, options["op"])
             return call.result()
-        here = self._meeting.roster.is_here
-        if self._left or not here or self.successor is not None or self._given_up:
-            raise self._unusable()
+        self._check_usable()
         line = recorder.caller_line()
 
         def work() -> Any:
-            self._carry_out(name, self._carry, (call, seconds), line=line)
+            self._in_step(name, collectives.carry_out, (call, seconds), line=line)
             return call.result()
 
         return self._background.start(work, name)
 
-    def _carry_out(
+    def _in_step(
         self,
         name: str,
         work: Callable[..., Any],
@@ -222,74 +217,62 @@ class LocalGroup(Group):
         depth: int = 5,
         line: str = "",
     ) -> Any:
-        """Do the work of a collective, with the ranks in step or out of it for good.
+        """Do the work of a collective, and leave the ranks in step, or this one out of it for good.
 
         `line` is where an async call was made.
         """
-        token = [self._operations.get(name) or self._operation(name)]
+        current = [self._operations.get(name) or self._operation(name)]
         try:
-            self._begin(token, depth, line)
+            self._begin(current, depth, line)
             return work(*arguments)
         except (Disagreement, InvalidValue, SetupError):
             raise  # on every rank, at the same step
         except BaseException as error:
-            if self._call is token:
-                # out of step for good. A signal handler may raise here too: what counts is done
-                # before the first call
+            if self._current is current:
+                # A signal handler may raise here too: what counts is done before the first call
                 here = self._meeting
-                self._given_up = f"{token[0]} ({error.__class__.__name__})"
+                self._given_up = f"{current[0]} ({error.__class__.__name__})"
                 _unfinished[here] = arguments
                 here.block.words[here.given_up_at] = here.generation + 1
                 here.wake_all()
             raise
         finally:
-            if self._call is token:
-                self._call = None
+            if self._current is current:
+                self._current = None
                 self._log.leave(self._entry)
-
-    def _carry(self, call: Call, seconds: float) -> None:
-        carrier = self._carrier or self._new_carrier(seconds)
-        carrier.carry_out(call, seconds)
 
     def _operation(self, name: str) -> str:
         return self._operations.setdefault(name, name + self._suffix)
 
-    def _new_carrier(self, seconds: float) -> Carrier:
-        from numpy import ndarray
+    def _new_collectives(self) -> Collectives:
+        from weft.engines.local.collectives import Collectives
 
-        from weft.engines.local.carrier import Carrier
-
-        def common_block(call: int, size: int) -> Block:
-            leader = self._meeting.members[0]
-            return self._common_block(call, leader, size, lambda block: None, seconds)
-
-        self._carrier = Carrier(self._meeting, common_block)
-        self._array_type, self._lanes = ndarray, self._carrier.lanes
-        return self._carrier
+        self._collectives = Collectives(self._meeting)
+        return self._collectives
 
     # before and after every call
 
     @contextmanager
     def _calling(self, operation: str, *, after_giving_up: bool = False) -> Iterator[None]:
         """What `barrier` writes out, because there it costs more than the rest."""
-        call = [operation + self._suffix]
+        current = [operation + self._suffix]
         try:
-            self._begin(call, depth=5, after_giving_up=after_giving_up)
+            self._begin(current, depth=5, after_giving_up=after_giving_up)
             yield
         finally:
-            if self._call is call:
-                self._call = None
+            if self._current is current:
+                self._current = None
                 self._log.leave(self._entry)
 
     def _begin(
-        self, call: list[str], depth: int = 3, line: str = "", after_giving_up: bool = False
+        self, current: list[str], depth: int = 3, line: str = "", after_giving_up: bool = False
     ) -> None:
         """Check that the group can be used, and note what it is used for, and where.
 
         Calls are made in order: one that blocks waits until the pending ones have ended, and
         `survivors` ends them.
 
-        Between the look at `_call` and its setting there is no call, so no other thread and no
+        Between the look at `_current` and its setting there is no call, so no other thread and no
         signal handler can come between. Whoever set it unsets it, however the call ends.
         """
         here = self._meeting
@@ -302,15 +285,20 @@ class LocalGroup(Group):
             self._background.finish()
         if self._given_up and not after_giving_up:
             raise self._unusable()
-        if self._call is None:
-            self._call = call
+        if self._current is None:
+            self._current = current
         else:
-            raise self._used_twice(call[0])
+            raise self._used_twice(current[0])
         tag = here.tag + here.step + 1
         if line:
-            self._entry = self._log.enter_at(call[0], line, tag)
+            self._entry = self._log.enter_at(current[0], line, tag)
         else:
-            self._entry = self._log.enter(call[0], tag, depth)
+            self._entry = self._log.enter(current[0], tag, depth)
+
+    def _check_usable(self) -> None:
+        here = self._meeting.roster.is_here
+        if self._left or not here or self.successor is not None or self._given_up:
+            raise self._unusable()
 
     def _unusable(self) -> WeftError:
         if not self._meeting.roster.is_here:
@@ -342,15 +330,22 @@ class LocalGroup(Group):
 
     def _split(self, color: int | None, key: int, seconds: float) -> LocalGroup | None:
         message = _COLOR.pack(color is not None, color or 0, key)
-        answers = self._meeting.exchange(_SPLIT, message, seconds)
+        answers = self._meeting.exchange(SPLIT, message, seconds)
         self._splits += 1
         part = ranks_of_color(color, [_COLOR.unpack(answer) for answer in answers])
         if color is None:
-            self._no_common_block(_SPLIT, seconds)
+            make_no_block(self._meeting, SPLIT, seconds)
             return None
         members = [self._meeting.members[rank] for rank in part]
-        size = 8 * meeting.words_for(len(members))
-        block = self._common_block(_SPLIT, members[0], size, Block.clear, seconds)
+        block = make_block(
+            self._meeting,
+            SPLIT,
+            leader=members[0],
+            size=8 * words_for(len(members)),
+            seconds=seconds,
+            prepare=Block.clear,
+            point="split.made",
+        )
         below = Meeting(
             block,
             roster=self._meeting.roster,
@@ -361,48 +356,6 @@ class LocalGroup(Group):
             free_cores=plan(self._meeting.roster.size).free_cores,
         )
         return LocalGroup(below, self._log, timeout=self.timeout)
-
-    def _common_block(
-        self, call: int, leader: int, size: int, prepare: Callable[[Block], None], seconds: float
-    ) -> Block:
-        """Memory that `leader` makes and everyone who names it sees. All ranks take part."""
-        block, reference, trouble = None, b"", b""
-        if leader == self._meeting.roster.rank:
-            try:
-                block = blocks.allocate(size)
-                prepare(block)
-                reference = blocks.refer(block.buffer).encode()
-                if faults.armed:
-                    faults.reach("split.made" if call == _SPLIT else "lock.made")
-            except WeftError as error:
-                trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
-        try:
-            answers = self._meeting.exchange(call, reference, seconds)
-        except WeftError:
-            if reference:  # nobody will attach it: so that the block is not held for ever
-                blocks.attach(Reference.decode(reference))
-            raise
-        offer = answers[self._meeting.members.index(leader)]
-        if offer:
-            try:
-                # in half the time: the others, who wait for this rank, are to hear what went wrong
-                block = blocks.attach(Reference.decode(offer), seconds / 2)
-            except WeftError as error:
-                trouble = str(error).encode()[: meeting.MAILBOX_BYTES]
-        self._raise_any(self._meeting.exchange(call, trouble, seconds))
-        if block is None:
-            raise SetupError(f"rank {leader} of the job offered no memory")
-        return block
-
-    def _no_common_block(self, call: int, seconds: float) -> None:
-        """Take part in `_common_block` without naming anyone."""
-        self._meeting.exchange(call, b"", seconds)
-        self._raise_any(self._meeting.exchange(call, b"", seconds))
-
-    def _raise_any(self, troubles: Sequence[bytes]) -> None:
-        lines = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(troubles) if text]
-        if lines:
-            raise SetupError(f"group {self.name!r} could not get memory: " + "; ".join(lines))
 
 
 def ranks_of_color(color: int | None, answers: Sequence[tuple[bool, int, int]]) -> list[int]:

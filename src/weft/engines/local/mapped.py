@@ -14,36 +14,27 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from weft._core.elements import Array
 from weft._core.values import address
 from weft.engines.local import blocks
+from weft.engines.local.first_message import Location
 from weft.engines.local.keeper import Reference
 from weft.errors import WeftError
 
 #: blocks of peers that stay mapped; what their owners drop goes back when others take their place
-_KEPT = 16
+_BLOCKS_KEPT = 16
 
 
-class Share(NamedTuple):
-    """Where an array lies: in which block, 0 if in none, and at which of its bytes."""
-
-    block: int
-    offset: int
-
-
-NOT_SHARED = Share(0, 0)
-
-
-def place_of(array: Array) -> Share:
-    """Where an array lies in shared memory, if it does."""
+def block_of(array: Array) -> tuple[int, int]:
+    """The block that an array lies in, 0 if in none, and at which of its bytes it begins."""
     buffer = buffer_of(array)
     if buffer is None:
-        return NOT_SHARED
-    return Share(blocks.name_of(buffer), address(array) - ctypes.addressof(buffer))
+        return 0, 0
+    return blocks.name_of(buffer), address(array) - ctypes.addressof(buffer)
 
 
 def buffer_of(array: Array) -> Any:
@@ -61,7 +52,7 @@ def refer(array: Array) -> bytes:
     return blocks.refer(buffer_of(array)).encode()
 
 
-def attached(reference: bytes, seconds: float) -> Array | None:
+def attach(reference: bytes, seconds: float) -> Array | None:
     """All bytes of the block that a reference stands for; None if it cannot be mapped."""
     try:
         block = blocks.attach(Reference.decode(reference), seconds)
@@ -77,14 +68,14 @@ class Mapped:
         #: by name; None for one that some rank could not map
         self._bytes: OrderedDict[int, Array | None] = OrderedDict()
 
-    def new(self, shares: Sequence[Sequence[Share]]) -> list[int]:
+    def new(self, locations: Sequence[Sequence[Location]]) -> list[int]:
         """The blocks among the ranks' arrays that have not been seen yet; the others are noted as
         used."""
-        used = dict.fromkeys(share.block for rank in shares for share in rank if share.block)
+        used = dict.fromkeys(one.block for rank in locations for one in rank if one.block)
         for name in used:
             if name in self._bytes:
                 self._bytes.move_to_end(name)
-        while len(self._bytes) > max(_KEPT, len(used)):
+        while len(self._bytes) > max(_BLOCKS_KEPT, len(used)):
             self._bytes.popitem(last=False)
         return [name for name in used if name not in self._bytes]
 
@@ -92,13 +83,13 @@ class Mapped:
         """Note a new block, and where it is, or that some rank could not map it."""
         self._bytes[name] = mapped
 
-    def has(self, share: Share) -> bool:
+    def has(self, location: Location) -> bool:
         """Whether every rank can see an array that lies there."""
-        return self._bytes.get(share.block) is not None
+        return self._bytes.get(location.block) is not None
 
-    def view(self, share: Share, start: int, stop: int, dtype: np.dtype[Any]) -> Array | None:
+    def view(self, location: Location, start: int, stop: int, dtype: np.dtype[Any]) -> Array | None:
         """The bytes `start` to `stop` of the array that lies there, as numbers."""
-        whole = self._bytes.get(share.block)
+        whole = self._bytes.get(location.block)
         if whole is None:
             return None
-        return whole[share.offset + start : share.offset + stop].view(dtype)
+        return whole[location.offset + start : location.offset + stop].view(dtype)

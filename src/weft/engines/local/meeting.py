@@ -42,6 +42,7 @@ from weft.errors import Disagreement, InvalidValue, PeerLost, RankState, Stalled
 
 #: what a step can be for; a call's code is its index
 CALLS = ("", "barrier", "split", "lock", "collective", "collective, under way")
+BARRIER, SPLIT, LOCK, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
 #: added to a call's code by a rank that refused its arguments
 REFUSED = 0x80
 _MAILBOX = 128
@@ -90,7 +91,7 @@ class Meeting:
         self.step = 0
         self._ended = False
         #: whether this rank has published its last step without waiting for the others
-        self.owes_wait = False
+        self._owes_wait = False
         #: how the recorder names this group, generation and step: add the step
         self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
         size = len(ranks)
@@ -109,7 +110,7 @@ class Meeting:
         )
         #: the word that says that this rank has given up
         self.given_up_at = self._head(self._place) + 3
-        self._rank = self.places.index(self._place)
+        self.rank = self.places.index(self._place)
         self._own = self._area_at + 8 * self._place
         self._other_places = [place for place in places if place != self._place]
         self._others = tuple(
@@ -125,9 +126,7 @@ class Meeting:
 
         Raises PeerLost, Stalled, or Disagreement if one came for another call.
         """
-        if self.owes_wait:
-            self.catch_up(timeout)
-        step = self.step + 1
+        step = self.begin_step(timeout)
         value = step << 8 | call
         if faults.armed:
             faults.reach("meet.before")
@@ -180,24 +179,27 @@ class Meeting:
         step = self.step + 1
         self._waiter.publish(self._own + (step & 1), step << 8 | call | REFUSED)
         self.step = step
-        self.owes_wait = True
+        self._owes_wait = True
 
-    def catch_up(self, timeout: float) -> None:
-        """Wait for the others at a step that this rank refused: before that, what it told and gave
-        them at the step before may still be read."""
-        self._await_all(self.step, timeout)
-        self.owes_wait = False
+    def begin_step(self, timeout: float) -> int:
+        """The number of the next step, once this rank may write its mailbox and its slot for it.
+
+        After a step that it refused it first waits for the others there: until they have come,
+        what it told and gave them at the step before may still be read.
+        """
+        if self._owes_wait:
+            self._await_all(self.step, timeout)
+            self._owes_wait = False
+        return self.step + 1
 
     def _fill_mailbox(self, message: bytes, timeout: float) -> list[tuple[int, memoryview]]:
         """Write what the next step tells; all ranks' mailboxes at that step."""
         if len(message) > MAILBOX_BYTES:
             raise InvalidValue(f"a message of {len(message)} bytes; {MAILBOX_BYTES} fit a mailbox")
-        if self.owes_wait:
-            self.catch_up(timeout)
-        half = (self.step + 1) & 1
+        half = self.begin_step(timeout) & 1
         boxes = self._boxes[half]
         if self._said[half] is not message:
-            length_at, box = boxes[self._rank]
+            length_at, box = boxes[self.rank]
             self._said[half] = None  # should a signal handler raise before all is written
             box[: len(message)] = message
             self._words[length_at] = len(message)
@@ -334,7 +336,7 @@ class Meeting:
             f"rank {rank} (pid {states[rank].pid}): {self._how(states[rank])}" for rank in ranks
         )
         return PeerLost(
-            f"group {self.name!r} lost {_ranks(ranks)} while rank {self._rank} waited: {how}",
+            f"group {self.name!r} lost {_ranks(ranks)} while rank {self.rank} waited: {how}",
             ranks,
             states,
         )

@@ -6,122 +6,121 @@ copy while the receivers pull the rest; where all send to one, all push at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from weft import faults
-from weft._core.calls import Call
 from weft._core.elements import Array
-from weft._core.moves import Copy, Movement
-from weft._core.split import Layout, layout_of
+from weft._core.plans import Copy, Movement
+from weft._core.split import layout_of
 from weft._core.values import address
 from weft.engines.local.direct import Peers
-from weft.engines.local.means import UNDER_WAY, Means, Said
+from weft.engines.local.transport import Exchanged, Transport
 
 _BYTES = np.dtype(np.uint8)
 
 
-def carry(means: Means, plan: Movement, call: Call, said: Said, when: tuple[int, float]) -> bool:
-    """Move; whether others may still be using this rank's memory.
-
-    `when`: the step at which the slots were filled, and the seconds that a step may take.
-    """
-    step, seconds = when
-    source = [array.view(_BYTES) for array in call.source]
-    target = [array.view(_BYTES) for array in plan.target]
-    layouts = [layout_of(tuple(sizes)) for sizes in plan.sizes]
-    for copy in plan.incoming:
-        if copy.source != means.rank and said.fits[copy.source]:
-            at = layouts[copy.source].starts[copy.from_array] + copy.start
-            _write(target, copy, 0, means.slots.view(step, copy.source, at, copy.length, _BYTES))
-    late = [rank for rank, fits in enumerate(said.fits) if not fits and layouts[rank].size]
-    directly = bool(late) and means.peers is not None
-    if late and means.peers is None:
-        _move_in_rounds(means, plan, (source, target), layouts, (late, seconds))
-    elif means.peers is not None and late:
-        if plan.pushed:
-            places = _exchange_places(means, target, seconds)
-            _push(means.peers, plan, source, places, late)
-        _pull(means, means.peers, plan, target, (said.addresses, late))
-    for copy in plan.incoming:
-        if copy.source == means.rank:  # last: the others need not wait for it
-            own = source[copy.from_array]
-            _write(target, copy, 0, own[copy.start : copy.start + copy.length])
+def carry_out(transport: Transport, plan: Movement, exchanged: Exchanged) -> bool:
+    """Move; whether others may still be using this rank's memory."""
+    mover = _Mover(transport, plan, exchanged)
+    mover.read_slots()
+    directly = transport.peers is not None and bool(mover.beyond_slots)
+    if transport.peers is None:
+        mover.move_in_rounds()
+    elif directly:
+        mover.push(transport.peers)
+        mover.pull(transport.peers)
+    mover.copy_own()  # last: the others need not wait for it
     return directly
 
 
-def _pull(
-    means: Means,
-    peers: Peers,
-    plan: Movement,
-    target: Sequence[Array],
-    whence: tuple[Sequence[Sequence[int]], Sequence[int]],
-) -> None:
-    addresses, late = whence
-    for copy in plan.incoming:
-        if copy.source in late and copy.source != means.rank:
+class _Mover:
+    """One rank's part in a movement."""
+
+    def __init__(self, transport: Transport, plan: Movement, exchanged: Exchanged) -> None:
+        self._transport, self._plan, self._exchanged = transport, plan, exchanged
+        self._source = [array.view(_BYTES) for array in exchanged.call.source]
+        self._target = [array.view(_BYTES) for array in plan.target]
+        self._layouts = [layout_of(tuple(sizes)) for sizes in plan.sizes]
+        #: ranks whose arrays are not in their slots
+        self.beyond_slots = [
+            rank
+            for rank, said in enumerate(exchanged.ranks)
+            if not said.in_slot and self._layouts[rank].size
+        ]
+        others = [copy for copy in plan.incoming if copy.from_rank != transport.rank]
+        self._from_slots = [c for c in others if exchanged.ranks[c.from_rank].in_slot]
+        self._from_memory = [c for c in others if not exchanged.ranks[c.from_rank].in_slot]
+
+    def read_slots(self) -> None:
+        for copy in self._from_slots:
+            begin = self._begin(copy)
+            part = self._transport.slots.view(
+                self._exchanged.step, copy.from_rank, begin, copy.length, _BYTES
+            )
+            self._write(copy, 0, part)
+
+    def move_in_rounds(self) -> None:
+        """A slot's worth of every array that is not in its slot at a time."""
+        slots, room, rank = self._transport.slots, self._transport.slots.room, self._transport.rank
+        longest = max((self._layouts[rank].size for rank in self.beyond_slots), default=0)
+        for first in range(0, longest, room):
+            step = self._transport.meeting.step + 1
+            if rank in self.beyond_slots:
+                slots.fill(step, self._source, self._layouts[rank].window(first, first + room))
             if faults.armed:
-                faults.reach("collective.block")
-            remote = addresses[copy.source][copy.from_array] + copy.start
-            local = address(target[copy.to_array]) + copy.place
-            peers.pull(copy.source, remote, local, copy.length - _pushed(copy, plan))
-
-
-def _push(
-    peers: Peers,
-    plan: Movement,
-    source: Sequence[Array],
-    places: Sequence[Sequence[int]],
-    late: Sequence[int],
-) -> None:
-    for copy in plan.outgoing:
-        if copy.source in late:
-            if faults.armed:
-                faults.reach("collective.block")
-            length = _pushed(copy, plan)
-            skipped = copy.length - length
-            remote = places[copy.target][copy.to_array] + copy.place + skipped
-            local = address(source[copy.from_array]) + copy.start + skipped
-            peers.push(copy.target, remote, local, length)
-
-
-def _pushed(copy: Copy, plan: Movement) -> int:
-    """How many of a copy's last bytes its sender carries."""
-    return int(copy.length * plan.pushed)
-
-
-def _exchange_places(means: Means, target: Sequence[Array], seconds: float) -> list[list[int]]:
-    """Where the results of every rank go."""
-    table = np.array([address(array) for array in target], np.uint64).tobytes()
-    return [np.frombuffer(one, np.uint64).tolist() for one in means.exchange(table, seconds)]
-
-
-def _move_in_rounds(
-    means: Means,
-    plan: Movement,
-    arrays: tuple[Sequence[Array], Sequence[Array]],
-    layouts: Sequence[Layout],
-    late_and_seconds: tuple[Sequence[int], float],
-) -> None:
-    (source, target), (late, seconds) = arrays, late_and_seconds
-    slots, room = means.slots, means.slots.room
-    for first in range(0, max(layouts[rank].size for rank in late), room):
-        step = means.meeting.step + 1
-        if means.rank in late:
-            slots.fill(step, source, layouts[means.rank].window(first, first + room))
-        if faults.armed:
-            faults.reach("collective.round")
-        means.meeting.meet(UNDER_WAY, seconds)
-        for copy in plan.incoming:
-            if copy.source in late and copy.source != means.rank:
-                begin = layouts[copy.source].starts[copy.from_array] + copy.start
+                faults.reach("collective.round")
+            self._transport.step(self._exchanged.seconds)
+            for copy in self._from_memory:
+                begin = self._begin(copy)
                 low, high = max(first, begin), min(first + room, begin + copy.length)
                 if low < high:
-                    part = slots.view(step, copy.source, low - first, high - low, _BYTES)
-                    _write(target, copy, low - begin, part)
+                    part = slots.view(step, copy.from_rank, low - first, high - low, _BYTES)
+                    self._write(copy, low - begin, part)
 
+    def push(self, peers: Peers) -> None:
+        """Send this rank's part of each copy, where senders have one."""
+        if not self._pushed_of(1.0):
+            return
+        table = np.array([address(array) for array in self._target], np.uint64).tobytes()
+        tables = self._transport.exchange(table, self._exchanged)
+        targets = [np.frombuffer(one, np.uint64).tolist() for one in tables]
+        if self._transport.rank not in self.beyond_slots:
+            return
+        for copy in self._plan.outgoing:
+            if faults.armed:
+                faults.reach("collective.block")
+            length = int(self._pushed_of(copy.length))
+            skipped = copy.length - length
+            remote = targets[copy.to_rank][copy.to_array] + copy.to_byte + skipped
+            local = address(self._source[copy.from_array]) + copy.from_byte + skipped
+            peers.push(copy.to_rank, remote, local, length)
 
-def _write(target: Sequence[Array], copy: Copy, offset: int, part: Array) -> None:
-    place = copy.place + offset
-    target[copy.to_array][place : place + len(part)] = part
+    def pull(self, peers: Peers) -> None:
+        """Fetch what the senders do not push."""
+        for copy in self._from_memory:
+            if faults.armed:
+                faults.reach("collective.block")
+            location = self._exchanged.ranks[copy.from_rank].sources[copy.from_array]
+            local = address(self._target[copy.to_array]) + copy.to_byte
+            length = copy.length - int(self._pushed_of(copy.length))
+            peers.pull(copy.from_rank, location.address + copy.from_byte, local, length)
+
+    def copy_own(self) -> None:
+        for copy in self._plan.incoming:
+            if copy.from_rank == self._transport.rank:
+                own = self._source[copy.from_array]
+                self._write(copy, 0, own[copy.from_byte : copy.from_byte + copy.length])
+
+    def _pushed_of(self, length: float) -> float:
+        """How much of so many bytes the sender carries: all, if everybody sends to one; its share
+        of the work, if one sends the same to all; else nothing."""
+        parts = {"gather": 1.0, "broadcast": 1 / self._transport.size}
+        return length * parts.get(self._exchanged.call.name, 0.0)
+
+    def _begin(self, copy: Copy) -> int:
+        """Where a copy begins in its sender's buffer."""
+        return self._layouts[copy.from_rank].starts[copy.from_array] + copy.from_byte
+
+    def _write(self, copy: Copy, offset: int, part: Array) -> None:
+        begin = copy.to_byte + offset
+        self._target[copy.to_array][begin : begin + len(part)] = part

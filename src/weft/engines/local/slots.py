@@ -7,7 +7,7 @@ A rank fills its slot and then comes to the step; once all have come, everyone
 reads whose slots it needs. The slot of a step is filled again two steps later,
 which nobody reaches before all have come to the step between: so it is safe to
 read until the reader's next step, and one meeting per round is enough. Where
-ranks share the work, each writes its share of the result to its slot of the
+ranks divide the work, each writes its part of the result to its slot of the
 next step, and comes to that step.
 """
 
@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 
 from weft._core.elements import Array
-from weft._core.split import LINE, Piece
+from weft._core.split import LINE, Piece, elements
 from weft.engines.local.segment import Block
 
 #: Arrays up to this many bytes pass through the slots in one round; larger ones are copied from
 #: process to process, where that is allowed. Measured (docs/performance.md).
 ROOM = 1 << 20
-#: from here on several ranks share the work of a combination, which takes a second step
-_SHARED_WORK = 128 << 10
+#: from here on ranks divide the work of a combination, which takes a second step
+_DIVIDED_FROM = 128 << 10
 #: for all slots of a group together, where there are many ranks
-_IN_ALL = 128 << 20
-_VIEWS = 4096
+_ALL_SLOTS = 128 << 20
+_VIEWS_KEPT = 4096
 
 
 def room_for(size: int) -> int:
     """The bytes of one slot in a group of `size` ranks."""
-    return max(4096, min(ROOM, _IN_ALL // (2 * size) // LINE * LINE))
+    return max(4096, min(ROOM, _ALL_SLOTS // (2 * size) // LINE * LINE))
 
 
 def bytes_for(size: int) -> int:
@@ -42,12 +42,12 @@ def bytes_for(size: int) -> int:
     return 2 * size * room_for(size)
 
 
-def work_is_shared(size: int, length: int) -> bool:
-    """Whether ranks combine only their share of `length` bytes in the slots, and read the others'.
+def work_is_divided(size: int, length: int) -> bool:
+    """Whether ranks combine only their part of `length` bytes in the slots, and read the others'.
 
     Two ranks do not gain from it: reading the other's half costs what combining it does.
     """
-    return size > 2 and length >= _SHARED_WORK
+    return size > 2 and length >= _DIVIDED_FROM
 
 
 class Slots:
@@ -61,11 +61,9 @@ class Slots:
 
     def fill(self, step: int, arrays: Sequence[Array], pieces: Iterable[Piece]) -> None:
         """Copy pieces of arrays into this rank's slot for a step."""
-        for index, start, stop, at in pieces:
-            array = arrays[index]
-            width = array.dtype.itemsize
-            part = array if stop - start == array.nbytes else array[start // width : stop // width]
-            self.view(step, self._rank, at, stop - start, array.dtype)[...] = part
+        for piece in pieces:
+            part = elements(arrays, piece)
+            self.view(step, self._rank, piece.at, part.nbytes, part.dtype)[...] = part
 
     def view(self, step: int, rank: int, at: int, length: int, dtype: np.dtype[Any]) -> Array:
         """`length` bytes of a rank's slot, from byte `at` on, as numbers."""
@@ -74,7 +72,7 @@ class Slots:
         if found is None:
             start = ((step & 1) * self._size + rank) * self.room + at
             found = self._bytes[start : start + length].view(dtype)
-            if len(self._views) >= _VIEWS:
+            if len(self._views) >= _VIEWS_KEPT:
                 self._views.clear()
             self._views[key] = found
         return found

@@ -1,8 +1,8 @@
 """The quick way for a small array that was reduced before: everything but the numbers is prepared.
 
 A sum of a thousand numbers takes less time than describing them, so a loop that reduces arrays of
-the same shape again and again should do neither twice. A lane says and does exactly what
-`Carrier` does for a call that fits the slots: ranks need not all be in one.
+the same shape again and again should do neither twice. What is prepared says and does exactly what
+`Collectives` does for a call that fits the slots: not every rank need have prepared it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,35 @@ import numpy as np
 
 from weft import faults
 from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combine
-from weft.engines.local.means import FIRST, Means
+from weft.engines.local.meeting import COLLECTIVE
+from weft.engines.local.transport import Transport
 from weft.errors import WeftError
 
 
-class Lane:
+class PreparedReduction:
     """all_reduce of arrays of one dtype and shape by one operation."""
 
     def __init__(
         self,
-        means: Means,
+        transport: Transport,
         *,
         message: bytes,
         like: Array,
         op: str,
-        differ: Callable[[Sequence[bytes]], WeftError],
+        disagreement: Callable[[Sequence[bytes]], WeftError],
     ) -> None:
-        self._meeting, self._message, self._op, self._differ = means.meeting, message, op, differ
+        self._meeting, self._message, self._op = transport.meeting, message, op
+        self._disagreement = disagreement
         self._dtype, self._shape = like.dtype, like.shape
         self._element = like.dtype.name
         self._parts = tuple(
             [
-                means.slots.view(half, rank, 0, like.nbytes, like.dtype).reshape(like.shape)
-                for rank in range(means.size)
+                transport.slots.view(half, rank, 0, like.nbytes, like.dtype).reshape(like.shape)
+                for rank in range(transport.size)
             ]
             for half in (0, 1)
         )
-        self._own = tuple(parts[means.rank] for parts in self._parts)
+        self._own = tuple(parts[transport.rank] for parts in self._parts)
         self._function = OPERATIONS[op]
         self._quick = (
             op != "mean" and len(self._parts[0]) > 1 and accumulates_as_stored(like.dtype, op)
@@ -56,18 +58,16 @@ class Lane:
         )
 
     def run(self, value: Array, out: Array | None, seconds: float) -> Array:
-        """The result. `value` is of this lane's dtype and shape; it is read before `out`, which
+        """The result. `value` is of the prepared dtype and shape; it is read before `out`, which
         may be the same or overlap it, is written."""
         meeting = self._meeting
-        if meeting.owes_wait:
-            meeting.catch_up(seconds)
-        half = (meeting.step + 1) & 1
+        half = meeting.begin_step(seconds) & 1
         self._own[half][...] = value
         if faults.armed:
             faults.reach("collective.filled")
-        answers = meeting.exchange_alike(FIRST, self._message, seconds)
+        answers = meeting.exchange_alike(COLLECTIVE, self._message, seconds)
         if answers is not None:
-            raise self._differ(answers)
+            raise self._disagreement(answers)
         if faults.armed:
             faults.reach("collective.met")
         parts = self._parts[half]

@@ -1,4 +1,4 @@
-"""Carrying collectives: what only shows when ranks are at different places at once."""
+"""Collectives: what only shows when ranks are at different places at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_refusal_does_not_overtake_a_reader(length: int) -> None:
 
     def body(group: Group, length: int) -> Any:
         found = []
-        for _ in range(2):  # the first time by the carrier, the second time by a lane
+        for _ in range(2):  # the second time it is prepared
             found.append(group.all_reduce(np.full(length, 1.0)))
             try:
                 group.all_reduce(np.ones(length), op="sum" if group.rank == 0 else "no such")
@@ -34,7 +34,7 @@ def test_a_refusal_does_not_overtake_a_reader(length: int) -> None:
 
 
 def test_bits_do_not_depend_on_where_the_result_goes() -> None:
-    """A rank whose out= is not aligned gets the bits of the others, also by a lane."""
+    """A rank whose out= is not aligned gets the bits of the others, also where it was prepared."""
 
     def body(group: Group) -> list[bytes]:
         random = np.random.default_rng(group.rank)

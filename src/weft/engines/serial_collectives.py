@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft._core.calls import Call, Combination
+from weft._core.calls import Call
 from weft._core.elements import combine
+from weft._core.plans import Combination
 
 
 def carry_out(call: Call) -> None:
@@ -18,6 +19,5 @@ def carry_out(call: Call) -> None:
     for copy in plan.incoming:
         source = call.source[copy.from_array].view(np.uint8)
         target = plan.target[copy.to_array].view(np.uint8)
-        target[copy.place : copy.place + copy.length] = source[
-            copy.start : copy.start + copy.length
-        ]
+        part = source[copy.from_byte : copy.from_byte + copy.length]
+        target[copy.to_byte : copy.to_byte + copy.length] = part

@@ -1,0 +1,175 @@
+"""How the local engine carries out a collective.
+
+    every rank
+      small enough? fill the slot          the arrays travel with the first step
+      step: exchange `common` and `own`    different ones: Disagreement, on every rank
+      settle                               the plan, the same for all
+      small: read the slots                done, after one step
+      large: carry out                     in one of two ways (combining.py, moving.py)
+        directly                             copy from process to process, step
+        through the slots                    a round per slot's worth: fill, step, read
+
+All ranks take the same way, because they decide by what they all know. The
+order of sums is the order of ranks in either way, so the bits are the same too.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weft import faults
+from weft._core.calls import Call, UnlikeArrays
+from weft._core.elements import Array
+from weft._core.plans import Combination
+from weft._core.values import address
+from weft.engines.local import combining, moving, slots
+from weft.engines.local.common import make_block
+from weft.engines.local.direct import Peers, let_peers_reach
+from weft.engines.local.first_message import FirstMessage, Location, common_of, length_of
+from weft.engines.local.mapped import block_of
+from weft.engines.local.meeting import COLLECTIVE, MAILBOX_BYTES, UNDER_WAY, Meeting
+from weft.engines.local.prepared import PreparedReduction
+from weft.engines.local.segment import portable
+from weft.engines.local.transport import Exchanged, Transport
+from weft.errors import WeftError
+
+_SECRET = struct.Struct("QQ")
+#: prepared reductions that are kept
+_PREPARED = 256
+
+
+class Collectives:
+    """Carries out the collectives of one group, on one rank."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._transport: Transport | None = None
+        self._prepared: dict[tuple[Any, ...], PreparedReduction] = {}
+
+    def carry_out(self, call: Call, seconds: float) -> None:
+        """Exchange and carry until the call has its result. Every rank makes the same call.
+
+        Raises Disagreement and InvalidValue on every rank alike, at the end of a step; anything
+        else leaves the ranks out of step.
+        """
+        deadline = time.monotonic() + seconds
+        transport = self._transport or self._set_up(deadline)
+        exchanged = self._exchange(transport, call, deadline)
+        if faults.armed:
+            faults.reach("collective.met")
+        try:
+            plan = call.settle([said.own for said in exchanged.ranks])
+        except UnlikeArrays as unlike:
+            words = {rank: f"{call.name}({given})" for rank, given in unlike.ranks.items()}
+            raise self._meeting.disagreement(words) from None
+        if isinstance(plan, Combination):
+            still_used = combining.carry_out(transport, plan, exchanged)
+        else:
+            still_used = moving.carry_out(transport, plan, exchanged)
+        if faults.armed:
+            faults.reach("collective.carried")
+        # what was said in several steps, or is in a slot since the first of them, may still be
+        # read when this rank fills its slot again, or be in its own memory
+        if exchanged.several_steps or still_used:
+            transport.step(exchanged.seconds)
+
+    def prepared(self, value: Any, op: Any, out: Any) -> PreparedReduction | None:
+        """The quick way for an all_reduce of a plain array like one before, if there is one."""
+        if type(value) is not np.ndarray or type(op) is not str:
+            return None
+        found = self._prepared.get((op, value.dtype, value.shape))
+        return found if found is not None and found.takes(out) else None
+
+    def prepare(self, call: Call, value: Any, op: str) -> None:
+        """Make the quick way for calls like this one, which was carried out, if it can have one."""
+        transport, length = self._transport, call.layout.size
+        if transport is None or call.own or type(value) is not np.ndarray:
+            return
+        if length > transport.slots.room or slots.work_is_divided(transport.size, length):
+            return
+        if not value.dtype.isnative:
+            return
+        if len(self._prepared) >= _PREPARED:
+            self._prepared.clear()
+        self._prepared[op, value.dtype, value.shape] = PreparedReduction(
+            transport,
+            message=FirstMessage(True, call.common, b"").encode(),
+            like=value,
+            op=op,
+            disagreement=self._disagreement,
+        )
+
+    # the first step
+
+    def _exchange(self, transport: Transport, call: Call, deadline: float) -> Exchanged:
+        """Meet, and hear what every rank calls."""
+        meeting = self._meeting
+        step = meeting.begin_step(_left(deadline))
+        message = FirstMessage(True, call.common, call.own).encode()
+        if call.layout.size <= transport.slots.room and len(message) <= MAILBOX_BYTES:
+            transport.slots.fill(step, call.source, call.layout.pieces)
+            if faults.armed:
+                faults.reach("collective.filled")
+        else:
+            locations = [
+                list(map(_location, arrays)) for arrays in (call.source, call.early_target)
+            ]
+            message = FirstMessage(False, call.common, call.own, *locations).encode()
+        answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], _left(deadline))
+        if any(common_of(answer) != call.common for answer in answers):
+            raise self._disagreement(answers)
+        lengths = [length_of(answer) for answer in answers]
+        several_steps = max(lengths) > MAILBOX_BYTES
+        if several_steps:
+            answers = transport.exchange_rest(message, answers, lengths, deadline)
+        said = [FirstMessage.decode(answer) for answer in answers]
+        return Exchanged(call, said, step, several_steps, deadline)
+
+    def _disagreement(self, answers: Sequence[bytes]) -> WeftError:
+        """The error of ranks that made different calls."""
+        said = {rank: common_of(answer).decode() for rank, answer in enumerate(answers)}
+        return self._meeting.disagreement(said)
+
+    def _set_up(self, deadline: float) -> Transport:
+        """Make the slots, and find out whether ranks can reach each other's memory."""
+        meeting = self._meeting
+        rank, size = meeting.rank, len(meeting.members)
+        block = make_block(
+            meeting,
+            COLLECTIVE,
+            leader=meeting.members[0],
+            size=slots.bytes_for(size),
+            seconds=_left(deadline),
+            point="collective.made",
+        )
+        let_peers_reach()
+        word = np.frombuffer(os.urandom(8), np.uint64)
+        secret = _SECRET.pack(address(word), int(word[0]))
+        told = meeting.exchange(UNDER_WAY, secret, _left(deadline))
+        peers = Peers(meeting)
+        reach = not portable() and all(
+            peers.can_reach(other, *_SECRET.unpack(told[other]))
+            for other in range(size)
+            if other != rank
+        )
+        answers = meeting.exchange(UNDER_WAY, bytes([reach]), _left(deadline))
+        self._transport = Transport(
+            meeting,
+            slots=slots.Slots(block, rank=rank, size=size),
+            peers=peers if all(answer[0] for answer in answers) else None,
+        )
+        return self._transport
+
+
+def _location(array: Array) -> Location:
+    return Location(address(array), *block_of(array))
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
