@@ -292,8 +292,8 @@ class Meeting:
             self.check_that_this_rank_is_here()
             absent = self._absent(self._other_places, half, target)
             # one that came and then ended has come: look again
-            lost = self._gone_places(absent) + self._given_up(absent)
-            lost = self._absent(lost, half, target)
+            lost = self._absent(self._gone_places(absent), half, target)
+            lost = lost or self._absent(self._given_up(absent), half, target)
             if lost:
                 raise self._lost(lost)
             if absent and time.monotonic() >= deadline:
@@ -319,6 +319,15 @@ class Meeting:
         gone = self.roster.gone([self.ranks[place] for place in places])
         return [p for p in places if self.ranks[p] in gone or self._words[self._head(p) + 2]]
 
+    def _died(self, places: Sequence[int]) -> list[int]:
+        """Who has ended without leaving."""
+        return [
+            place
+            for place in self._gone_places(places)
+            if not self._words[self._head(place) + 2]
+            and not self.roster.has_left(self.ranks[place])
+        ]
+
     def _given_up(self, places: Sequence[int]) -> list[int]:
         """Who will not come to a further step of this generation: who said so, and who waits for
         the next."""
@@ -327,8 +336,9 @@ class Meeting:
         return [p for p, at in heads if self._words[at + 3] == now or self._words[at] >= now]
 
     def _lost(self, places: Sequence[int]) -> PeerLost:
-        # who has given up may have lost one that had come before it ended
-        places = self._gone_places(self._other_places) or places
+        if not self._died(places):
+            # who left or gave up may have done so because one died that had come to this step
+            places = self._died(self._other_places) or places
         ranks = [self.places.index(place) for place in places]
         self.roster.blame(self.ranks[places[0]])
         states = self.roster.states(self.members)
