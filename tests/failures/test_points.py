@@ -1,4 +1,5 @@
-"""All fault points x all actions, with groups of 2 to 4.
+"""All fault points x all actions, with groups of 2 to 4 (inside collectives: of 3; there
+test_collectives.py has the rest).
 
 Whatever happens to one rank, wherever: the others get the right error in time or finish, nobody
 hangs, the exit code is right, and (by the fixture in conftest) nothing is left.
@@ -24,7 +25,7 @@ import weft
 from weft.engines.local import blocks
 from weft.engines.local.keeper import Reference
 
-folder = sys.argv[1]
+folder, part = sys.argv[1:]
 rank = int(os.environ["WEFT_RANK"])
 
 def note(**what):
@@ -48,6 +49,11 @@ try:
     group.barrier()
     half = group.split(rank % 2)
     half.barrier()
+    if part == "collective":
+        import numpy as np
+        from weft.engines.local import slots
+        group.all_reduce(np.ones(10))
+        group.all_reduce(np.ones(slots.ROOM // 8 + 1))  # directly; with WEFT_PORTABLE=1 in rounds
     time.sleep(0.1 * rank)  # so that some sleep in the kernel
     group.barrier()
     note(done=True)
@@ -65,17 +71,23 @@ EARLY = ("join.start", "join.sent", "join.mapped")
 CODES = {"kill": 137, "segv": 139, "exit": 7, "raise": 1}
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+CASES = [
+    (point, size)
+    for point in faults.POINTS
+    for size in ([3] if point.startswith("collective") else [2, 3, 4])
+]
+
+
 @pytest.mark.parametrize("action", ["kill", "segv", "exit=7", "raise", "stop", "delay=0.3"])
-@pytest.mark.parametrize("point", faults.POINTS)
+@pytest.mark.parametrize(("point", "size"), CASES)
 def test_one_rank_is_hurt(point: str, action: str, size: int, tmp_path: Path) -> None:
     """A rank hurt at any point, in any way, never hangs or confuses the others."""
     victim = _victim(point, size)
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     process = subprocess.Popen(
-        [*command(size, "--timeout", "1"), str(script), str(tmp_path)],
-        env={**os.environ, "WEFT_FAULT": f"{point}:{victim}:{action}"},
+        [*command(size, "--timeout", "1"), str(script), str(tmp_path), point.partition(".")[0]],
+        env={**os.environ, **_environment(point), "WEFT_FAULT": f"{point}:{victim}:{action}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -121,6 +133,11 @@ def _victim(point: str, size: int) -> int:
     return {2: 0, 3: 1, 4: 3}[size]
 
 
+def _environment(point: str) -> dict[str, str]:
+    """Where a rank can reach its peers' memory, nothing goes in rounds."""
+    return {"WEFT_PORTABLE": "1"} if point == "collective.round" else {}
+
+
 def _check_errors(
     survivors: dict[int, dict[str, object]], expected: set[str], victim: int, told: str
 ) -> None:
@@ -143,8 +160,8 @@ def test_the_program_passes_every_point(tmp_path: Path) -> None:
     script.write_text(PROGRAM)
     for point in faults.POINTS:
         done = subprocess.run(
-            [*command(3, "--timeout", "5"), str(script), str(tmp_path)],
-            env={**os.environ, "WEFT_FAULT": f"{point}:*:exit=42"},
+            [*command(3, "--timeout", "5"), str(script), str(tmp_path), point.partition(".")[0]],
+            env={**os.environ, **_environment(point), "WEFT_FAULT": f"{point}:*:exit=42"},
             capture_output=True,
             timeout=30,
         )
