@@ -8,7 +8,8 @@ import pytest
 
 from tests.support import launch, run_ranks
 from weft.engines.local.group import LocalGroup, ranks_of_color
-from weft.engines.local.meeting import CALLS, MAILBOX_BYTES
+from weft.engines.local.meeting import CALLS
+from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.errors import Disagreement, InvalidValue
 
 

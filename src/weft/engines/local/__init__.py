@@ -8,6 +8,7 @@ recorder.py     what each rank is doing, for whoever asks why
 roster.py       who is in the job, and whether they live
 waiting.py      the memory model; counters; sleeping until one is reached
 locks.py        locks that survive their holder
+meeting_memory.py  the counters and mailboxes that ranks meet at
 meeting.py      where the ranks of a group meet
 channel.py      messages and descriptors between processes of one user
 rendezvous.py   how ranks find each other
@@ -16,14 +17,16 @@ views.py        which blocks this process sees
 keeper.py       the blocks that it made
 attachments.py  the blocks that it got from others
 blocks.py       all of these as one: allocate, refer, attach
+common.py       memory that one rank makes and all see
 slots.py        memory through which small arrays pass
 direct.py       copies out of and into a peer's own memory
+first_message.py   what a rank says at the first step of a collective
 mapped.py       peers' arrays that lie in shared memory
-means.py        these three as one: what a rank carries with
+transport.py    a rank's ways to the others: all of these as one
 combining.py    carrying out what is to be combined
 moving.py       carrying out what is to be moved
-lane.py         the quick way for small arrays that were reduced before
-carrier.py      a collective, from the first step to the last
+prepared.py     the quick way for small arrays that were reduced before
+collectives.py  a collective, from the first step to the last
 background.py   the thread behind async_op=True
 group.py        the group
 output.py       what ranks print

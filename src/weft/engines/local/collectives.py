@@ -33,7 +33,8 @@ from weft.engines.local.common import make_block
 from weft.engines.local.direct import Peers, let_peers_reach
 from weft.engines.local.first_message import FirstMessage, Location, common_of, length_of
 from weft.engines.local.mapped import block_of
-from weft.engines.local.meeting import COLLECTIVE, MAILBOX_BYTES, UNDER_WAY, Meeting
+from weft.engines.local.meeting import COLLECTIVE, UNDER_WAY, Meeting
+from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.prepared import PreparedReduction
 from weft.engines.local.segment import portable
 from weft.engines.local.transport import Exchanged, Transport

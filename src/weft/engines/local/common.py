@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from weft import faults
 from weft.engines.local import blocks
 from weft.engines.local.keeper import Reference
-from weft.engines.local.meeting import MAILBOX_BYTES, Meeting
+from weft.engines.local.meeting import Meeting
+from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.segment import Block
 from weft.errors import SetupError, WeftError
 

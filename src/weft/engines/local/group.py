@@ -14,7 +14,8 @@ from weft.engines.base import Group, check_split, left, make_call, succeeded
 from weft.engines.local import locks, recorder, rendezvous
 from weft.engines.local.background import Background
 from weft.engines.local.common import make_block, make_no_block
-from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting, words_for
+from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
+from weft.engines.local.meeting_memory import words_for
 from weft.engines.local.segment import Block
 from weft.errors import (
     Disagreement,

@@ -1,15 +1,5 @@
-"""Where the ranks of a group meet: counters and small messages in a block of shared memory.
-
-    head        for each place: present | decided | left | gave up, then who is in, one byte per
-                place
-    area 0      the even generations
-    area 1      the odd generations
-
-and an area is
-
-    lines       for each place 8 words: arrival at even steps | arrival at odd steps
-    flags       for each place one byte: asleep
-    mailboxes   for even and for odd steps, for each place: a length and 1,016 bytes
+"""Where the ranks of a group meet: counters and small messages in shared memory
+(`meeting_memory.py` has the layout).
 
 A step is one meeting of all. Each rank writes `step << 8 | code of the call`
 into its own arrival word and waits until every other has reached the step;
@@ -35,6 +25,14 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from weft import faults
+from weft.engines.local.meeting_memory import (
+    DECIDED,
+    GAVE_UP,
+    LEFT,
+    MAILBOX_BYTES,
+    PRESENT,
+    MeetingMemory,
+)
 from weft.engines.local.roster import Roster
 from weft.engines.local.segment import Block
 from weft.engines.local.waiting import Waiter
@@ -45,26 +43,6 @@ CALLS = ("", "barrier", "split", "lock", "collective", "collective, under way")
 BARRIER, SPLIT, LOCK, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
 #: added to a call's code by a rank that refused its arguments
 REFUSED = 0x80
-_MAILBOX = 128
-#: bytes that one rank can tell the others in one step
-MAILBOX_BYTES = 8 * (_MAILBOX - 1)
-
-
-def _bytes_in_words(size: int) -> int:
-    return -(-size // 64) * 8
-
-
-def _head_line(size: int) -> int:
-    return 8 + _bytes_in_words(size)
-
-
-def _area(size: int) -> int:
-    return 8 * size + _bytes_in_words(size) + 2 * size * _MAILBOX
-
-
-def words_for(size: int) -> int:
-    """The words that the meeting place of `size` ranks takes."""
-    return size * _head_line(size) + 2 * _area(size)
 
 
 class Meeting:
@@ -94,32 +72,31 @@ class Meeting:
         self._owes_wait = False
         #: how the recorder names this group, generation and step: add the step
         self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
-        size = len(ranks)
-        self._size = size
         self._place = self.ranks.index(roster.rank)
+        self._memory = MeetingMemory(block, size=len(ranks), generation=generation)
         self._words = block.words
-        self._area_at = size * _head_line(size) + generation % 2 * _area(size)
-        self._boxes_at = self._area_at + 8 * size + _bytes_in_words(size)
         self._free_cores = free_cores
         self._waiter = Waiter(
             block,
-            flags_at=8 * (self._area_at + 8 * size),
-            size=size,
+            flags_at=self._memory.flags_at,
+            size=len(ranks),
             place=self._place,
             free_cores=free_cores,
         )
         #: the word that says that this rank has given up
-        self.given_up_at = self._head(self._place) + 3
+        self.given_up_at = self._memory.head(self._place, GAVE_UP)
         self.rank = self.places.index(self._place)
-        self._own = self._area_at + 8 * self._place
+        self._own = [self._memory.arrival(half, self._place) for half in (0, 1)]
         self._other_places = [place for place in places if place != self._place]
         self._others = tuple(
-            [self._arrival(half, place) for place in self._other_places] for half in (0, 1)
+            [self._memory.arrival(half, place) for place in self._other_places] for half in (0, 1)
         )
         #: what this rank's mailboxes hold
         self._said: list[bytes | None] = [None, None]
         #: for even and odd steps, by rank: the index of the length, and the text
-        self._boxes = tuple([self._mailbox(half, place) for place in places] for half in (0, 1))
+        self._boxes = tuple(
+            [self._memory.mailbox(half, place) for place in places] for half in (0, 1)
+        )
 
     def meet(self, call: int, timeout: float) -> None:
         """Return when every rank has come to this step.
@@ -130,7 +107,7 @@ class Meeting:
         value = step << 8 | call
         if faults.armed:
             faults.reach("meet.before")
-        self._waiter.publish(self._own + (step & 1), value)
+        self._waiter.publish(self._own[step & 1], value)
         if faults.armed:
             faults.reach("meet.after")
         agreed = self._await_all(step, timeout, value)
@@ -177,7 +154,7 @@ class Meeting:
         """
         self._fill_mailbox(reason.encode()[:MAILBOX_BYTES], timeout)
         step = self.step + 1
-        self._waiter.publish(self._own + (step & 1), step << 8 | call | REFUSED)
+        self._waiter.publish(self._own[step & 1], step << 8 | call | REFUSED)
         self.step = step
         self._owes_wait = True
 
@@ -213,8 +190,8 @@ class Meeting:
 
     def wake_all(self) -> None:
         """Have everyone who waits for this rank's next step look again."""
-        for half in (0, 1):
-            self._waiter.wake(self._own + half)
+        for index in self._own:
+            self._waiter.wake(index)
 
     def lost(self, rank: int) -> PeerLost | None:
         """The error, if a rank has ended, has left or has given up."""
@@ -242,21 +219,23 @@ class Meeting:
         """
         deadline = time.monotonic() + timeout
         wanted = self.generation + 1
-        self._waiter.publish(self._head(self._place), wanted)
+        self._waiter.publish(self._memory.head(self._place, PRESENT), wanted)
         while True:
             gone = self._gone_places(self.places)
             for place in self.places:
-                if self._words[self._head(place) + 1] >= wanted:
-                    return self._read_decision(place)
+                if self._words[self._memory.head(place, DECIDED)] >= wanted:
+                    return self._memory.read_members(place)
             here = [place for place in self.places if place not in gone]
             if here[0] != self._place:
-                self._await_head(here[0], 1, wanted, deadline)
+                self._await_head(here[0], DECIDED, wanted, deadline)
                 continue
-            absent = [p for p in here if self._words[self._head(p)] < wanted]
+            absent = [p for p in here if self._words[self._memory.head(p, PRESENT)] < wanted]
             if absent:
-                self._await_head(absent[0], 0, wanted, deadline)
+                self._await_head(absent[0], PRESENT, wanted, deadline)
             else:
-                self._write_decision(here, wanted)
+                self._memory.clear_next_generation()
+                self._memory.write_members(self._place, here)
+                self._waiter.publish(self._memory.head(self._place, DECIDED), wanted)
 
     def next_generation(self, places: Sequence[int]) -> Meeting:
         return Meeting(
@@ -276,13 +255,9 @@ class Meeting:
     def leave(self) -> None:
         """Have everyone who waits for this rank see that it will not come."""
         self._ended = True
-        self._words[self._head(self._place) + 2] = 1
-        for index in (
-            self._own,
-            self._own + 1,
-            self._head(self._place),
-            self._head(self._place) + 1,
-        ):
+        self._words[self._memory.head(self._place, LEFT)] = 1
+        heads = [self._memory.head(self._place, word) for word in (PRESENT, DECIDED)]
+        for index in (*self._own, *heads):
             self._waiter.wake(index)
 
     # waiting, and why it may end
@@ -303,7 +278,9 @@ class Meeting:
         return check
 
     def _absent(self, places: Sequence[int], half: int, target: int) -> list[int]:
-        return [place for place in places if self._words[self._arrival(half, place)] < target]
+        return [
+            place for place in places if self._words[self._memory.arrival(half, place)] < target
+        ]
 
     def _await_head(self, place: int, word: int, wanted: int, deadline: float) -> None:
         def check() -> bool:
@@ -313,18 +290,20 @@ class Meeting:
                 raise self._stalled([place])
             return False
 
-        self._waiter.wait(self._head(place) + word, wanted, deadline, check)
+        self._waiter.wait(self._memory.head(place, word), wanted, deadline, check)
 
     def _gone_places(self, places: Sequence[int]) -> list[int]:
         gone = self.roster.gone([self.ranks[place] for place in places])
-        return [p for p in places if self.ranks[p] in gone or self._words[self._head(p) + 2]]
+        return [
+            p for p in places if self.ranks[p] in gone or self._words[self._memory.head(p, LEFT)]
+        ]
 
     def _died(self, places: Sequence[int]) -> list[int]:
         """Who has ended without leaving."""
         return [
             place
             for place in self._gone_places(places)
-            if not self._words[self._head(place) + 2]
+            if not self._words[self._memory.head(place, LEFT)]
             and not self.roster.has_left(self.ranks[place])
         ]
 
@@ -332,8 +311,12 @@ class Meeting:
         """Who will not come to a further step of this generation: who said so, and who waits for
         the next."""
         now = self.generation + 1
-        heads = [(place, self._head(place)) for place in places]
-        return [p for p, at in heads if self._words[at + 3] == now or self._words[at] >= now]
+        words, head = self._words, self._memory.head
+        return [
+            place
+            for place in places
+            if words[head(place, GAVE_UP)] == now or words[head(place, PRESENT)] >= now
+        ]
 
     def _lost(self, places: Sequence[int]) -> PeerLost:
         if not self._died(places):
@@ -379,7 +362,7 @@ class Meeting:
         for rank, place in enumerate(self.places):
             entries = self.roster.entries(self.ranks[place])
             entry = next((e for e in entries if e.tag == self.tag + self.step), None)
-            code = self._words[self._arrival(self.step & 1, place)] & 0xFF
+            code = self._words[self._memory.arrival(self.step, place)] & 0xFF
             called = (words or {}).get(rank) or (
                 entry.operation if entry else CALLS[code & ~REFUSED]
             )
@@ -396,31 +379,6 @@ class Meeting:
     def _reason(self, rank: int) -> str:
         length_at, box = self._boxes[self.step & 1][rank]
         return bytes(box[: self._words[length_at]]).decode(errors="replace")
-
-    # the layout
-
-    def _arrival(self, half: int, place: int) -> int:
-        return self._area_at + 8 * place + half
-
-    def _head(self, place: int) -> int:
-        return place * _head_line(self._size)
-
-    def _mailbox(self, half: int, place: int) -> tuple[int, memoryview]:
-        at = self._boxes_at + (half * self._size + place) * _MAILBOX
-        return at, self._words[at + 1 : at + _MAILBOX].cast("B")
-
-    def _write_decision(self, places: Sequence[int], wanted: int) -> None:
-        other = self._size * _head_line(self._size) + wanted % 2 * _area(self._size)
-        self.block.clear(other, other + _area(self._size))
-        at = self._head(self._place)
-        row = self._words[at + 8 : at + _head_line(self._size)].cast("B")
-        row[:] = bytes(place in places for place in range(len(row)))
-        self._waiter.publish(at + 1, wanted)
-
-    def _read_decision(self, place: int) -> list[int]:
-        at = self._head(place)
-        row = self._words[at + 8 : at + _head_line(self._size)].cast("B")
-        return [p for p in self.places if row[p]]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

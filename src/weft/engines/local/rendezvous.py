@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from weft import faults
 from weft._core.messages import Hello, Process, Rejected, Welcome
 from weft._version import __version__
-from weft.engines.local import meeting
+from weft.engines.local import meeting_memory
 from weft.engines.local.channel import Channel, Closed, Listener
 from weft.engines.local.processes import this_process
 from weft.engines.local.roster import LEFT, Roster, words_for
@@ -294,8 +294,8 @@ def roster_block(segment: Segment, size: int) -> Block:
 
 
 def _meeting_block(segment: Segment, size: int) -> Block:
-    return Block(segment, 8 * words_for(size), 8 * meeting.words_for(size))
+    return Block(segment, 8 * words_for(size), 8 * meeting_memory.words_for(size))
 
 
 def _job_bytes(size: int) -> int:
-    return whole_pages(8 * (words_for(size) + meeting.words_for(size)))
+    return whole_pages(8 * (words_for(size) + meeting_memory.words_for(size)))

@@ -16,7 +16,8 @@ from weft._core.values import address
 from weft.engines.local.direct import Peers
 from weft.engines.local.first_message import FirstMessage, Location
 from weft.engines.local.mapped import Mapped, attach, refer
-from weft.engines.local.meeting import MAILBOX_BYTES, UNDER_WAY, Meeting
+from weft.engines.local.meeting import UNDER_WAY, Meeting
+from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.slots import Slots
 
 #: bytes that are pulled, combined and pushed at a time: they stay in the cache meanwhile
