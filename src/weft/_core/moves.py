@@ -103,11 +103,12 @@ class _FromRoot(_Move):
         offer = told[self._root].offer
         if offer is None:
             raise InvalidValue(f"{self.name}: the root, rank {self._root}, gave nothing")
-        for rank, (other, out) in enumerate(told):
-            if out is not None:
-                self._check_out(rank, out, offer)
-            if other is not None and offer.leaves and not _alike(other.leaves, offer.leaves):
-                raise UnlikeArrays({rank: other.leaves, self._root: offer.leaves})
+        given = {rank: own.offer.leaves for rank, own in enumerate(told) if own.offer is not None}
+        if offer.leaves and not all(_alike(leaves, offer.leaves) for leaves in given.values()):
+            raise UnlikeArrays(given)
+        for rank, own in enumerate(told):
+            if own.out is not None:
+                self._check_out(rank, own.out, offer)
         self._from_pickle = bool(offer.pickles)
         copies = [copy for rank in range(self._size) for copy in self._copies(offer, rank)]
         if self._wants_result():

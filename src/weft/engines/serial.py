@@ -53,8 +53,13 @@ class SerialGroup(Group):
 
         self._begin(timeout)
         call = make_call(self, name, value, options)
-        carry_out(call)
-        result = call.result()
+        try:
+            carry_out(call)
+            result = call.result()
+        except Exception as error:
+            if async_op:
+                return _Done(None, error)
+            raise
         return _Done(result) if async_op else result
 
     def _begin(self, timeout: float | None) -> None:
@@ -69,8 +74,8 @@ class SerialGroup(Group):
 class _Done:
     """A Handle of a call that has ended."""
 
-    def __init__(self, result: Any) -> None:
-        self._result = result
+    def __init__(self, result: Any, error: Exception | None = None) -> None:
+        self._result, self._error = result, error
 
     def done(self) -> bool:
         return True
@@ -78,4 +83,6 @@ class _Done:
     def wait(self, timeout: float | None = None) -> Any:
         if timeout is not None:
             checked(timeout)
+        if self._error is not None:
+            raise self._error
         return self._result

@@ -361,7 +361,9 @@ class Meeting:
         calls = []
         for rank, place in enumerate(self.places):
             entries = self.roster.entries(self.ranks[place])
-            entry = next((e for e in entries if e.tag == self.tag + self.step), None)
+            # a call is noted with its first step: the last one of this group up to this step
+            noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + self.step)
+            entry = next(noted, None)
             code = self._words[self._memory.arrival(self.step, place)] & 0xFF
             called = (words or {}).get(rank) or (
                 entry.operation if entry else CALLS[code & ~REFUSED]
