@@ -7,30 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import run_ranks
 from weft.engines.base import Group
 from weft.engines.serial import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
-
-#: the serial engine has no launcher; the others start ranks of the local engine
-CASES = [
-    ("serial", 1),
-    *((launcher, size) for launcher in ("weft run", "mpirun") for size in (1, 2, 3, 4)),
-]
-
-
-@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
-def ranks(request: pytest.FixtureRequest) -> Any:
-    """A function that calls another in every rank of a group, and returns the results by rank."""
-    launcher, size = request.param
-
-    def call(function: Any, *arguments: Any) -> list[Any]:
-        if launcher == "serial":
-            return [function(SerialGroup(timeout=60.0), *arguments)]
-        return run_ranks(size, function, *arguments, launcher=launcher)
-
-    call.size = size  # type: ignore[attr-defined]
-    return call
 
 
 def test_ranks_count_from_zero(ranks: Any) -> None:
