@@ -528,8 +528,8 @@ def test_disagreements(peers: Any) -> None:
             (
                 lambda g: g.all_reduce(1),
                 lambda g: g.all_reduce(1.0),
-                "all_reduce(Python int[]",
-                "all_reduce(Python float[]",
+                "all_reduce(int64[]",
+                "all_reduce(float64[]",
             ),
             (
                 lambda g: g.all_reduce([np.ones(3)]),
