@@ -34,11 +34,21 @@ if TYPE_CHECKING:
     from weft._api.session import barrier, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
     from weft.engines.base import Group, Handle
-    from weft.errors import PeerLost, Stalled, WeftError
+    from weft.errors import (
+        Disagreement,
+        InvalidType,
+        InvalidValue,
+        PeerLost,
+        Stalled,
+        WeftError,
+    )
 
 _HOMES = {
+    "Disagreement": "weft.errors",
     "Group": "weft.engines.base",
     "Handle": "weft.engines.base",
+    "InvalidType": "weft.errors",
+    "InvalidValue": "weft.errors",
     "PeerLost": "weft.errors",
     "SharedArray": "weft._api.sharing",
     "Stalled": "weft.errors",
@@ -60,8 +70,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Disagreement",
     "Group",
     "Handle",
+    "InvalidType",
+    "InvalidValue",
     "PeerLost",
     "SharedArray",
     "Stalled",

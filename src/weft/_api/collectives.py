@@ -1,4 +1,10 @@
-"""Averages, sums, copies and gathered results: what the ranks of the default group do together."""
+"""Averages, sums, copies and gathered results: what the ranks of the default group do together.
+
+All six take `out`, to write the result there instead of to fresh memory; `async_op`, to return a
+handle with `wait()` and `done()` at once, until which the arrays are the call's; and `timeout`, the
+seconds that the call may wait for other ranks. After Stalled, or an interrupt, in a collective this
+rank is out of step: it goes on with `group.survivors()`, as after PeerLost.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +31,10 @@ def broadcast(
 
     `value` counts on the root only; the others may pass None, or arrays like the root's. Arrays,
     CPU tensors, and lists, tuples and dicts of these travel as they are; any other object travels
-    as a pickle. The root gets its own value back. `out`: write the result here, instead of to
-    fresh memory.
+    as a pickle. The root gets its own value back.
 
-    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized,
+    UsedConcurrently.
     """
     return group().broadcast(value, root, out=out, async_op=async_op, timeout=timeout)
 
@@ -41,11 +47,12 @@ def scatter(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """This rank's share of the root's rows, as a copy.
+    """This rank's part of the root's rows, as a copy.
 
-    Shares follow each other in rank order and differ by one row at most; with fewer rows than
-    ranks some get none. A list or tuple whose items are not arrays is shared out by its items.
-    `value` counts on the root only; the others pass None.
+    Parts follow each other in rank order and differ by one row at most; with fewer rows than
+    ranks some get none. Of a list, tuple or dict of arrays each array is cut by its rows; a list
+    or tuple of other objects is cut by its items. `value` counts on the root only; the others
+    pass None.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -53,7 +60,8 @@ def scatter(
     array([0, 1, 2])
     >>> weft.shutdown()
 
-    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized,
+    UsedConcurrently.
     """
     return group().scatter(value, root, out=out, async_op=async_op, timeout=timeout)
 
@@ -68,8 +76,9 @@ def gather(
 ) -> Any:
     """All ranks' rows, one after the other, at the root; None elsewhere.
 
-    Ranks may have different numbers of rows; the other axes and the dtype must agree. A single
-    number counts as one row. Objects that are no arrays come as a list, one per rank.
+    Ranks may have different numbers of rows; the other axes and the dtype must agree. An array of
+    no dimension counts as one row. Of a list, tuple or dict of arrays each array is gathered by
+    itself. Anything else, single numbers too, comes as a list, one object per rank.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -79,7 +88,8 @@ def gather(
     ['a string']
     >>> weft.shutdown()
 
-    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized,
+    UsedConcurrently.
     """
     return group().gather(value, root, out=out, async_op=async_op, timeout=timeout)
 
@@ -87,7 +97,16 @@ def gather(
 def all_gather(
     value: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
 ) -> Any:
-    """As `gather`, with the result on every rank."""
+    """As `gather`, with the result on every rank.
+
+    >>> import numpy, weft
+    >>> group = weft.init()
+    >>> weft.all_gather(numpy.ones((2, 3))).shape
+    (2, 3)
+    >>> weft.shutdown()
+
+    Raises what `gather` raises.
+    """
     return group().all_gather(value, out=out, async_op=async_op, timeout=timeout)
 
 
@@ -101,7 +120,16 @@ def reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """As `all_reduce`, with the result at the root and None elsewhere."""
+    """As `all_reduce`, with the result at the root and None elsewhere.
+
+    >>> import numpy, weft
+    >>> group = weft.init()
+    >>> weft.reduce(numpy.array([1, 2]), "max")
+    array([1, 2])
+    >>> weft.shutdown()
+
+    Raises what `all_reduce` raises.
+    """
     return group().reduce(
         value, op, root, weight=weight, out=out, async_op=async_op, timeout=timeout
     )
@@ -128,9 +156,8 @@ def all_reduce(
     parts' means is the mean of all rows, however unevenly they are spread. A rank of weight 0
     does not count, even if it has NaN.
 
-    `out`: write the result here, instead of to fresh memory; it may be `value` itself.
-    `async_op`: return a handle at once, with `wait()` and `done()`; until it is done leave `value`
-    and `out` alone.
+    `out` may be `value` itself. Large arrays of `weft.share` are reduced where they are, without
+    being copied.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -142,6 +169,7 @@ def all_reduce(
     array([1., 1., 1.])
     >>> weft.shutdown()
 
-    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized.
+    Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized,
+    UsedConcurrently.
     """
     return group().all_reduce(value, op, weight=weight, out=out, async_op=async_op, timeout=timeout)

@@ -1,4 +1,4 @@
-"""What two ranks do so that `weft doctor` knows that ranks work here: meet, and share an array."""
+"""What two ranks do so that `weft doctor` knows that ranks work here: meet, share and add."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import weft
 
 
 def main() -> None:
-    """Everything that a program needs of the ground; raises what goes wrong."""
-    weft.init()
+    """Everything that a program needs of the engine; raises what goes wrong."""
+    group = weft.init()
     weft.share(numpy.zeros(1))
     weft.barrier()
+    total = weft.all_reduce(numpy.ones(1))
+    if total[0] != group.size:
+        raise ArithmeticError(f"the sum of {group.size} ones came out as {total[0]}")
     weft.shutdown()
 
 
