@@ -20,16 +20,12 @@ SEVERAL = [(launcher, size) for launcher, size in CASES if size > 1]
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
 def ranks(request: pytest.FixtureRequest) -> Any:
     """A function that calls another in every rank of a group, and returns the results by rank."""
-    return _caller(*request.param)
+    return caller(*request.param)
 
 
-@pytest.fixture(params=SEVERAL, ids=[f"{name}-{size}" for name, size in SEVERAL])
-def peers(request: pytest.FixtureRequest) -> Any:
-    """As `ranks`, where there is more than one."""
-    return _caller(*request.param)
+def caller(launcher: str, size: int) -> Any:
+    """A function that calls another in every rank of such a group."""
 
-
-def _caller(launcher: str, size: int) -> Any:
     def call(function: Any, *arguments: Any) -> list[Any]:
         if launcher == "serial":
             return [function(SerialGroup(timeout=60.0), *arguments)]
