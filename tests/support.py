@@ -101,12 +101,15 @@ def run_ranks(
     options: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
     launcher: str = "weft run",
+    limit: float = 60.0,
 ) -> list[Any]:
     """Call `function(group, *arguments)` in each of `ranks` processes; the results by rank."""
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     payload = Path(os.environ["WEFT_TEST_FOLDER"]) / f"payload{time.monotonic_ns()}"
     payload.write_bytes(cloudpickle.dumps((function, arguments)))
-    outcome = launch(_RUNNER, ranks, str(payload), options=options, env=env, launcher=launcher)
+    outcome = launch(
+        _RUNNER, ranks, str(payload), options=options, env=env, limit=limit, launcher=launcher
+    )
     assert outcome.code == 0, outcome
     return [pickle.loads(Path(f"{payload}.{rank}").read_bytes()) for rank in range(ranks)]
 
