@@ -21,6 +21,7 @@ from weft.errors import (
     Disagreement,
     EngineUnavailable,
     InvalidValue,
+    PeerLost,
     SetupError,
     UsageError,
     UsedConcurrently,
@@ -234,7 +235,8 @@ class LocalGroup(Group):
                 here = self._meeting
                 self._given_up = f"{current[0]} ({error.__class__.__name__})"
                 _unfinished[here] = arguments
-                here.block.words[here.given_up_at] = here.generation + 1
+                lost_another = error.__class__ is PeerLost
+                here.block.words[here.given_up_at] = here.gives_up + lost_another
                 here.wake_all()
             raise
         finally:

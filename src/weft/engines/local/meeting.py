@@ -83,8 +83,10 @@ class Meeting:
             place=self._place,
             free_cores=free_cores,
         )
-        #: the word that says that this rank has given up
+        #: the word that says that this rank has given up, and what it is then: one more if it gave
+        #: up because it lost another
         self.given_up_at = self._memory.head(self._place, GAVE_UP)
+        self.gives_up = 2 * (generation + 1)
         self.rank = self.places.index(self._place)
         self._own = [self._memory.arrival(half, self._place) for half in (0, 1)]
         self._other_places = [place for place in places if place != self._place]
@@ -185,7 +187,7 @@ class Meeting:
 
     def give_up(self) -> None:
         """Have everyone who waits for this rank in this generation see that it will not come."""
-        self._words[self.given_up_at] = self.generation + 1
+        self._words[self.given_up_at] = self.gives_up
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -315,13 +317,20 @@ class Meeting:
         return [
             place
             for place in places
-            if words[head(place, GAVE_UP)] == now or words[head(place, PRESENT)] >= now
+            if words[head(place, GAVE_UP)] >> 1 == now or words[head(place, PRESENT)] >= now
         ]
+
+    def _gave_up_first(self, places: Sequence[int]) -> list[int]:
+        """Who gave up by itself."""
+        words, head = self._words, self._memory.head
+        return [place for place in places if words[head(place, GAVE_UP)] == self.gives_up]
 
     def _lost(self, places: Sequence[int]) -> PeerLost:
         if not self._died(places):
-            # who left or gave up may have done so because one died that had come to this step
-            places = self._died(self._other_places) or places
+            # who left or gave up may have done so because of one that had come to this step before
+            # it died or gave up
+            others = self._other_places
+            places = self._died(others) or self._gave_up_first(others) or places
         ranks = [self.places.index(place) for place in places]
         self.roster.blame(self.ranks[places[0]])
         states = self.roster.states(self.members)
