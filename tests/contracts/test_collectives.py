@@ -801,7 +801,7 @@ def bad_input(group: Group) -> list[str]:
     ]
     missing = []
     for number, (call, expected, words) in enumerate(cases):
-        for _ in range(2):  # the second time a lane might take it
+        for _ in range(2):  # the second time it might be prepared
             try:
                 call()
             except (expected, Disagreement) as error:
