@@ -180,6 +180,8 @@ def reduced(values: Sequence[Any], op: str, weights: Sequence[float] | None = No
         wide = np.float64
     elif dtype == np.float16 and op not in ("min", "max"):
         wide = np.float32
+    if weights is not None:
+        wide = np.result_type(wide, np.float64).type
     ufunc = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(op, np.add)
     rows = list(stack.astype(wide))
     if weights is not None:

@@ -219,3 +219,11 @@ def test_what_needs_a_wider_type() -> None:
     assert wider == {("float16", op) for op in ("sum", "prod", "mean")} | {
         (name, "mean") for name in ("bool", *WHOLE)
     }
+
+
+def test_large_weights_do_not_overflow() -> None:
+    """A weighted mean is taken in double precision, so that it is finite where its parts are."""
+    parts = [np.full(2, 1e35, np.float32), np.full(2, 3e35, np.float32)]
+    out = np.empty(2, np.float32)
+    combine(parts, out, "mean", "float32", [1e5, 1e5])
+    np.testing.assert_allclose(out, 2e35, rtol=1e-6)

@@ -7,7 +7,7 @@
     float32 and wider        as stored            as stored         as stored
     complex                  as stored            as stored         as stored, NumPy's order
 
-The result is cast back to what is stored, as NumPy casts. Sums of integers wrap around in any
+A weighted mean is taken in double precision at the least. The result is cast back to what is stored, as NumPy casts. Sums of integers wrap around in any
 width to the same result, so they need no wider one. NumPy has no bfloat16: it is stored in the
 upper half of a float32, here as uint16.
 """
@@ -50,14 +50,16 @@ def combine(
     """
     function = OPERATIONS[op]
     wide = _wide(out.dtype, op, element)
-    if wide is None and weights is None:
+    if weights is not None:
+        wide = np.result_type(wide or out.dtype, np.float64)
+    if wide is None:
         total, count = _fold(function, parts, out)
         if count == 1 and total is not out:
             np.copyto(out, total)
         if op == "mean" and count > 1:
             np.true_divide(out, count, out=out)
         return
-    result, divisor = _fold_wide(function, parts, weights, wide or out.dtype, element)
+    result, divisor = _fold_wide(function, parts, weights, wide, element)
     if op == "mean":
         np.true_divide(result, divisor, out=result)
     narrow(result, out, element)
@@ -118,7 +120,7 @@ def widen(stored: Array, wide: np.dtype[Any], element: str) -> Array:
     """A copy in another type."""
     if element == BFLOAT16:
         bits: Array = stored.astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
+        return bits.view(np.float32).astype(wide, copy=False)
     return stored.astype(wide)
 
 
@@ -128,7 +130,8 @@ def narrow(wide: Array, out: Array, element: str) -> None:
     if element != BFLOAT16:
         np.copyto(out, wide, casting="unsafe")
         return
-    bits = np.ascontiguousarray(wide).view(np.uint32)
+    wide = np.ascontiguousarray(wide, np.float32)
+    bits = wide.view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
     # rounding could carry a NaN into infinity: it keeps its upper bits, one of them set

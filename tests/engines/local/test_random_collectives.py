@@ -130,6 +130,8 @@ class Case:
         rows = [part.astype(wide) for part in self.parts]
         divisor = float(len(rows))
         if self.weights is not None:
+            wide = np.result_type(wide, np.float64)
+            rows = [row.astype(wide) for row in rows]
             pairs = [
                 (row, weight) for row, weight in zip(rows, self.weights, strict=True) if weight
             ]
