@@ -12,6 +12,9 @@ from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.segment import Block
 from weft.errors import SetupError, WeftError
 
+#: what may keep a rank from making or mapping memory; RuntimeError: no thread can be started
+_TROUBLES = (WeftError, MemoryError, RuntimeError)
+
 
 def make_block(
     meeting: Meeting,
@@ -36,8 +39,8 @@ def make_block(
             reference = blocks.refer(block.buffer).encode()
             if faults.armed:
                 faults.reach(point)
-        except WeftError as error:
-            trouble = str(error).encode()[:MAILBOX_BYTES]
+        except _TROUBLES as error:
+            trouble = (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
     try:
         answers = meeting.exchange(call, reference, seconds)
     except WeftError:
@@ -49,8 +52,8 @@ def make_block(
         try:
             # in half the time: the others, who wait for this rank, are to hear what went wrong
             block = blocks.attach(Reference.decode(offer), seconds / 2)
-        except WeftError as error:
-            trouble = str(error).encode()[:MAILBOX_BYTES]
+        except _TROUBLES as error:
+            trouble = (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
     _raise_any(meeting, meeting.exchange(call, trouble, seconds))
     if block is None:
         raise SetupError(f"rank {leader} of the job offered no memory; look for its own error")

@@ -157,6 +157,7 @@ class LocalGroup(Group):
         if self._world:
             self._meeting.roster.leave()
         self._meeting.leave()
+        self._collectives = None
 
     # collectives
 
