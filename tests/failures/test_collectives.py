@@ -82,6 +82,16 @@ def await_state(group, rank, condition):
     while time.monotonic() < end and not condition(state_of(group, rank)):
         time.sleep(0.005)
 
+def flag(name):
+    return os.path.join(os.environ["WEFT_TEST_FOLDER"], name)
+
+def raise_flag(name):
+    open(flag(name), "w").close()
+
+def await_flag(name):
+    while not os.path.exists(flag(name)):
+        time.sleep(0.005)
+
 def tell(**what):
     os.write(1, (json.dumps(what) + "\n").encode())
 
