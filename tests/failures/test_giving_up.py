@@ -258,7 +258,7 @@ def test_no_memory_for_the_slots(rank: int, spare: int) -> None:
         f"""
 import resource
 group = weft.init(timeout=60)
-import weft.engines.local.carrier, weft._core.moves
+import weft.engines.local.collectives, weft._core.moves
 group.barrier()
 none = resource.getrlimit(resource.RLIMIT_AS)
 if group.rank == {rank}:
