@@ -7,9 +7,9 @@
     float32 and wider        as stored            as stored         as stored
     complex                  as stored            as stored         as stored, NumPy's order
 
-A weighted mean is taken in double precision at the least. The result is cast back to what is stored, as NumPy casts. Sums of integers wrap around in any
-width to the same result, so they need no wider one. NumPy has no bfloat16: it is stored in the
-upper half of a float32, here as uint16.
+A weighted mean is taken in double precision at the least. The result is cast back to what is
+stored, as NumPy casts. Sums of integers wrap around in any width to the same result, so they need
+no wider one. NumPy has no bfloat16: it is stored in the upper half of a float32, here as uint16.
 """
 
 from __future__ import annotations
