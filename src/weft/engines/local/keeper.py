@@ -242,6 +242,9 @@ class Keeper:
     # the keeper thread
 
     def _run(self, server: _Server) -> None:
+        with self._lock:
+            if self._server is not server:
+                return  # a signal handler raised in who started this thread
         try:
             while self._tidy_up(server):
                 for channel in server.wait(self._due, self._watched):

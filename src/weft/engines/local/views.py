@@ -42,8 +42,10 @@ class Views:
             block = Block(segment, offset, length)
             # the later of two references is called back first
             second = weakref.ref(block.buffer, self._work_off)
+            identity = id(block.buffer)
+            # from here on there is no call: a handler that raises must not leave it half described
             view = _View(block.buffer, self._ended.append)
-            view.second, view.name, view.identity = second, name, id(block.buffer)
+            view.second, view.name, view.identity = second, name, identity
             view.segment, view.offset, view.length = segment, offset, length
             view.dropped = dropped
             self._names[view.identity] = name
