@@ -153,11 +153,13 @@ class LocalGroup(Group):
             return
         self._left = True
         self._meeting.end()
-        self._background.close()  # before the others know: it may be writing to their memory
-        if self._world:
-            self._meeting.roster.leave()
-        self._meeting.leave()
-        self._collectives = None
+        try:
+            self._background.close()  # before the others know: it may be writing to their memory
+        finally:
+            if self._world:
+                self._meeting.roster.leave()
+            self._meeting.leave()
+            self._collectives = None
 
     # collectives
 
