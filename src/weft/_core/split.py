@@ -89,22 +89,6 @@ def elements(arrays: Sequence[Array], piece: Piece) -> Array:
     return array[piece.start // width : piece.stop // width]
 
 
-def part_of_pieces(pieces: Sequence[Piece], size: int, rank: int) -> list[Piece]:
-    """What of the pieces in a window one of `size` ranks gets: lines that follow each other.
-
-    >>> part_of_pieces([Piece(0, 0, 200, 0), Piece(1, 0, 8, 256)], 2, 1)
-    [Piece(array=0, start=192, stop=200, at=192), Piece(array=1, start=0, stop=8, at=256)]
-    """
-    end = max((at + stop - start for _, start, stop, at in pieces), default=0)
-    first, last = (LINE * line for line in part_of(-(-end // LINE), size, rank))
-    found = []
-    for index, start, stop, at in pieces:
-        low, high = max(first, at), min(last, at + stop - start)
-        if low < high:
-            found.append(Piece(index, start + low - at, start + high - at, low))
-    return found
-
-
 @lru_cache(maxsize=256)
 def layout_of(sizes: tuple[int, ...]) -> Layout:
     """The layout of arrays of these sizes; calls are often alike."""

@@ -92,9 +92,7 @@ class Collectives:
         transport, length = self._transport, call.layout.size
         if transport is None or call.own or type(value) is not np.ndarray:
             return
-        if length > transport.slots.room or slots.work_is_divided(transport.size, length):
-            return
-        if not value.dtype.isnative:
+        if length > transport.slots.room or not value.dtype.isnative:
             return
         if len(self._prepared) >= _PREPARED:
             self._prepared.clear()

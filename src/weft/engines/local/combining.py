@@ -18,9 +18,8 @@ from collections.abc import Iterator, Sequence
 from weft import faults
 from weft._core.elements import Array, combine
 from weft._core.plans import Combination
-from weft._core.split import Piece, elements, part_of_pieces
+from weft._core.split import Piece, elements
 from weft.engines.local.first_message import Location
-from weft.engines.local.slots import work_is_divided
 from weft.engines.local.transport import BLOCK, Block, Exchanged, Transport
 
 
@@ -28,7 +27,7 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
     """Combine; whether others may still be using this rank's memory."""
     call = exchanged.call
     if exchanged.ranks[0].in_slot:  # if one rank's arrays are, all are: they are alike
-        _combine_slots(transport, plan, exchanged, call.layout.pieces, exchanged.step)
+        _combine_slots(transport, plan, call.layout.pieces, exchanged.step)
         return False
     transport.map_new((*call.source, *call.early_target), exchanged)
     if transport.peers is not None or _all_mapped(transport, exchanged):
@@ -42,7 +41,7 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
         if faults.armed:
             faults.reach("collective.round")
         transport.step(exchanged.seconds)
-        _combine_slots(transport, plan, exchanged, pieces, step)
+        _combine_slots(transport, plan, pieces, step)
     return False
 
 
@@ -55,47 +54,14 @@ def _all_mapped(transport: Transport, exchanged: Exchanged) -> bool:
 
 
 def _combine_slots(
-    transport: Transport,
-    plan: Combination,
-    exchanged: Exchanged,
-    pieces: Sequence[Piece],
-    step: int,
+    transport: Transport, plan: Combination, pieces: Sequence[Piece], step: int
 ) -> None:
     """Combine what the slots of a step hold of these pieces."""
-    if work_is_divided(transport.size, exchanged.call.layout.size):
-        _combine_slots_in_parts(transport, plan, exchanged, pieces, step)
-        return
+    view, ranks = transport.slots.view, range(transport.size)
     for piece in pieces if plan.target else ():
-        _combine_slot(transport, plan, piece, elements(plan.target, piece), step)
-
-
-def _combine_slots_in_parts(
-    transport: Transport,
-    plan: Combination,
-    exchanged: Exchanged,
-    pieces: Sequence[Piece],
-    step: int,
-) -> None:
-    """Each rank combines its part and puts it into its slot of the next step."""
-    slots, source = transport.slots, exchanged.call.source
-    for piece in part_of_pieces(pieces, transport.size, transport.rank):
-        dtype, length = source[piece.array].dtype, piece.stop - piece.start
-        made = slots.view(step + 1, transport.rank, piece.at, length, dtype)
-        _combine_slot(transport, plan, piece, made, step)
-    transport.step(exchanged.seconds)
-    for rank in range(transport.size) if plan.target else ():
-        for piece in part_of_pieces(pieces, transport.size, rank):
-            dtype, length = source[piece.array].dtype, piece.stop - piece.start
-            part = slots.view(step + 1, rank, piece.at, length, dtype)
-            elements(plan.target, piece)[...] = part
-
-
-def _combine_slot(
-    transport: Transport, plan: Combination, piece: Piece, out: Array, step: int
-) -> None:
-    view, at, length = transport.slots.view, piece.at, out.nbytes
-    parts = [view(step, rank, at, length, out.dtype) for rank in range(transport.size)]
-    combine(parts, out, plan.op, plan.elements[piece.array], plan.weights)
+        out = elements(plan.target, piece)
+        parts = [view(step, rank, piece.at, out.nbytes, out.dtype) for rank in ranks]
+        combine(parts, out, plan.op, plan.elements[piece.array], plan.weights)
 
 
 # from memory to memory

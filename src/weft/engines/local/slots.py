@@ -6,9 +6,7 @@
 A rank fills its slot and then comes to the step; once all have come, everyone
 reads whose slots it needs. The slot of a step is filled again two steps later,
 which nobody reaches before all have come to the step between: so it is safe to
-read until the reader's next step, and one meeting per round is enough. Where
-ranks divide the work, each writes its part of the result to its slot of the
-next step, and comes to that step.
+read until the reader's next step, and one meeting per round is enough.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from weft.engines.local.segment import Block
 #: Arrays up to this many bytes pass through the slots in one round; larger ones are copied from
 #: process to process, where that is allowed. Measured (docs/performance.md).
 ROOM = 1 << 20
-#: from here on ranks divide the work of a combination, which takes a second step
-_DIVIDED_FROM = 128 << 10
 #: for all slots of a group together, where there are many ranks
 _ALL_SLOTS = 128 << 20
 _VIEWS_KEPT = 4096
@@ -40,14 +36,6 @@ def room_for(size: int) -> int:
 def bytes_for(size: int) -> int:
     """The bytes that the slots of `size` ranks take."""
     return 2 * size * room_for(size)
-
-
-def work_is_divided(size: int, length: int) -> bool:
-    """Whether ranks combine only their part of `length` bytes in the slots, and read the others'.
-
-    Two ranks do not gain from it: reading the other's half costs what combining it does.
-    """
-    return size > 2 and length >= _DIVIDED_FROM
 
 
 class Slots:
