@@ -175,7 +175,7 @@ def test_one_group_from_two_threads() -> None:
         if group.rank == 0:
             thread = threading.Thread(target=group.barrier)
             thread.start()
-            while group._call is None:
+            while group._current is None:
                 pass
             try:
                 group.barrier()
@@ -390,7 +390,7 @@ def test_shutdown_while_another_thread_waits() -> None:
         group.split(0)
         thread = threading.Thread(target=wait)
         thread.start()
-        while group._call is None:  # type: ignore[attr-defined]
+        while group._current is None:  # type: ignore[attr-defined]
             pass
         weft.shutdown()
         thread.join(10)
