@@ -78,19 +78,19 @@ class Attachments:
     ) -> Block | None:
         """Map a block of another process; None if it no longer has it, or has ended."""
         with self._lock:
+            owner, request = None, next(self._numbers)
             try:
                 owner = self._owner(source)
-                request = next(self._numbers)
                 answer, descriptors = self._ask(owner, Attach(request, name, pin), timeout)
+                if isinstance(answer, Gone):
+                    return None
+                self._leases[request] = source
+                return self._map(owner, answer, descriptors, request)
             except Closed:
                 return self._views.get(name)  # its memory may still be mapped here
-            if isinstance(answer, Gone):
-                return None
-            self._leases[request] = source
-            try:
-                return self._map(owner, answer, descriptors, request)
             except BaseException:
-                self._end_lease(request, owner)
+                if owner is not None:  # it may have answered, and an interrupt lost the answer
+                    self._end_lease(request, owner)
                 raise
 
     def refer(self, name: int, keeper: Keeper) -> Reference:
