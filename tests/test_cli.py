@@ -109,3 +109,9 @@ def test_an_unreadable_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.py").write_bytes(b"\x00\xff\x00")
     with pytest.raises(LaunchError, match="does not parse"):
         parse_run(["-n", "2", str(tmp_path / "binary.py")])
+
+
+def test_python_before_the_script_is_a_slip() -> None:
+    """`weft run -n 2 python train.py` says to leave `python` away."""
+    with pytest.raises(LaunchError, match=r"there is no script 'python'.*leave it away"):
+        parse_run(["-n", "2", "python", "train.py"])

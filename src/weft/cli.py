@@ -175,7 +175,8 @@ def _checked_program(program: list[str]) -> list[str]:
         return program
     script = program[0]
     if not os.path.exists(script):
-        raise LaunchError(f"there is no script {script!r} in {os.getcwd()}")
+        hint = "; leave it away, the script comes first" if script.startswith("python") else ""
+        raise LaunchError(f"there is no script {script!r} in {os.getcwd()}{hint}")
     if os.path.isdir(script):
         if not os.path.exists(os.path.join(script, "__main__.py")):
             raise LaunchError(f"{script!r} is a folder without a __main__.py; name a script in it")

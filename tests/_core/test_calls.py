@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -278,8 +279,9 @@ def test_a_root_may_be_numpys_number() -> None:
     ("value", "named"),
     [
         ("text", "str"),
-        (None, "NoneType"),
-        ([1, "a"], "list"),
+        (None, "the value is None"),
+        ([1, "a"], "[1] is a str"),
+        ({"a": np.ones(2), "b": [1.0, None]}, "['b'][1] is None"),
         (np.array([object()]), "an array of Python objects"),
         (np.array(["a", "bc"]), "str"),
         (np.array([b"a"]), "bytes"),
@@ -376,3 +378,17 @@ def test_out_counts_where_the_result_goes() -> None:
     """A rank that gets no result need not have a place for it."""
     call = Reduce("reduce", 1, 2, np.ones(3), op="sum", weight=None, out=np.ones(9), root=0)
     assert call.early_target == ()
+
+
+def test_sums_of_pythons_ints_fit() -> None:
+    """A whole number whose sum over the ranks might wrap around is refused."""
+    limit = 2**63 // 3
+    assert reduction(limit, op="sum", size=3).source[0] == limit
+    with pytest.raises(InvalidValue, match="may not fit 64 bits; reduce it as a float"):
+        reduction(limit + 1, op="sum", size=3)
+
+
+@pytest.mark.parametrize("weight", [np.float32(3), np.array(3), torch.tensor(3), np.int8(3)])
+def test_weights_of_one_element_are_numbers(weight: Any) -> None:
+    """A count may come from NumPy or torch."""
+    assert reduction(np.ones(2), op="mean", weight=weight).own == struct.pack("d", 3.0)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import operator
 import struct
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft import adapters
+from weft._core import trees
 from weft._core.elements import NUMERIC, OPERATIONS, Array
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
@@ -90,7 +90,7 @@ class Reduce(Call):
         if weight is not None:
             self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
         self._op, self._root, self._out = op, root, out
-        given = _numbers_of(name, value, op)
+        given = _numbers_of(name, value, op, size)
         form = _form(name, given, op, root, weight is not None)
         self.common, self.layout, self._elements = form
         self.source = [flat(view) for view in given.views]
@@ -184,33 +184,49 @@ def shown(leaves: Sequence[Leaf]) -> str:
 def _checked_weight(name: str, weight: Any, op: str) -> float:
     if op != "mean":
         raise InvalidValue(f"{name}(op={op!r}, weight={weight!r}): weight= is for op='mean'")
-    kinds = (int, float, np.integer, np.floating)
-    if isinstance(weight, bool) or not isinstance(weight, kinds):
-        raise InvalidType(f"{name}(weight={weight!r}): expected a number, such as a count of rows")
-    if not 0 <= weight <= sys.float_info.max:
+    try:
+        if isinstance(weight, (bool, str, bytes, np.complexfloating)):
+            raise TypeError
+        number = float(weight)  # also of arrays and tensors of one element
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidType(
+            f"{name}(weight={weight!r}): expected a number, such as a count of rows"
+        ) from None
+    except OverflowError:
+        number = float("inf")
+    if not 0 <= number < float("inf"):
         raise InvalidValue(f"{name}(weight={weight!r}): expected 0 or more, and finite")
-    return float(weight)
+    return number
 
 
-def _numbers_of(name: str, value: Any, op: str) -> Arrays:
+def _numbers_of(name: str, value: Any, op: str, size: int) -> Arrays:
     """The arrays of a value, if they can be reduced."""
     given = Arrays.of(value, adapters.of_array_or_number)
     if given is None:
+        where, what = trees.find_other(value, adapters.of_array_or_number)
         raise InvalidType(
-            f"{name}({_kind(value)}): expected numbers: an array, a tensor, a number, or a list, "
-            "tuple or dict of these; other objects can be gathered"
+            f"{name}: {where} is {_kind(what)}; expected numbers: an array, a tensor, a number, or "
+            "a list, tuple or dict of these. Other objects can be gathered"
         )
     for index, leaf in enumerate(given.leaves):
         if leaf.dtype.kind not in NUMERIC:
             raise InvalidType(f"{name}({leaf}): expected numbers; other arrays can be gathered")
-        if op == "mean" and leaf.adapter == adapters.numbers.NAME and leaf.dtype.kind in "biu":
-            given = _as_float(given, index)
+        if leaf.adapter == adapters.numbers.NAME and leaf.dtype.kind in "biu":
+            if op == "mean":
+                given = _as_float(given, index)
+            elif op == "sum" and abs(int(given.views[index])) * size >= 2**63:
+                raise InvalidValue(
+                    f"{name}({int(given.views[index])}): a sum over {size} ranks may not fit 64 "
+                    "bits; reduce it as a float"
+                )
     return given
 
 
 def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
     objects = isinstance(value, np.ndarray) and value.dtype.hasobject
-    return "an array of Python objects" if objects else type(value).__name__
+    return "an array of Python objects" if objects else f"a {type(value).__name__}"
 
 
 def _as_float(given: Arrays, index: int) -> Arrays:

@@ -8,6 +8,7 @@ from typing import Any
 
 #: None for a leaf; else the kind of container, what it needs besides its parts, and the parts
 Structure = Any
+THE_VALUE = "the value"
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Structure] | None:
@@ -24,6 +25,21 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Stru
         return leaves, _take_apart(value, is_leaf, leaves)
     except (_NotATree, RecursionError):  # a list that holds itself can still be pickled
         return None
+
+
+def find_other(value: Any, is_leaf: Callable[[Any], Any]) -> tuple[str, Any]:
+    """The first thing in a value that is neither a container nor a leaf, and where it is.
+
+    >>> find_other({"a": 1, "b": [2, None]}, lambda x: isinstance(x, int))
+    ("['b'][1]", None)
+    """
+    if isinstance(value, (list, tuple, dict)) and not is_leaf(value):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            if flatten(item, lambda one: bool(is_leaf(one))) is None:
+                where, what = find_other(item, is_leaf)
+                return f"[{key!r}]{'' if where == THE_VALUE else where}", what
+    return THE_VALUE, value
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:

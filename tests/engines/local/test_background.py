@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -133,3 +134,25 @@ def test_a_call_ends_while_its_caller_sleeps() -> None:
         return handle.done() and bool((handle.wait() == 2).all())
 
     assert run_ranks(2, body) == [True, True]
+
+
+def test_an_error_that_nobody_waits_for_is_a_warning() -> None:
+    """A failed call whose handle is dropped says so; one that was waited for does not."""
+    background = Background("test")
+
+    def fail() -> None:
+        raise ValueError("of no use")
+
+    def drop() -> None:
+        handle = background.start(fail, "all_reduce")
+        handle.join()
+        assert repr(handle) == "<all_reduce, failed>"
+        del handle
+        gc.collect()  # its error's traceback leads to it
+
+    with pytest.warns(RuntimeWarning, match="nobody waited for it: ValueError: of no use"):
+        drop()
+    handle = background.start(fail, "all_reduce")
+    with pytest.raises(ValueError, match="of no use"):
+        handle.wait()
+    background.close()

@@ -19,6 +19,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,8 @@ class PendingCall:
         self._gate.acquire()
         self._result: Any = None
         self._error: BaseException | None = None
+        #: whether somebody has waited for it
+        self._told = False
 
     def done(self) -> bool:
         return self._ended
@@ -55,9 +58,23 @@ class PendingCall:
     def wait(self, timeout: float | None = None) -> Any:
         if not self._await(float("inf") if timeout is None else checked(timeout)):
             raise Stalled(f"{self._name} was not done after {timeout:g} s; it goes on, wait again")
+        self._told = True
         if self._error is not None:
             raise self._error
         return self._result
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._ended else "failed" if self._error is not None else "done"
+        return f"<{self._name}, {state}>"
+
+    def __del__(self) -> None:
+        if self._error is not None and not self._told:
+            warnings.warn(
+                f"{self._name}(async_op=True) failed and nobody waited for it: "
+                f"{type(self._error).__name__}: {self._error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def join(self) -> None:
         """Return when it has ended, well or not."""

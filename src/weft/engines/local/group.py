@@ -313,8 +313,8 @@ class LocalGroup(Group):
             return left(f"group {self.name!r}")
         if self.successor is None:
             return UsageError(
-                f"group {self.name!r} was left out of step: this rank gave up {self._given_up}; "
-                "the ranks that are still here can go on as a new generation:\n"
+                f"group {self.name!r} is out of step since {self._given_up} on this rank; the "
+                "ranks that are still here can go on as a new generation:\n"
                 "    group = group.survivors()"
             )
         return succeeded(self)

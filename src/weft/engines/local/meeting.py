@@ -356,7 +356,8 @@ class Meeting:
         ranks = [self.places.index(place) for place in places]
         return Stalled(
             f"{_ranks(ranks)} of group {self.name!r} did not come in time, but "
-            f"{'is' if len(ranks) == 1 else 'are'} alive; if that is expected, raise timeout=",
+            f"{'is' if len(ranks) == 1 else 'are'} alive. Every rank must make the call, also "
+            "those that are not the master; if they are only slow, raise timeout=",
             ranks,
             self.roster.states(self.members),
         )
@@ -382,7 +383,7 @@ class Meeting:
             calls.append(f"rank {rank} called {called}{where}{why}")
         return Disagreement(
             f"the ranks of group {self.name!r} made different calls: {'; '.join(calls)}. "
-            "All must make the same calls in the same order",
+            "All must make the same calls in the same order, with arrays and options alike",
             range(len(self.places)),
             self.roster.states(self.members),
         )
