@@ -17,9 +17,10 @@ import pytest
 import weft
 from tests.support import MARK, marked_processes
 
-# a shell without job control starts background commands with Ctrl-C ignored, and programs inherit
-# that; the tests that press Ctrl-C need it back
+# a shell without job control starts background commands with Ctrl-C ignored, nohup has them ignore
+# the end of the terminal, and programs inherit both; the tests that do these things need them back
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
