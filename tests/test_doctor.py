@@ -523,7 +523,12 @@ _READ_MEMORY, _MEMFD, _PIDFD = 310, 319, 434
     ("call", "action", "code", "told"),
     [
         (_READ_MEMORY, _REFUSE, 0, "Operation not permitted, perhaps by a seccomp filter"),
-        (_READ_MEMORY, _KILL, 0, "a seccomp filter kills the process that tries"),
+        (
+            _READ_MEMORY,
+            _KILL,
+            1,
+            "a seccomp filter kills the process that tries): set WEFT_PORTABLE",
+        ),
         (_MEMFD, _REFUSE, 1, "(memfd_create: Operation not permitted): set WEFT_PORTABLE=1"),
         (_PIDFD, _REFUSE, 1, "(pidfd_open: Operation not permitted): the local engine needs"),
     ],

@@ -67,6 +67,11 @@ def _causes(machine: Machine) -> Iterator[str]:
             f"ranks cannot watch each other ({machine.pidfd.why}): the local engine needs "
             "Linux 5.3 or later, and no filter on pidfd_open; use engine='serial'"
         )
+    if machine.reading.value is False and "kills" in machine.reading.why:
+        yield (
+            f"process_vm_readv cannot even be tried ({machine.reading.why}): set WEFT_PORTABLE=1, "
+            "then arrays pass through shared memory only"
+        )
     if machine.packages["numpy"].value == "":
         yield "NumPy is not installed, and weft shares arrays of it: pip install numpy"
 
