@@ -43,6 +43,14 @@ def test_every_relative_link_resolves(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_tests_that_hold_a_promise_exist() -> None:
+    """Each test file that the guarantees name is there."""
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "guarantees.md").read_text())
+    assert len(named) > 20
+    for name in named:
+        assert (ROOT / "tests" / name).exists() or (ROOT / name).exists(), name
+
+
 def test_the_demo_passes_its_own_checks() -> None:
     """`make demo` ends with all checks passed."""
     done = subprocess.run(
