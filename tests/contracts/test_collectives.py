@@ -779,7 +779,7 @@ def bad_input(group: Group) -> list[str]:
         (lambda: group.all_reduce(np.array([{}])), InvalidType, ("Python objects", "numbers")),
         (lambda: group.all_reduce(np.array(["a"])), InvalidType, ("str", "expected numbers")),
         (lambda: group.all_reduce("text"), InvalidType, ("str", "expected numbers")),
-        (lambda: group.all_reduce(None), InvalidType, ("NoneType", "expected numbers")),
+        (lambda: group.all_reduce(None), InvalidType, ("None", "expected numbers")),
         (lambda: group.all_reduce(2**64), InvalidValue, (str(2**64), "64 bits")),
         (lambda: group.all_reduce(one, out=np.ones(2)), InvalidValue, ("[2]", "[3]")),
         (lambda: group.all_reduce(one, out=one.astype("f4")), InvalidValue, ("float32[3]",)),
