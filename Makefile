@@ -23,7 +23,7 @@ test: lint types portable
 
 # what shares memory, once more on the portable kind of it
 portable: .venv/test
-	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not mpirun and not run-4 and not local-4' $(PORTABLE)
+	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not mpirun' $(PORTABLE)
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ from weft._core.calls import Reduce
 from weft._core.values import address
 from weft.errors import InvalidType, InvalidValue
 
-many = settings(deadline=None, max_examples=300)
+many = settings(deadline=None, max_examples=600)
 seeds = st.integers(0, 2**32)
 
 

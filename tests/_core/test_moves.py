@@ -30,7 +30,7 @@ from weft._core.split import part_of
 from weft._core.values import address
 from weft.errors import InvalidType, InvalidValue
 
-many = settings(deadline=None, max_examples=200)
+many = settings(deadline=None, max_examples=400)
 seeds = st.integers(0, 2**32)
 layouts = st.sampled_from(LAYOUTS)
 #: what moves but cannot be reduced moves too
