@@ -183,11 +183,7 @@ except weft.PeerLost as error:
 
 
 def test_a_few_dozen_kills() -> None:
-    """PeerLost within 100 ms of SIGKILL, in waits of every age.
-
-    One in ten may take longer, as far as half a second: a virtual machine's processors are taken
-    away now and then. `make soak` measures the longest of a thousand.
-    """
+    """PeerLost within 100 ms of SIGKILL, every time, in waits of every age."""
     latencies = []
     for number in range(24):
         outcome = launch(
@@ -214,7 +210,5 @@ except weft.PeerLost as error:
         lost = [float(x.split()[1]) for x in lines if x.startswith("LOST")]
         assert (len(ended), len(lost)) == (1, 3), outcome
         latencies += [moment - ended[0] for moment in lost]
-    latencies.sort()
-    assert latencies[len(latencies) * 9 // 10] < 0.1, latencies[-10:]
-    assert latencies[-1] < 0.5, latencies[-5:]
+    assert max(latencies) < 0.1, sorted(latencies)[-5:]
     assert statistics.median(latencies) < 0.05
