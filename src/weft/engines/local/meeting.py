@@ -330,7 +330,8 @@ class Meeting:
             # who left or gave up may have done so because of one that had come to this step before
             # it died or gave up
             others = self._other_places
-            places = self._died(others) or self._gave_up_first(others) or places
+            failed = [place for place in others if self.roster.failed(self.ranks[place])]
+            places = self._died(others) or failed or self._gave_up_first(others) or places
         ranks = [self.places.index(place) for place in places]
         self.roster.blame(self.ranks[places[0]])
         states = self.roster.states(self.members)

@@ -41,6 +41,10 @@ _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
 _CAUSE_SECONDS = 0.03
 
 
+#: what `cause` says of a rank of which nothing bad is known
+_ENDED_WELL = ("exit code 0", "left, then ended", "ended, cause unknown")
+
+
 def words_for(size: int) -> int:
     """The words that the roster of a job of `size` ranks takes."""
     return _HEADER + size * _ROW
@@ -159,6 +163,12 @@ class Roster:
             for rank in ranks
             if rank in dead or self.has_left(rank) or self._pidfds.get(rank) == -1
         ]
+
+    def failed(self, rank: int) -> bool:
+        """Whether a rank has ended, and not well, as far as its launcher says."""
+        if rank == self.rank or not self._died(rank):
+            return False
+        return self.cause(rank, time.monotonic() + _CAUSE_SECONDS) not in _ENDED_WELL
 
     def states(self, ranks: Sequence[int]) -> tuple[RankState, ...]:
         """The table that errors carry: these ranks of the job, numbered by their place."""
