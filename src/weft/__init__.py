@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     )
     from weft._api.session import barrier, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
+    from weft._api.tables import ArrayTable, MatrixTable
+    from weft._core import updaters
+    from weft._core.consistency import ssp
+    from weft._core.tables import Interrupted
     from weft.engines.base import Group, Handle
     from weft.errors import (
         Disagreement,
@@ -44,11 +48,14 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "ArrayTable": "weft._api.tables",
     "Disagreement": "weft.errors",
     "Group": "weft.engines.base",
     "Handle": "weft.engines.base",
+    "Interrupted": "weft._core.tables",
     "InvalidType": "weft.errors",
     "InvalidValue": "weft.errors",
+    "MatrixTable": "weft._api.tables",
     "PeerLost": "weft.errors",
     "SharedArray": "weft._api.sharing",
     "Stalled": "weft.errors",
@@ -67,14 +74,19 @@ _HOMES = {
     "share": "weft._api.sharing",
     "shutdown": "weft._api.session",
     "size": "weft._api.session",
+    "ssp": "weft._core.consistency",
+    "updaters": "weft._core",
 }
 
 __all__ = [
+    "ArrayTable",
     "Disagreement",
     "Group",
     "Handle",
+    "Interrupted",
     "InvalidType",
     "InvalidValue",
+    "MatrixTable",
     "PeerLost",
     "SharedArray",
     "Stalled",
@@ -94,13 +106,16 @@ __all__ = [
     "share",
     "shutdown",
     "size",
+    "ssp",
+    "updaters",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    value = getattr(home, name, None) or importlib.import_module(f"{_HOMES[name]}.{name}")
     globals()[name] = value
     return value
 

@@ -41,6 +41,12 @@ POINTS = (
     "lock.made",  # rank 0 has made the memory of a lock
     "lock.taken",  # holds a lock exclusively
     "lock.shared",  # holds a lock in shared mode
+    "table.made",  # rank 0 has made the memory of a table
+    "table.adding",  # has said which rows it is about to change
+    "table.added",  # has changed them, and has not said so yet
+    "table.staged",  # has put down its delta for a later clock, and has not said so yet
+    "table.applying",  # is about to apply a part of a clock's deltas
+    "table.copied",  # has copied rows, and is about to see whether they were whole
     "share.created",  # has made a shared array
     "share.attach",  # is about to attach somebody's shared array
     "share.attached",  # has attached it

@@ -7,8 +7,10 @@ import importlib.util
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from weft import faults
 from weft._core import seeding, timeouts
@@ -31,12 +33,21 @@ ENGINES = ("serial", "local", "mpi", "ray")
 _PACKAGES = {"mpi": "mpi4py", "ray": "ray"}
 
 
+class Table(Protocol):
+    """What the session has to know of a table."""
+
+    def close(self) -> None:
+        """End what is pending."""
+
+
 @dataclass(frozen=True)
 class _Session:
     group: Group
     #: where init was called
     line: str
     restore_threads: Callable[[], None]
+    #: the tables that were made, and are still there
+    tables: list[weakref.ref[Table]] = field(default_factory=list)
 
 
 _lock = threading.RLock()
@@ -105,6 +116,8 @@ def shutdown() -> None:
             return
         if faults.armed:
             faults.reach("exit.begin")
+        for table in _living(session):
+            table.close()  # before the others know: it may be writing to the memory they share
         session.group.latest.leave()
         session.restore_threads()
         if faults.armed:
@@ -140,6 +153,27 @@ def barrier(*, timeout: float | None = None) -> None:
     Raises PeerLost, Stalled, Disagreement, NotInitialized, UsedAfterFork, UsedConcurrently.
     """
     group().barrier(timeout=timeout)
+
+
+def register(table: Table) -> None:
+    """Note a new table of the session."""
+    if _session is not None:
+        _session.tables.append(weakref.ref(table))
+
+
+def tables() -> list[Table]:
+    """The session's tables that are still there, in the order in which they were made."""
+    return [] if _session is None else _living(_session)
+
+
+def count_tables() -> int:
+    """How many tables the session has made."""
+    return 0 if _session is None else len(_session.tables)
+
+
+def _living(session: _Session) -> list[Table]:
+    found = [reference() for reference in session.tables]
+    return [table for table in found if table is not None]
 
 
 def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[], None]]:

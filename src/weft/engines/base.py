@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from weft._core.calls import Call
+    from weft._core.tables import Array, Ids, Interrupted, TableSpec
 
 from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 
@@ -50,6 +51,8 @@ class Group(ABC):
     generation: int
     #: seconds that a call without `timeout=` may wait
     timeout: float
+    #: whether this process has called `leave`
+    has_left: bool = False
     #: what `survivors` returned; from then on this group is not used any more
     successor: Group | None = None
 
@@ -94,6 +97,19 @@ class Group(ABC):
     @abstractmethod
     def leave(self) -> None:
         """Stop being a rank. Whoever waits for this one gets PeerLost. Does nothing twice."""
+
+    @abstractmethod
+    def make_store(self, spec: TableSpec, values: Array | None) -> Store:
+        """Where a new table's rows are kept. Every rank calls it, with the same `spec`.
+
+        The rows are the master's `values`, zeros if it has none; the others' are ignored. Raises
+        Disagreement, which shows every rank's spec, and OutOfMemory.
+        """
+
+    @abstractmethod
+    def refuse(self, name: str, error: Exception) -> None:
+        """In place of a call that all ranks make: tell the others that this one's arguments were
+        wrong, so that they do not wait for it. They get a Disagreement."""
 
     @abstractmethod
     def _collective(
@@ -198,6 +214,40 @@ class Group(ABC):
             f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}, "
             f"generation {self.generation}>"
         )
+
+
+class Store(ABC):
+    """Where an engine keeps one table's rows and the state of its updater.
+
+    Arguments have been checked: `ids` are within the table, `delta` and `out` have the right
+    shape and the table's dtype. Calls of one rank take effect in the order in which they are made.
+    """
+
+    spec: TableSpec
+    #: how many adds the slowest rank was behind this one at its last get
+    staleness: int = 0
+    #: how many adds the rows have had; written only when a table is loaded
+    steps: int
+
+    @abstractmethod
+    def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
+        """Write all rows, or these, to `out`. Raises Stalled."""
+
+    @abstractmethod
+    def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
+        """Have the updater work a delta into all rows, or into these. Raises Stalled."""
+
+    @abstractmethod
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        """The adds that a rank had begun and not ended when it died."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Array]:
+        """What a saved table consists of: "rows", and the updater's state by name.
+
+        They are the store's own memory, to be read or written while nobody adds. What the
+        consistency holds back has been applied.
+        """
 
 
 _kinds: dict[str, Any] = {}

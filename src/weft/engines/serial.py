@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft._core.timeouts import checked
-from weft.engines.base import Group, check_split, left, make_call, succeeded
+from weft.engines.base import Group, Store, check_split, left, make_call, succeeded
+
+if TYPE_CHECKING:
+    from weft._core.tables import Array, TableSpec
 
 
 class SerialGroup(Group):
@@ -15,7 +18,6 @@ class SerialGroup(Group):
         self.name, self.rank, self.size = name, 0, 1
         self.generation, self.timeout = generation, timeout
         self._splits = 0
-        self._left = False
 
     def barrier(self, *, timeout: float | None = None) -> None:
         self._begin(timeout)
@@ -38,7 +40,16 @@ class SerialGroup(Group):
         return self.successor
 
     def leave(self) -> None:
-        self._left = True
+        self.has_left = True
+
+    def make_store(self, spec: TableSpec, values: Array | None) -> Store:
+        from weft.engines.serial_store import SerialStore
+
+        self._begin(None)
+        return SerialStore(self, spec, values)
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """There is nobody to tell."""
 
     def _collective(
         self,
@@ -63,7 +74,7 @@ class SerialGroup(Group):
         return _Done(result) if async_op else result
 
     def _begin(self, timeout: float | None) -> None:
-        if self._left:
+        if self.has_left:
             raise left(f"group {self.name!r}")
         if self.successor is not None:
             raise succeeded(self)

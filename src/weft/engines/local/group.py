@@ -30,6 +30,8 @@ from weft.errors import (
 from weft.resources import plan
 
 if TYPE_CHECKING:
+    from weft._core.tables import Array, TableSpec
+    from weft.engines.base import Store
     from weft.engines.local.collectives import Collectives
 
 _COLOR = struct.Struct("?qq")
@@ -83,7 +85,6 @@ class LocalGroup(Group):
         self._log = log
         self._world = world
         self._splits = 0
-        self._left = False
         self._suffix = "" if self.name == "world" else f" of {self.name}"
         self._barrier = f"barrier{self._suffix}"
         #: the call that a thread is in; a fresh object for each, so that only that call ends it
@@ -148,10 +149,20 @@ class LocalGroup(Group):
             timeout=self.timeout,
         )
 
+    def make_store(self, spec: TableSpec, values: Array | None) -> Store:
+        from weft.engines.local.store import make_store
+
+        with self._calling(spec.kind):
+            return make_store(self._meeting, self._log, spec, values, timeout=self.timeout)
+
+    def refuse(self, name: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self._in_step(name, self._meeting.refuse, (COLLECTIVE, reason, self.timeout))
+
     def leave(self) -> None:
-        if self._left or not self._meeting.roster.is_here:
+        if self.has_left or not self._meeting.roster.is_here:
             return
-        self._left = True
+        self.has_left = True
         self._meeting.end()
         try:
             self._background.close()  # before the others know: it may be writing to their memory
@@ -195,8 +206,7 @@ class LocalGroup(Group):
             seconds = self.timeout if timeout is None else checked(timeout)
             call = make_call(self, name, value, options)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._in_step(name, self._meeting.refuse, (COLLECTIVE, reason, self.timeout))
+            self.refuse(name, error)
             raise
         collectives = self._collectives or self._new_collectives()
         if not async_op:
@@ -282,7 +292,7 @@ class LocalGroup(Group):
         signal handler can come between. Whoever set it unsets it, however the call ends.
         """
         here = self._meeting
-        if self._left or not here.roster.is_here or self.successor is not None:
+        if self.has_left or not here.roster.is_here or self.successor is not None:
             raise self._unusable()
         if self._background.pending and not line:
             if after_giving_up:
@@ -303,13 +313,13 @@ class LocalGroup(Group):
 
     def _check_usable(self) -> None:
         here = self._meeting.roster.is_here
-        if self._left or not here or self.successor is not None or self._given_up:
+        if self.has_left or not here or self.successor is not None or self._given_up:
             raise self._unusable()
 
     def _unusable(self) -> WeftError:
         if not self._meeting.roster.is_here:
             return self._meeting.roster.unusable(f"group {self.name!r}")
-        if self._left:
+        if self.has_left:
             return left(f"group {self.name!r}")
         if self.successor is None:
             return UsageError(

@@ -18,12 +18,9 @@ import os
 import sys
 from functools import cached_property
 
-from weft.engines.local.translation import amount, translated
-from weft.errors import OutOfMemory
-from weft.resources import available_memory
+from weft.engines.local.translation import translated
+from weft.engines.memory import check_memory
 
-#: left to the rest of the machine when a segment is reserved
-_MARGIN = 64 << 20
 _PIECE = 64 << 20
 
 
@@ -46,7 +43,7 @@ class Segment:
     def create(cls, size: int) -> Segment:
         """A new segment of at least `size` zero bytes, reserved and ready to touch."""
         size = whole_pages(size)
-        _check_memory(size)
+        check_memory("shared memory", size, "share less, or drop shared arrays that are not used")
         made = cls.__new__(cls)
         made.size = size
         try:
@@ -120,16 +117,6 @@ def whole_pages(size: int) -> int:
 def portable() -> bool:
     """Whether segments come from multiprocessing.shared_memory."""
     return bool(os.environ.get("WEFT_PORTABLE")) or not hasattr(os, "memfd_create")
-
-
-def _check_memory(size: int) -> None:
-    """Raise OutOfMemory unless `size` more bytes can be reserved now."""
-    free, reason = available_memory()
-    if size + _MARGIN > free:
-        raise OutOfMemory(
-            f"shared memory of {amount(size)} was asked for, but {amount(free)} are free "
-            f"({reason}); share less, or drop shared arrays that are no longer used"
-        )
 
 
 def _portable_descriptor(size: int) -> int:

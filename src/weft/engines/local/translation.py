@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
+from weft.engines.memory import amount
 from weft.errors import OutOfDescriptors, OutOfMemory
 
 
@@ -23,8 +24,3 @@ def translated(error: OSError, size: int = 0) -> Exception:
             "close files, or raise the limit with `ulimit -n`",
         )
     return error
-
-
-def amount(size: int) -> str:
-    """Bytes as people say them."""
-    return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size:,} bytes"

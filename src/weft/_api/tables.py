@@ -1,0 +1,317 @@
+"""`ArrayTable` and `MatrixTable`: parameters that the ranks of a group keep together.
+
+    table.get(rows)              table.add(delta, rows)
+      check rows, find room        check delta and rows          _core/tables.py
+      store.get(ids, out)          store.add(delta, ids)         engines/
+      as the user's library has it                               adapters/
+
+The `_async` forms check at once and leave the rest to a thread, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from weft import adapters
+from weft._api import session
+from weft._core import consistency as consistencies
+from weft._core import updaters
+from weft._core.tables import (
+    Array,
+    Ids,
+    Interrupted,
+    TableSpec,
+    as_array,
+    as_delta,
+    as_ids,
+    as_out,
+    check_dtype,
+    check_size,
+)
+from weft.engines.base import Group, Handle
+from weft.engines.local.background import Background
+from weft.errors import InvalidType, InvalidValue
+
+_LONGEST_NAME = 100
+
+
+class _Table:
+    """What both kinds of table do."""
+
+    #: this process's library for results: that of the array it was made from
+    _library: Any
+
+    def __init__(
+        self,
+        make_spec: Callable[[], tuple[TableSpec, Array | None]],
+        like: Any,
+        *,
+        check_finite: bool,
+    ) -> None:
+        group = session.group()
+        try:
+            spec, values = make_spec()
+        except Exception as error:
+            group.refuse(type(self).__name__, error)
+            raise
+        self._spec, self._check_finite = spec, bool(check_finite)
+        self._library = adapters.of(like) or adapters.named("numpy")
+        self._store = group.make_store(spec, values)
+        self._background = Background(f"table {spec.name!r}")
+        self._group = group
+        session.register(self)
+
+    # what it is
+
+    @property
+    def name(self) -> str:
+        """The name it was given, or its number in the order in which tables were made."""
+        return self._spec.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._spec.dtype
+
+    @property
+    def group(self) -> Group:
+        """The group whose ranks keep the table, or its last successor."""
+        return self._group.latest
+
+    @property
+    def staleness(self) -> int:
+        """How many adds the slowest rank was behind this one when it last called `get`."""
+        return self._store.staleness
+
+    @property
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        """The adds that ranks had begun when they died: whose, and which rows may be half
+        updated."""
+        return self._store.interrupted()
+
+    def __len__(self) -> int:
+        return self._spec.n_rows
+
+    def __repr__(self) -> str:
+        return f"<{self._spec}>"
+
+    # what it does
+
+    def get(self, rows: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+        """A copy of the rows: of all, or of those named, in the order in which they are named.
+
+        `out`: an array of the result's shape and dtype to write to, which is returned. Raises
+        InvalidValue, InvalidType, NotInitialized, and Stalled where the consistency makes it wait.
+        """
+        if self._background.pending:
+            self._background.finish()
+        ids, room, result = self._prepare_get(rows, out)
+        self._store.get(ids, room, timeout=timeout)
+        return result()
+
+    def add(self, delta: Any, rows: Any = None, *, timeout: float | None = None) -> None:
+        """Give a delta to the updater: for all rows, or one row of it for each row named.
+
+        When it returns, it has taken effect (under "bsp": will have, at the next clock). A row that
+        is named several times gets the sum of its deltas. If anything is raised, nothing was added.
+        """
+        if self._background.pending:
+            self._background.finish()
+        checked, ids = self._prepare_add(delta, rows)
+        self._store.add(checked, ids, timeout=timeout)
+
+    def get_async(self, rows: Any = None, *, out: Any = None) -> Handle:
+        """As `get`, but returns at once; the handle's `wait()` returns the rows."""
+        ids, room, result = self._prepare_get(rows, out)
+
+        def work() -> Any:
+            self._store.get(ids, room)
+            return result()
+
+        return self._background.start(work, "get")
+
+    def add_async(self, delta: Any, rows: Any = None) -> Handle:
+        """As `add`, but returns at once; do not change `delta` before the handle is done."""
+        checked, ids = self._prepare_add(delta, rows)
+        return self._background.start(lambda: self._store.add(checked, ids), "add")
+
+    def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array, Callable[[], Any]]:
+        """Which rows, where they are to be written, and how to hand them over."""
+        spec = self._spec
+        ids = None if rows is None else as_ids(rows, spec.n_rows)
+        shape = spec.shape if ids is None else ids.shape + spec.row_shape
+        if out is not None:
+            view = as_out(out, shape, spec.dtype)
+            if view.flags.c_contiguous and view.flags.aligned:
+                return ids, view, lambda: out
+            room = np.empty(shape, spec.dtype)
+
+            def copied() -> Any:
+                view[...] = room
+                return out
+
+            return ids, room, copied
+        room = np.empty(shape, spec.dtype)
+        return ids, room, lambda: self._library.deliver(room, spec.dtype.name)
+
+    def _prepare_add(self, delta: Any, rows: Any) -> tuple[Array, Ids | None]:
+        spec = self._spec
+        ids = None if rows is None else as_ids(rows, spec.n_rows)
+        shape = spec.shape if ids is None else ids.shape + spec.row_shape
+        checked = as_delta(delta, shape, spec.dtype, check_finite=self._check_finite)
+        if ids is not None and ids.ndim == 0:
+            return checked[None], ids[None]
+        return checked, ids
+
+    def finish(self) -> None:
+        """Return when everything that was begun with `get_async` and `add_async` has ended."""
+        self._background.finish()
+
+    def close(self) -> None:
+        """End what is pending; called when the process leaves the group."""
+        self._background.close()
+
+
+class ArrayTable(_Table):
+    """One-dimensional parameters that all ranks of the group read and update.
+
+    Every rank makes the table, in the same order as its other tables.
+
+    >>> import weft
+    >>> weft.init().size
+    1
+    >>> table = weft.ArrayTable(4)
+    >>> table.add([1, 2, 3, 4])
+    >>> table.add([10, 10], rows=[0, 3])
+    >>> table.get()
+    array([11.,  2.,  3., 14.], dtype=float32)
+    >>> weft.shutdown()
+
+    `size_or_array`: how many elements, zeros at first; or an array to start from, of which the
+    master's values count, rounded to `dtype` like every delta. `updater`: what `add`
+    does: "add", "sgd", "momentum", "adagrad", "rmsprop", "adam", one of these with options
+    (`weft.updaters.adam(lr=0.01)`), or a function of (rows, state, delta). `consistency`: "async",
+    "bsp" or `weft.ssp(k)`. `exact=False`: no locks; updates at the same moment may be lost.
+    `check_finite`: refuse deltas with NaN or infinity.
+
+    Raises InvalidValue, InvalidType, OutOfMemory, and Disagreement if ranks make different tables.
+    """
+
+    def __init__(
+        self,
+        size_or_array: Any,
+        *,
+        dtype: Any = "float32",
+        updater: Any = "add",
+        consistency: Any = "async",
+        exact: bool = True,
+        device: str = "cpu",
+        name: str | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        def make_spec() -> tuple[TableSpec, Array | None]:
+            values = _values(size_or_array, 1)
+            shape = (check_size("size", size_or_array),) if values is None else values.shape
+            options = _Options(dtype, updater, consistency, exact, device, name)
+            return _spec("ArrayTable", shape, values, options)
+
+        super().__init__(make_spec, size_or_array, check_finite=check_finite)
+
+
+class MatrixTable(_Table):
+    """Parameters in rows, of which ranks read and update all or some.
+
+    >>> import weft
+    >>> weft.init().size
+    1
+    >>> table = weft.MatrixTable(1000, 3)
+    >>> table.add([[1, 1, 1], [2, 2, 2]], rows=[7, 7])
+    >>> table.get([7, 8])
+    array([[3., 3., 3.],
+           [0., 0., 0.]], dtype=float32)
+    >>> weft.shutdown()
+
+    `n_rows_or_array`, `n_cols`: two numbers, or one matrix to start from. The rest is as in
+    `ArrayTable`.
+    """
+
+    def __init__(
+        self,
+        n_rows_or_array: Any,
+        n_cols: int | None = None,
+        *,
+        dtype: Any = "float32",
+        updater: Any = "add",
+        consistency: Any = "async",
+        exact: bool = True,
+        device: str = "cpu",
+        name: str | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        def make_spec() -> tuple[TableSpec, Array | None]:
+            values = _values(n_rows_or_array, 2)
+            if values is None:
+                if n_cols is None:
+                    raise InvalidType(
+                        f"MatrixTable({n_rows_or_array!r}): expected the number of columns too, or "
+                        "a matrix to start from"
+                    )
+                shape = check_size("n_rows", n_rows_or_array), check_size("n_cols", n_cols)
+            elif n_cols is not None and n_cols != values.shape[1]:
+                raise InvalidValue(f"n_cols={n_cols!r} with a matrix of shape {values.shape}")
+            else:
+                shape = values.shape
+            options = _Options(dtype, updater, consistency, exact, device, name)
+            return _spec("MatrixTable", shape, values, options)
+
+        super().__init__(make_spec, n_rows_or_array, check_finite=check_finite)
+
+
+class _Options:
+    """The options that both kinds of table have, as the user gave them."""
+
+    def __init__(  # noqa: PLR0917  in the order of the constructors that pass them on
+        self, dtype: Any, updater: Any, consistency: Any, exact: Any, device: Any, name: Any
+    ) -> None:
+        self.dtype, self.updater, self.consistency = dtype, updater, consistency
+        self.exact, self.device, self.name = exact, device, name
+
+
+def _values(given: Any, ndim: int) -> Array | None:
+    """The array to start from; None if a size was given."""
+    if adapters.of(given) is None and not isinstance(given, (list, tuple, range)):
+        return None
+    array = as_array(given, "the array to start from")
+    if array.ndim != ndim or not array.size:
+        raise InvalidValue(
+            f"an array of shape {array.shape} to start from; expected {ndim} dimension"
+            f"{'s' if ndim > 1 else ''} and 1 or more elements"
+        )
+    return array
+
+
+def _spec(
+    kind: str, shape: tuple[int, ...], values: Array | None, options: _Options
+) -> tuple[TableSpec, Array | None]:
+    """What is to be made, and what it starts with."""
+    if options.device != "cpu":
+        raise InvalidValue(f"device={options.device!r}: tables are on the 'cpu' in this release")
+    if not isinstance(options.exact, bool):
+        raise InvalidType(f"exact={options.exact!r}: expected True or False")
+    dtype = check_dtype(options.dtype)
+    updater = updaters.resolve(options.updater)
+    updater.check(dtype)
+    name = options.name
+    if name is None:
+        name = f"table {session.count_tables() + 1}"
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidValue(f"name={name!r}: expected up to {_LONGEST_NAME} printable characters")
+    consistency = consistencies.resolve(options.consistency)
+    spec = TableSpec(kind, shape, dtype, updater, consistency, options.exact, name)
+    return spec, None if values is None else as_delta(values, shape, dtype)

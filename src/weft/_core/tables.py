@@ -1,0 +1,221 @@
+"""A table before it has memory: what it is, and what may be given to it.
+
+Everything that is refused is refused here, before a store is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft import adapters
+from weft._core.consistency import Consistency
+from weft._core.updaters import Updater
+from weft.errors import InvalidType, InvalidValue
+
+Array = NDArray[Any]
+Ids = NDArray[np.intp]
+
+_NUMBERS = "iufc"
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What all ranks must say alike to make one table."""
+
+    kind: str
+    #: (elements,) or (rows, columns)
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    updater: Updater
+    consistency: Consistency
+    exact: bool
+    name: str
+
+    def __str__(self) -> str:
+        options = [
+            f"dtype={self.dtype.name!r}",
+            f"updater={self.updater}",
+            f"consistency={self.consistency}",
+        ]
+        options += [] if self.exact else ["exact=False"]
+        options += [f"name={self.name!r}"]
+        return f"{self.kind}({', '.join([*map(str, self.shape), *options])})"
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row: () for an array's element."""
+        return self.shape[1:]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the rows alone."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """An add that a rank had begun when it died: these rows may be half updated."""
+
+    rank: int
+    #: row ids; a range where a whole part of the table was being updated
+    rows: Sequence[int]
+    #: of the group that the table was made in
+    generation: int
+
+
+def check_size(what: str, value: object) -> int:
+    """A number of rows, columns or elements."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidType(f"{what}={value!r}: expected a whole number, or an array to start from")
+    if value < 1:
+        raise InvalidValue(f"{what}={value}: a table has 1 or more; expected a positive number")
+    return int(value)
+
+
+def check_dtype(value: Any) -> np.dtype[Any]:
+    """The dtype of a table: any that NumPy can add up."""
+    try:
+        dtype = np.dtype(str(value).removeprefix("torch.") if _is_torch(value) else value)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in _NUMBERS:
+        raise InvalidType(
+            f"dtype={value!r}: expected integers, floats or complex numbers, as NumPy names them, "
+            "such as 'float32'"
+        )
+    native: np.dtype[Any] = dtype.newbyteorder("=")
+    return native
+
+
+def _is_torch(value: object) -> bool:
+    return type(value).__module__ == "torch"
+
+
+def as_array(value: Any, what: str) -> Array:
+    """Numbers as users have them (a list, a range, somebody's array) as a NumPy array."""
+    adapter = adapters.of(value)
+    if adapter is not None:
+        view, element = adapter.view(value)
+        if element == "bfloat16":
+            raise InvalidType(f"{what} of bfloat16, which tables do not have; pass x.float()")
+        array: Array = view
+        return array
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidValue(f"{what} is ragged: {error}; expected one number per element") from None
+    if array.dtype.kind not in _NUMBERS + "b" and array.size:
+        raise InvalidType(f"{what} is {_named(value)}; expected numbers")
+    return array
+
+
+def as_delta(
+    value: Any, shape: Sequence[int], dtype: np.dtype[Any], *, check_finite: bool = False
+) -> Array:
+    """What is added, as an array of the table's dtype and of this shape. Flat is as good.
+
+    Raises InvalidType where numbers would lose more than their last digits, InvalidValue for
+    another size, and for NaN and infinity if asked to.
+    """
+    if type(value) is np.ndarray and value.dtype is dtype:
+        array = value  # the usual case
+    else:
+        array = _cast(as_array(value, "delta"), dtype, given=hasattr(value, "dtype"))
+    if array.shape != tuple(shape):
+        if array.size != prod(shape) or array.ndim != 1:
+            raise InvalidValue(
+                f"a delta of shape {array.shape} was added where {tuple(shape)} was expected"
+                + ("" if len(shape) < 2 else f", or {prod(shape)} numbers in one row")
+            )
+        array = array.reshape(tuple(shape))
+    if check_finite and dtype.kind in "fc" and not np.isfinite(array).all():
+        first = np.argwhere(~np.isfinite(array))[0].tolist()
+        where = first[0] if len(first) == 1 else tuple(first)
+        raise InvalidValue(
+            f"the delta has {array[tuple(first)]} at {where}; this table was made with "
+            "check_finite=True, so nothing was added"
+        )
+    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
+
+
+def _cast(array: Array, dtype: np.dtype[Any], *, given: bool) -> Array:
+    """The same numbers in the table's dtype. Rounding is allowed, as in NumPy's `+=`; another kind
+    of number, or one that is out of range, is not. Plain lists only need values that fit."""
+    if array.dtype == dtype:
+        return array
+    kinds = f"delta of {array.dtype} for a table of {dtype}"
+    if given and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise InvalidType(
+            f"{kinds}: the cast would lose values; convert it yourself, or make the "
+            f"table with dtype='{np.result_type(array.dtype, dtype)}'"
+        )
+    if array.dtype.kind in "fc" and dtype.kind in "iu":
+        raise InvalidType(f"{kinds}: fractions would be lost; pass whole numbers")
+    if array.dtype.kind == "c" and dtype.kind != "c":
+        raise InvalidType(f"{kinds}: imaginary parts would be lost")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind in "iu":
+        fits = np.array_equal(cast, array)
+    else:
+        fits = bool((np.isfinite(cast) | ~np.isfinite(array)).all())
+    if not fits:
+        raise InvalidValue(f"{kinds}: some numbers are too large for it")
+    return cast
+
+
+def as_ids(value: Any, n_rows: int) -> Ids:
+    """Row ids as an array of indexes within 0 to n_rows - 1."""
+    array = value if type(value) is np.ndarray else as_array(value, "rows")
+    if array.dtype.kind not in "iu":
+        if array.size:
+            raise InvalidType(f"rows is {_named(value)}; expected whole numbers")
+        array = array.astype(np.intp)
+    if array.ndim > 1:
+        raise InvalidValue(f"rows has shape {array.shape}; expected one row id, or a list of them")
+    if array.dtype != np.intp:
+        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.intp).max:
+            raise _out_of_range(int(array.max()), n_rows)
+        array = array.astype(np.intp)
+    # as unsigned numbers the negative ones are the largest
+    if array.size and int(array.view(np.uintp).max()) >= n_rows:
+        wrong = array.reshape(-1)
+        raise _out_of_range(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
+    return array
+
+
+def _out_of_range(wrong: int, n_rows: int) -> InvalidValue:
+    return InvalidValue(f"row {wrong} is not in this table; expected 0 to {n_rows - 1}")
+
+
+def as_out(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """A view of the memory that the user wants results in."""
+    adapter = adapters.of(value)
+    if adapter is None:
+        raise InvalidType(f"out= is {_named(value)}; expected an array")
+    view, _ = adapter.view(value)
+    if view.shape != tuple(shape) or view.dtype != dtype:
+        raise InvalidValue(
+            f"out= is {view.dtype}{list(view.shape)}; the result is {dtype}{list(shape)}"
+        )
+    if not view.flags.writeable:
+        raise InvalidValue("out= cannot be written to; pass an array of your own")
+    array: Array = view
+    return array
+
+
+def _named(value: object) -> str:
+    text = repr(value)
+    dtype = getattr(value, "dtype", None)
+    what = type(value).__name__ if dtype is None else f"{type(value).__name__} of {dtype}"
+    return f"{text if len(text) <= 40 else text[:37] + '...'} ({what})"

@@ -1,0 +1,379 @@
+"""Where the local engine keeps a table's rows: in memory that every rank reads and writes itself.
+
+    get    some rows   copy; nobody has written meanwhile? else once more, under the table's lock
+           all         stripe by stripe: table shared, stripe shared, copy
+    add    some rows   table exclusive: say which, update, say that it is done
+           all         stripe by stripe: table shared, stripe exclusive, update
+
+So passes over the whole table exclude each other only where they meet, readers do not exclude
+readers, and a change to a few rows excludes everything for the few microseconds that it takes.
+
+A writer says `begun` before it changes anything and `ended` after. A reader that finds all begun
+writes ended, copies, and finds nothing begun since, has rows that are whole: it needs no lock
+(stores are seen in their order: `waiting.py`). A writer that dies in between blocks nobody: the
+kernel hands its locks on, and what it had begun is what `interrupted` tells.
+
+Under bsp an add only puts the delta down; the first rank that needs the next clock applies
+everybody's, in the order of ranks. Nobody can need another clock before that rank adds again, so
+what it then reads does not change under it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from weft import faults
+from weft._core import rows
+from weft._core.tables import Array, Ids, Interrupted, TableSpec
+from weft._core.timeouts import checked
+from weft.engines.base import Store
+from weft.engines.local.clocks import Clocks
+from weft.engines.local.common import make_block
+from weft.engines.local.locks import Lock
+from weft.engines.local.meeting import TABLE, Meeting
+from weft.engines.local.meeting_memory import MAILBOX_BYTES
+from weft.engines.local.recorder import Recorder
+from weft.engines.local.segment import Block
+from weft.engines.local.table_memory import (
+    APPLIED,
+    COUNT,
+    HIGHEST,
+    INTERRUPTED,
+    LOWEST,
+    NAMED,
+    PROGRESS,
+    WHOLE,
+    TableMemory,
+)
+from weft.engines.memory import check_memory
+from weft.errors import OutOfMemory
+
+#: bytes that are read at a time: the C library writes past the cache only in large copies, which
+#: is twice as fast
+_CHUNK = 32 << 20
+#: how often rows are copied again before a reader takes the lock
+_TRIES = 3
+#: rows of a clock that are applied between two notes of how far it has come
+_PART = 1 << 16
+
+
+def make_store(
+    meeting: Meeting, log: Recorder, spec: TableSpec, values: Array | None, *, timeout: float
+) -> LocalStore:
+    """A table of the ranks that meet: rank 0 makes its memory, which all of them map.
+
+    Raises Disagreement, which shows what each rank asked for, and OutOfMemory, on every rank.
+    """
+    nbytes = TableMemory(spec, len(meeting.members)).nbytes
+    trouble = ""
+    if meeting.rank == 0:
+        try:
+            check_memory(f"{spec.kind} {spec.name!r}", nbytes, "make it smaller")
+        except OutOfMemory as error:
+            trouble = str(error)
+    said = meeting.exchange(TABLE, f"{trouble}\n{spec}".encode()[:MAILBOX_BYTES], timeout)
+    troubles, specs = zip(
+        *(text.decode(errors="ignore").split("\n", 1) for text in said), strict=True
+    )
+    if len(set(specs)) > 1:
+        raise meeting.disagreement(dict(enumerate(specs)))
+    if troubles[0]:
+        raise OutOfMemory(troubles[0])
+    block = make_block(
+        meeting,
+        TABLE,
+        leader=meeting.members[0],
+        size=nbytes,
+        seconds=timeout,
+        prepare=lambda made: TableMemory(spec, len(meeting.members), made).format(values),
+        point="table.made",
+    )
+    return LocalStore(spec, block, meeting=meeting, log=log, timeout=timeout)
+
+
+class LocalStore(Store):
+    """One table, as one rank sees it."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        block: Block,
+        *,
+        meeting: Meeting,
+        log: Recorder,
+        timeout: float,
+    ) -> None:
+        self.spec = spec
+        roster, members = meeting.roster, meeting.members
+        self._members, self._roster, self._log = tuple(members), roster, log
+        self._rank, self._size = meeting.rank, len(members)
+        self._generation, self._timeout = meeting.generation, timeout
+        self._memory = TableMemory(spec, self._size, block)
+        self._words = block.words
+        self._rows, self._state = self._memory.rows, self._memory.state
+        self._arrays = self._rows, self._state
+        self._steps = self._memory.steps
+        self._table, *self._stripes = (
+            Lock(one, roster=roster, log=log, members=members, timeout=timeout)
+            for one in self._memory.lock_blocks()
+        )
+        self._clocks = Clocks(block, self._memory, meeting=meeting, log=log)
+        begun, ended = self._memory.begun_at, self._memory.ended_at
+        self._begun = self._words[begun : begun + self._size]
+        self._ended = self._words[ended : ended + self._size]
+        self._bsp = spec.consistency.name == "bsp"
+        self._own_ids = self._memory.ids(self._rank)
+        #: threads of this rank add one after the other
+        self._turn = threading.Lock()
+        roster.watch(members)
+
+    # reading
+
+    def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
+        if not self._roster.is_here:
+            raise self._unusable()
+        if self._bsp:
+            self._catch_up(self._clocks.own, self._deadline(timeout))
+            self._copy(ids, out)
+        elif not self.spec.exact:
+            self._copy(ids, out)
+        elif ids is None and len(self._stripes) > 1:
+            self._copy_stripes(out, timeout)
+        else:
+            self._copy_whole_rows(ids, out, timeout)
+        self.staleness = self._clocks.staleness()
+
+    def _copy(self, ids: Ids | None, out: Array) -> None:
+        if ids is None:
+            np.copyto(out, self._rows)
+        else:
+            rows.read(self._rows, ids, out)
+
+    def _copy_whole_rows(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
+        """Copy rows that nobody changes meanwhile."""
+        begun, ended = self._begun, self._ended
+        for _ in range(_TRIES):
+            before = ended.tolist()
+            if begun.tolist() == before:
+                self._copy(ids, out)
+                if faults.armed:
+                    faults.reach("table.copied")
+                if begun.tolist() == before:
+                    return
+        with self._table.exclusive(timeout=timeout):
+            self._settle_deaths()
+            self._copy(ids, out)
+
+    def _copy_stripes(self, out: Array, timeout: float | None) -> None:
+        """Copy the whole table, several stripes at a time."""
+        memory = self._memory
+        each = max(1, _CHUNK * memory.stripes // max(1, self.spec.nbytes))
+        for first in range(0, memory.stripes, each):
+            stripes = range(first, min(first + each, memory.stripes))
+            low, high = memory.range_of(stripes[0])[0], memory.range_of(stripes[-1])[1]
+            with ExitStack() as held:
+                held.enter_context(self._table.shared(timeout=timeout))
+                for stripe in stripes:
+                    held.enter_context(self._stripes[stripe].shared(timeout=timeout))
+                np.copyto(out[low:high], self._rows[low:high])
+
+    # writing
+
+    def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
+        if not self._roster.is_here:
+            raise self._unusable()
+        if ids is not None:
+            ids, delta = rows.merge(ids, delta)
+        with self._turn:
+            own = self._clocks.own
+            deadline = self._deadline(timeout)
+            if self._bsp:
+                self._catch_up(own, deadline)
+                self._stage(delta, ids)
+            else:
+                self._clocks.await_others(self.spec.consistency.before_add(own), deadline)
+                if ids is None:
+                    self._add_all(delta, timeout)
+                else:
+                    self._add_rows(delta, ids, timeout)
+            self._clocks.tick()
+
+    def _add_all(self, delta: Array, timeout: float | None) -> None:
+        """Update every stripe. Ranks begin at different ones, so as not to meet at once."""
+        count = len(self._stripes)
+        first = count * self._rank // self._size
+        for turn in range(count):
+            stripe = (first + turn) % count
+            low, high = self._memory.range_of(stripe)
+            with ExitStack() as held:
+                if self.spec.exact:
+                    if count > 1:
+                        held.enter_context(self._table.shared(timeout=timeout))
+                        held.enter_context(self._stripes[stripe].exclusive(timeout=timeout))
+                    else:
+                        held.enter_context(self._table.exclusive(timeout=timeout))
+                with self._changing(low, high, None):
+                    self._steps[stripe] += 1
+                    self._update(
+                        low, high, delta[low:high], int(self._steps[stripe] + self._steps[-1])
+                    )
+
+    def _add_rows(self, delta: Array, ids: Ids, timeout: float | None) -> None:
+        if not ids.size:
+            return
+        with ExitStack() as held:
+            if self.spec.exact:
+                held.enter_context(self._table.exclusive(timeout=timeout))
+            with self._changing(0, 0, ids):
+                self._steps[-1] += 1
+                rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
+
+    def _update(self, low: int, high: int, delta: Array, step: int) -> None:
+        state = {name: array[low:high] for name, array in self._state.items()}
+        self.spec.updater.update(self._rows[low:high], state, delta, step)
+
+    @contextmanager
+    def _changing(self, low: int, high: int, ids: Ids | None) -> Iterator[None]:
+        """Say which rows are about to change, and afterwards that they have."""
+        rank, words, word = self._rank, self._words, self._memory.word
+        if ids is None:
+            words[word(rank, LOWEST)], words[word(rank, HIGHEST)] = low, high
+            words[word(rank, COUNT)] = WHOLE
+        else:
+            named = ids[:NAMED]
+            self._own_ids[: named.size] = named
+            words[word(rank, COUNT)] = ids.size
+        self._begun[rank] += 1
+        try:
+            if faults.armed:
+                faults.reach("table.adding")
+            yield
+            if faults.armed:
+                faults.reach("table.added")
+        finally:
+            self._ended[rank] = self._begun[rank]
+
+    # clocks
+
+    def _stage(self, delta: Array, ids: Ids | None) -> None:
+        """Put a delta down until its clock is applied."""
+        count, staged_ids, deltas = self._memory.staged(self._rank)
+        if ids is None:
+            np.copyto(deltas, delta)
+            count[0] = WHOLE
+        else:
+            staged_ids[: ids.size] = ids
+            deltas[: ids.size] = delta
+            count[0] = ids.size
+        if faults.armed:
+            faults.reach("table.staged")
+
+    def _catch_up(self, clock: int, deadline: float) -> None:
+        """Wait until everybody has made so many adds, and see that exactly these are applied."""
+        if self._words[APPLIED] >= clock:
+            return
+        self._clocks.await_others(clock, deadline)
+        with self._table.exclusive(timeout=max(0.0, deadline - time.monotonic())):
+            self._settle_deaths()
+            while self._words[APPLIED] < clock:
+                self._apply_clock(self._words[APPLIED] + 1)
+
+    def _apply_clock(self, clock: int) -> None:
+        """Apply everybody's add of a clock, in the order of ranks.
+
+        `progress` tells which part of which rank's delta was begun last: should this rank die, the
+        next one goes on after that.
+        """
+        words = self._words
+        parts = -(-self.spec.n_rows // _PART)
+        for number in range(words[PROGRESS], self._size * parts):
+            rank, part = divmod(number, parts)
+            if self._clocks.count(rank) >= clock:
+                words[PROGRESS] = number + 1
+                self._apply_part(rank, part)
+        self._steps[-1] += self._size
+        words[PROGRESS] = 0
+        words[APPLIED] = clock
+
+    def _apply_part(self, rank: int, part: int) -> None:
+        count, ids, deltas = self._memory.staged(rank)
+        low = part * _PART
+        if count[0] == WHOLE:
+            high = min(low + _PART, self.spec.n_rows)
+            with self._changing(low, high, None):
+                if faults.armed:
+                    faults.reach("table.applying")
+                self._update(low, high, deltas[low:high], self._step_of(rank))
+        elif low < count[0]:
+            some = slice(low, min(low + _PART, int(count[0])))
+            with self._changing(0, 0, ids[some]):
+                if faults.armed:
+                    faults.reach("table.applying")
+                step = self._step_of(rank)
+                rows.update(self._arrays, ids[some], deltas[some], self.spec.updater, step)
+
+    def _step_of(self, rank: int) -> int:
+        """The number of a rank's add among all that are applied, as if nobody was missing."""
+        return int(self._steps[-1]) + rank + 1
+
+    # deaths
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        words, word = self._words, self._memory.word
+        found = []
+        for rank in range(self._size):
+            if not words[word(rank, INTERRUPTED)] and not self._died_adding(rank):
+                continue
+            count = words[word(rank, COUNT)]
+            if count == WHOLE:
+                ids: Sequence[int] = range(words[word(rank, LOWEST)], words[word(rank, HIGHEST)])
+            else:
+                ids = tuple(self._memory.ids(rank)[: min(count, NAMED)].tolist())
+            found.append(Interrupted(rank, ids, self._generation))
+        return tuple(found)
+
+    def _died_adding(self, rank: int) -> bool:
+        if rank == self._rank or self._begun[rank] == self._ended[rank]:
+            return False
+        return bool(self._roster.gone([self._members[rank]]))
+
+    def _settle_deaths(self) -> None:
+        """Note which ranks died while they added, so that readers stop waiting for them to end it.
+        For the holder of the table's lock."""
+        for rank in range(self._size):
+            if self._died_adding(rank):
+                self._words[self._memory.word(rank, INTERRUPTED)] = 1
+                self._ended[rank] = self._begun[rank]
+
+    # the rest
+
+    def arrays(self) -> dict[str, Array]:
+        if not self._roster.is_here:
+            raise self._unusable()
+        if self._bsp:
+            self._catch_up(
+                min([self._clocks.own, *self._clocks.present().values()]), self._deadline(None)
+            )
+        return {"rows": self._rows, **self._state}
+
+    @property
+    def steps(self) -> int:
+        return int(self._steps[-1] + self._steps[:-1].max())
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._steps[...] = 0
+        self._steps[-1] = value
+
+    def _unusable(self) -> Exception:
+        return self._roster.unusable(f"table {self.spec.name!r}")
+
+    def _deadline(self, timeout: float | None) -> float:
+        seconds = self._timeout if timeout is None else checked(timeout)
+        return math.inf if math.isinf(seconds) else time.monotonic() + seconds

@@ -1,0 +1,55 @@
+"""A table of this process alone: the reference for every other store."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft._core import rows
+from weft._core.tables import Array, Ids, Interrupted, TableSpec
+from weft._core.timeouts import checked
+from weft.engines.base import Group, Store, left
+from weft.engines.memory import check_memory
+
+
+class SerialStore(Store):
+    """Rows and state in ordinary memory. All consistencies are one: nobody else adds."""
+
+    def __init__(self, group: Group, spec: TableSpec, values: Array | None) -> None:
+        arrays = 1 + len(spec.updater.state)
+        check_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
+        self.spec, self.steps = spec, 0
+        self._group = group
+        self._rows = np.zeros(spec.shape, spec.dtype)
+        self._state = {name: np.zeros(spec.shape, spec.dtype) for name in spec.updater.state}
+        if values is not None:
+            self._rows[...] = values
+
+    def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
+        self._check_use(timeout)
+        if ids is None:
+            np.copyto(out, self._rows)
+        else:
+            rows.read(self._rows, ids, out)
+
+    def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
+        self._check_use(timeout)
+        updater = self.spec.updater
+        self.steps += 1
+        if ids is None:
+            updater.update(self._rows, self._state, delta, self.steps)
+        elif ids.size:
+            ids, delta = rows.merge(ids, delta)
+            rows.update((self._rows, self._state), ids, delta, updater, self.steps)
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        return ()
+
+    def arrays(self) -> dict[str, Array]:
+        self._check_use(None)
+        return {"rows": self._rows, **self._state}
+
+    def _check_use(self, timeout: float | None) -> None:
+        if self._group.latest.has_left:
+            raise left(f"table {self.spec.name!r}'s group")
+        if timeout is not None:
+            checked(timeout)
