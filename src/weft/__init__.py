@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         reduce,
         scatter,
     )
-    from weft._api.session import barrier, group, init, is_master, rank, shutdown, size
+    from weft._api.saving import load, save_all
+    from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
     from weft._api.tables import ArrayTable, MatrixTable
     from weft._core import updaters
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from weft._core.tables import Interrupted
     from weft.engines.base import Group, Handle
     from weft.errors import (
+        DamagedFile,
         Disagreement,
         InvalidType,
         InvalidValue,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ArrayTable": "weft._api.tables",
+    "DamagedFile": "weft.errors",
     "Disagreement": "weft.errors",
     "Group": "weft.engines.base",
     "Handle": "weft.engines.base",
@@ -64,12 +67,15 @@ _HOMES = {
     "all_reduce": "weft._api.collectives",
     "barrier": "weft._api.session",
     "broadcast": "weft._api.collectives",
+    "device": "weft._api.session",
     "gather": "weft._api.collectives",
     "group": "weft._api.session",
     "init": "weft._api.session",
     "is_master": "weft._api.session",
+    "load": "weft._api.saving",
     "rank": "weft._api.session",
     "reduce": "weft._api.collectives",
+    "save_all": "weft._api.saving",
     "scatter": "weft._api.collectives",
     "share": "weft._api.sharing",
     "shutdown": "weft._api.session",
@@ -80,6 +86,7 @@ _HOMES = {
 
 __all__ = [
     "ArrayTable",
+    "DamagedFile",
     "Disagreement",
     "Group",
     "Handle",
@@ -96,12 +103,15 @@ __all__ = [
     "all_reduce",
     "barrier",
     "broadcast",
+    "device",
     "gather",
     "group",
     "init",
     "is_master",
+    "load",
     "rank",
     "reduce",
+    "save_all",
     "scatter",
     "share",
     "shutdown",

@@ -19,6 +19,7 @@
     ├── OutOfMemory         (MemoryError)     asked for more than this machine can give
     ├── OutOfDescriptors    (OSError)         the table of open files is full
     ├── SegmentGone         (RuntimeError)    a shared array's memory was given back too early
+    ├── DamagedFile         (ValueError)      a saved table that is not as it was written
     ├── PeerLost            (ConnectionError) a peer died or left while it was waited for
     └── Stalled             (TimeoutError)    a deadline passed; everybody waited for is alive
 
@@ -98,6 +99,10 @@ class OutOfDescriptors(WeftError, OSError):
 
 class SegmentGone(WeftError, RuntimeError):
     """The memory behind a shared array's pickle no longer exists."""
+
+
+class DamagedFile(WeftError, ValueError):
+    """A file that is not exactly a saved table as it was written, or that a newer weft wrote."""
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,20 @@ def count_cores() -> tuple[int, str]:
     return found, reason
 
 
+def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """How many GPUs of NVIDIA's this process may use: those that CUDA_VISIBLE_DEVICES names up to
+    the first that cannot be, as CUDA reads it; if it is not set, all that have a device file."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    if visible is None:
+        return present
+    named = [one.strip() for one in visible.split(",")]
+    usable = [
+        not one or (one.lstrip("-").isdigit() and not 0 <= int(one) < present) for one in named
+    ]
+    return usable.index(True) if True in usable else len(named)
+
+
 def available_memory() -> tuple[int, str]:
     """Bytes that can be allocated now without swapping or an OOM kill, and which limit decided."""
     best, reason = _mem_available(), "MemAvailable"

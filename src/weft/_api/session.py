@@ -26,7 +26,7 @@ from weft.errors import (
     UnknownEngine,
     UsedAfterFork,
 )
-from weft.resources import limit_threads, plan
+from weft.resources import count_gpus, limit_threads, plan
 
 ENGINES = ("serial", "local", "mpi", "ray")
 #: engines that need a package, and the name under which it is imported
@@ -145,6 +145,13 @@ def size() -> int:
 def is_master() -> bool:
     """Whether this is rank 0, which by custom prints, validates and saves."""
     return group().is_master
+
+
+def device() -> str:
+    """Where this rank computes: "cuda:0" and so on where there are GPUs, one rank after the other,
+    else "cpu". Of GPUs it counts those that CUDA_VISIBLE_DEVICES names, if it is set."""
+    count = count_gpus(os.environ)
+    return f"cuda:{rank() % count}" if count else "cpu"
 
 
 def barrier(*, timeout: float | None = None) -> None:

@@ -10,6 +10,7 @@ The `_async` forms check at once and leave the rest to a thread, in order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ from weft.errors import InvalidType, InvalidValue
 _LONGEST_NAME = 100
 
 
-class _Table:
+class Table:
     """What both kinds of table do."""
 
     #: this process's library for results: that of the array it was made from
@@ -169,6 +170,16 @@ class _Table:
             return checked[None], ids[None]
         return checked, ids
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write rows, options and the updater's state to a file; `weft.load` makes a table of it.
+
+        Every rank calls it, and returns when the file is complete; until then it is written beside
+        the place where it will be. Raises OSError on every rank if it cannot be written.
+        """
+        from weft._api.saving import save
+
+        save(self, path)
+
     def finish(self) -> None:
         """Return when everything that was begun with `get_async` and `add_async` has ended."""
         self._background.finish()
@@ -178,7 +189,7 @@ class _Table:
         self._background.close()
 
 
-class ArrayTable(_Table):
+class ArrayTable(Table):
     """One-dimensional parameters that all ranks of the group read and update.
 
     Every rank makes the table, in the same order as its other tables.
@@ -224,7 +235,7 @@ class ArrayTable(_Table):
         super().__init__(make_spec, size_or_array, check_finite=check_finite)
 
 
-class MatrixTable(_Table):
+class MatrixTable(Table):
     """Parameters in rows, of which ranks read and update all or some.
 
     >>> import weft

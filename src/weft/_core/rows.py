@@ -1,12 +1,12 @@
 """Some rows of a table: read, and updated with the state beside them.
 
-A row id may be named several times; its deltas then add up, in the order in which they were given,
-and the row is updated once.
+A row may be named several times; its deltas then add up and it is updated once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,15 +19,50 @@ def read(table: Array, ids: Ids, out: Array) -> None:
     table.take(ids, 0, out, "clip")
 
 
+class Repeats(NamedTuple):
+    """Which positions of a list of ids name a row that a later one names too, and, for each of
+    them, the last position that does."""
+
+    earlier: Ids
+    last: Ids
+
+
+def repeats(ids: Ids) -> Repeats | None:
+    """Where ids are named again; None if each is named once."""
+    bits = ids.size.bit_length()
+    if int(ids.max(initial=0)).bit_length() + bits < 64:
+        # sorting each id together with its position is several times faster than argsort
+        keys = ids << bits
+        keys |= np.arange(ids.size)
+        keys.sort()
+        ordered, positions = keys >> bits, keys
+        positions &= (1 << bits) - 1
+    else:
+        positions = np.argsort(ids, kind="stable")
+        ordered = ids[positions]
+    earlier = (ordered[1:] == ordered[:-1]).nonzero()[0]
+    if not earlier.size:
+        return None
+    last = earlier + 1
+    if earlier.size > 1 and (last[:-1] == earlier[1:]).any():  # some are named three times
+        for index in range(earlier.size - 2, -1, -1):
+            if earlier[index + 1] == last[index]:
+                last[index] = last[index + 1]
+    return Repeats(positions[earlier], positions[last])
+
+
 def merge(ids: Ids, delta: Array) -> tuple[Ids, Array]:
     """Each id once, with the sum of its deltas."""
-    ids = ids.reshape(-1)
-    ordered = np.sort(ids)
-    if not (ordered[1:] == ordered[:-1]).any():
+    found = repeats(ids)
+    if found is None:
         return ids, delta
-    order = np.argsort(ids, kind="stable")
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    return ordered[starts], np.add.reduceat(delta[order], starts, axis=0, dtype=delta.dtype)
+    once = np.ones(ids.size, bool)
+    once[found.earlier] = False
+    kept = once.nonzero()[0]
+    place = np.cumsum(once) - 1
+    total = delta.take(kept, 0)
+    np.add.at(total, place[found.last], delta[found.earlier])
+    return ids[kept], total
 
 
 def update(
@@ -41,3 +76,16 @@ def update(
     table[ids] = rows
     for name, array in beside.items():
         state[name][ids] = array
+
+
+def add(table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
+    """Add to some rows of a table; ids that are named again have been found before.
+
+    This is `merge` and `update` without their copies: where an id is named again, the last of its
+    rows is the one that stays.
+    """
+    rows = table.take(ids, 0)
+    rows += delta
+    if found is not None:
+        np.add.at(rows, found.last, delta[found.earlier])
+    table[ids] = rows

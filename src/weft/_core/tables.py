@@ -22,6 +22,7 @@ Array = NDArray[Any]
 Ids = NDArray[np.intp]
 
 _NUMBERS = "iufc"
+_INDEX, _UNSIGNED = np.dtype(np.intp), np.dtype(np.uintp)
 
 
 @dataclass(frozen=True)
@@ -175,23 +176,27 @@ def _cast(array: Array, dtype: np.dtype[Any], *, given: bool) -> Array:
 
 
 def as_ids(value: Any, n_rows: int) -> Ids:
-    """Row ids as an array of indexes within 0 to n_rows - 1."""
-    array = value if type(value) is np.ndarray else as_array(value, "rows")
-    if array.dtype.kind not in "iu":
-        if array.size:
-            raise InvalidType(f"rows is {_named(value)}; expected whole numbers")
-        array = array.astype(np.intp)
+    """Row ids as an array of indexes within 0 to n_rows - 1, none of them negative."""
+    if type(value) is np.ndarray and value.dtype is _INDEX and value.ndim < 2:
+        ids = value  # the usual case
+    else:
+        ids = _indexes(value, n_rows)
+    # as unsigned numbers the negative ones are the largest
+    if ids.size and ids.view(_UNSIGNED).max() >= n_rows:
+        wrong = ids.reshape(-1)
+        raise _out_of_range(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
+    return ids
+
+
+def _indexes(value: Any, n_rows: int) -> Ids:
+    array = as_array(value, "rows")
+    if array.dtype.kind not in "iu" and array.size:
+        raise InvalidType(f"rows is {_named(value)}; expected whole numbers")
     if array.ndim > 1:
         raise InvalidValue(f"rows has shape {array.shape}; expected one row id, or a list of them")
-    if array.dtype != np.intp:
-        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.intp).max:
-            raise _out_of_range(int(array.max()), n_rows)
-        array = array.astype(np.intp)
-    # as unsigned numbers the negative ones are the largest
-    if array.size and int(array.view(np.uintp).max()) >= n_rows:
-        wrong = array.reshape(-1)
-        raise _out_of_range(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
-    return array
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(_INDEX).max:
+        raise _out_of_range(int(array.max()), n_rows)
+    return array.astype(_INDEX)
 
 
 def _out_of_range(wrong: int, n_rows: int) -> InvalidValue:

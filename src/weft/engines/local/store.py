@@ -128,6 +128,7 @@ class LocalStore(Store):
         self._begun = self._words[begun : begun + self._size]
         self._ended = self._words[ended : ended + self._size]
         self._bsp = spec.consistency.name == "bsp"
+        self._adds = spec.updater.name == "add"
         self._own_ids = self._memory.ids(self._rank)
         #: threads of this rank add one after the other
         self._turn = threading.Lock()
@@ -188,8 +189,12 @@ class LocalStore(Store):
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
             raise self._unusable()
+        repeats = None
         if ids is not None:
-            ids, delta = rows.merge(ids, delta)
+            if self._adds and not self._bsp:
+                repeats = rows.repeats(ids)
+            else:
+                ids, delta = rows.merge(ids, delta)
         with self._turn:
             own = self._clocks.own
             deadline = self._deadline(timeout)
@@ -201,7 +206,7 @@ class LocalStore(Store):
                 if ids is None:
                     self._add_all(delta, timeout)
                 else:
-                    self._add_rows(delta, ids, timeout)
+                    self._add_rows(delta, ids, repeats, timeout)
             self._clocks.tick()
 
     def _add_all(self, delta: Array, timeout: float | None) -> None:
@@ -224,13 +229,18 @@ class LocalStore(Store):
                         low, high, delta[low:high], int(self._steps[stripe] + self._steps[-1])
                     )
 
-    def _add_rows(self, delta: Array, ids: Ids, timeout: float | None) -> None:
+    def _add_rows(
+        self, delta: Array, ids: Ids, repeats: rows.Repeats | None, timeout: float | None
+    ) -> None:
         if not ids.size:
             return
         with ExitStack() as held:
             if self.spec.exact:
                 held.enter_context(self._table.exclusive(timeout=timeout))
             with self._changing(0, 0, ids):
+                if self._adds:
+                    rows.add(self._rows, ids, delta, repeats)
+                    return
                 self._steps[-1] += 1
                 rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
 
