@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "weft"
 
 #: what each layer may import from
 LAYERS = {
-    "_api": {"_api", "_core", "engines", "errors", "faults", "resources", "_version"},
+    "_api": {"_api", "_core", "adapters", "engines", "errors", "faults", "resources", "_version"},
     "_core": {"_core", "adapters", "errors"},
     "adapters": {"adapters", "errors"},
     "doctor": {"_core", "doctor", "engines", "errors", "resources", "_version"},
