@@ -100,7 +100,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array]
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags)
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _bytes_of(array: Array) -> memoryview:
