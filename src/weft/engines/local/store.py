@@ -30,6 +30,7 @@ import numpy as np
 
 from weft import faults
 from weft._core import rows
+from weft._core.split import part_of
 from weft._core.tables import Array, Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
 from weft.engines.base import Store
@@ -174,9 +175,9 @@ class LocalStore(Store):
     def _copy_stripes(self, out: Array, timeout: float | None) -> None:
         """Copy the whole table, several stripes at a time."""
         memory = self._memory
-        each = max(1, _CHUNK * memory.stripes // max(1, self.spec.nbytes))
-        for first in range(0, memory.stripes, each):
-            stripes = range(first, min(first + each, memory.stripes))
+        chunks = min(max(1, self.spec.nbytes // _CHUNK), memory.stripes)
+        for chunk in range(chunks):
+            stripes = range(*part_of(memory.stripes, chunks, chunk))
             low, high = memory.range_of(stripes[0])[0], memory.range_of(stripes[-1])[1]
             with ExitStack() as held:
                 held.enter_context(self._table.shared(timeout=timeout))
