@@ -12,6 +12,7 @@ import pytest
 
 from weft._api import collectives, session, sharing
 from weft._core import split, trees
+from weft.adapters import containers, holder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -65,7 +66,9 @@ def test_the_demo_passes_its_own_checks() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [collectives, session, sharing, split, trees], ids=lambda module: module.__name__
+    "module",
+    [collectives, containers, holder, session, sharing, split, trees],
+    ids=lambda module: module.__name__,
 )
 def test_docstring_examples_are_true(module: object) -> None:
     """What the docstrings show is what happens."""

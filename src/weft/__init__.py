@@ -9,7 +9,7 @@
       _api/          what you call
       _core/         what a call passes through; knows no processes
       engines/       where it runs: serial, local
-      adapters/      whose arrays: NumPy's, PyTorch's
+      adapters/      whose arrays and models: NumPy's, PyTorch's, JAX's, Keras's, PyTensor's
 
 Names are loaded when they are first used: `import weft` alone loads no engine,
 no framework, and not even NumPy.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weft._core import updaters
     from weft._core.consistency import ssp
     from weft._core.tables import Interrupted
+    from weft.adapters.holder import Holder
     from weft.engines.base import Group, Handle
     from weft.errors import (
         DamagedFile,
@@ -55,6 +56,7 @@ _HOMES = {
     "Disagreement": "weft.errors",
     "Group": "weft.engines.base",
     "Handle": "weft.engines.base",
+    "Holder": "weft.adapters.holder",
     "Interrupted": "weft._core.tables",
     "InvalidType": "weft.errors",
     "InvalidValue": "weft.errors",
@@ -90,6 +92,7 @@ __all__ = [
     "Disagreement",
     "Group",
     "Handle",
+    "Holder",
     "Interrupted",
     "InvalidType",
     "InvalidValue",

@@ -1,15 +1,19 @@
-"""NumPy's arrays."""
+"""NumPy's arrays, and models that are made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import InvalidType
+from weft.adapters import containers
+from weft.errors import InvalidType, InvalidValue
 
 NAME = "numpy"
+#: the kinds of dtypes that parameters may have
+_NUMBERS = "biufc"
 
 
 def is_mine(value: Any) -> bool:
@@ -31,3 +35,38 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
 
 def deliver(array: NDArray[Any], element: str) -> Any:
     return array
+
+
+def is_model(value: Any) -> bool:
+    found = containers.leaves(value)
+    return bool(found) and all(
+        isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS for _, leaf in found
+    )
+
+
+def names(model: Any) -> list[str]:
+    return list(_parameters(model))
+
+
+def read(model: Any) -> list[NDArray[Any]]:
+    return [view(parameter)[0] for parameter in _parameters(model).values()]
+
+
+def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    parameters = _parameters(model)
+    forms = {name: (one.dtype.newbyteorder("="), one.shape) for name, one in parameters.items()}
+    containers.refuse_misfits(forms, arrays)
+    for name, parameter in parameters.items():
+        if not parameter.flags.writeable:
+            raise InvalidValue(f"{name} is a read-only array: pass a copy of it as a parameter")
+    for parameter, array in zip(parameters.values(), arrays, strict=True):
+        np.copyto(parameter, array)
+
+
+def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
+    return False
+
+
+def _parameters(model: Any) -> dict[str, NDArray[Any]]:
+    found = containers.leaves(model)
+    return containers.once((containers.joined(place), array) for place, array in found)

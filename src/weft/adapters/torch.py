@@ -1,13 +1,17 @@
-"""PyTorch's tensors in the memory of the CPU."""
+"""PyTorch's tensors in the memory of the CPU, and modules on any device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.parameter import is_lazy
 
-from weft.errors import InvalidType
+from weft.adapters import containers
+from weft.errors import InvalidType, InvalidValue
 
 NAME = "torch"
 _BFLOAT16 = "bfloat16"
@@ -44,3 +48,105 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
 def deliver(array: NDArray[Any], element: str) -> Any:
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if element == _BFLOAT16 else tensor
+
+
+def is_model(value: Any) -> bool:
+    return containers.all_are(value, (torch.nn.Module, torch.Tensor))
+
+
+def names(model: Any) -> list[str]:
+    return list(_parameters(model))
+
+
+def read(model: Any) -> list[NDArray[Any]]:
+    return [read_array(tensor) for tensor in _parameters(model).values()]
+
+
+def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    parameters = _parameters(model)
+    containers.refuse_misfits(_forms(parameters), arrays)
+    with torch.no_grad():
+        for tensor, array in zip(parameters.values(), arrays, strict=True):
+            tensor.copy_(_tensor(array))
+
+
+def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
+    """A tensor leaves these arrays again when it is moved or cast: `module.to(...)`."""
+    return tensors_live_in(_parameters(model), arrays)
+
+
+def read_array(tensor: Any) -> NDArray[Any]:
+    """A tensor's values, from whatever device."""
+    near = tensor if tensor.is_meta else tensor.detach().cpu()  # the meta device has no values
+    return view(_in_numpys_dtypes(near))[0]
+
+
+def tensors_live_in(tensors: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> bool:
+    """Have all tensors live in the arrays, or none."""
+    containers.refuse_misfits(_forms(tensors), arrays)
+    pairs = list(zip(tensors.values(), arrays, strict=True))
+    if not all(_can_live_in(tensor, array) for tensor, array in pairs):
+        return False
+    memory = [tensor.untyped_storage().data_ptr() for tensor, _ in pairs if tensor.numel()]
+    if len(set(memory)) < len(memory):
+        return False  # parts of one tensor, which somebody may hold as a whole
+    for tensor, array in pairs:
+        tensor.data = torch.from_numpy(array)
+    return True
+
+
+def _can_live_in(tensor: Any, array: NDArray[Any]) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.dtype == _in_numpys_dtypes(tensor.detach()).dtype
+        and array.flags.writeable
+        and array.flags.c_contiguous
+    )
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    """In the order of `state_dict`, but the live tensors, whatever hooks make of them there."""
+    return containers.once(
+        (containers.joined(place, name), tensor)
+        for place, leaf in containers.leaves(model)
+        for name, tensor in _tensors_of(leaf)
+    )
+
+
+def _tensors_of(leaf: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(leaf, torch.Tensor):
+        yield "", leaf
+        return
+    for place, module in leaf.named_modules():
+        lasting = [
+            (name, buffer)
+            for name, buffer in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set
+        ]
+        for name, tensor in [*module.named_parameters(recurse=False), *lasting]:
+            if is_lazy(tensor):
+                raise InvalidValue(
+                    f"{containers.joined(place, name)} has no shape yet: pass a batch through the "
+                    "module first"
+                )
+            yield containers.joined(place, name), tensor
+
+
+def _forms(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The dtype and shape that each is read in."""
+    return {
+        name: (read_array(torch.empty(0, dtype=tensor.dtype)).dtype, tensor.shape)
+        for name, tensor in tensors.items()
+    }
+
+
+def _in_numpys_dtypes(tensor: Any) -> Any:
+    known = (torch.float16, torch.float32, torch.float64)
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype not in known else tensor
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    """A tensor to copy from."""
+    plain = np.asarray(array, order="C")
+    return torch.from_numpy(plain) if plain.flags.writeable else torch.tensor(plain)
