@@ -1,0 +1,128 @@
+"""JAX's arrays in the memory of the CPU, and pytrees of them on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+from numpy.typing import NDArray
+
+from weft.adapters import containers
+from weft.adapters.holder import Holder
+from weft.errors import InvalidType, InvalidValue
+
+NAME = "jax"
+_BFLOAT16 = "bfloat16"
+#: the kinds of dtypes that NumPy knows by itself
+_NUMBERS = "biufc"
+
+
+def is_mine(value: Any) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def view(value: Any) -> tuple[NDArray[Any], str]:
+    """It cannot be written to, as no array of JAX can."""
+    _refuse_what_has_no_memory(value)
+    devices = value.devices()
+    if any(device.platform != "cpu" for device in devices):
+        raise InvalidType(
+            f"a JAX array on {', '.join(map(str, devices))}: arrays on a GPU cannot be used yet; "
+            "pass jax.device_get(array)"
+        )
+    array = np.asarray(value)
+    if array.dtype.name == _BFLOAT16:
+        return array.view(np.uint16), _BFLOAT16
+    if array.dtype.kind not in _NUMBERS:
+        raise InvalidType(f"a JAX array of dtype {value.dtype} has no NumPy form")
+    return array, array.dtype.name
+
+
+def deliver(array: NDArray[Any], element: str) -> Any:
+    """A copy: JAX would see later changes to memory that it took over."""
+    if element == _BFLOAT16:
+        return jnp.array(array.view(jnp.bfloat16))
+    delivered = jnp.array(array)
+    if delivered.dtype != array.dtype:
+        raise InvalidType(
+            f"{element} would become {delivered.dtype} in JAX; allow 64 bits with "
+            "jax.config.update('jax_enable_x64', True)"
+        )
+    return delivered
+
+
+def is_model(value: Any) -> bool:
+    if not containers.all_are(value, Holder):
+        return False
+    found = [leaf for _, leaf in _leaves(value)]
+    return bool(found) and all(_is_parameter(leaf) for leaf in found)
+
+
+def names(model: Any) -> list[str]:
+    return list(_parameters(model))
+
+
+def read(model: Any) -> list[NDArray[Any]]:
+    return [read_array(leaf) for leaf in _parameters(model).values()]
+
+
+def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    parameters = _parameters(model)
+    forms = {name: (read_array(leaf).dtype, leaf.shape) for name, leaf in parameters.items()}
+    containers.refuse_misfits(forms, arrays)
+    pairs = zip(parameters.values(), arrays, strict=True)
+    new = {id(leaf): _like(leaf, array) for leaf, array in pairs}
+    for _, holder in containers.leaves(model):
+        holder.value = tree_util.tree_map(lambda leaf: new[id(leaf)], holder.value)
+
+
+def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
+    return False
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    return containers.once(_leaves(model))
+
+
+def _leaves(model: Any) -> list[tuple[str, Any]]:
+    return [
+        (containers.joined(place + tree_util.keystr(path)), leaf)
+        for place, holder in containers.leaves(model)
+        for path, leaf in tree_util.tree_flatten_with_path(holder.value)[0]
+    ]
+
+
+def _is_parameter(leaf: Any) -> bool:
+    """NumPy's arrays stand in pytrees too, until the first step of training."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind in _NUMBERS
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def read_array(leaf: Any) -> NDArray[Any]:
+    if isinstance(leaf, jax.Array):
+        _refuse_what_has_no_memory(leaf)
+    array = np.asarray(leaf)
+    return array if array.dtype.kind in _NUMBERS else array.astype(np.float32)
+
+
+def _like(leaf: Any, array: NDArray[Any]) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return array.copy()
+    # a copy first: device_put takes over memory that lies well
+    return jax.device_put(jnp.array(array, dtype=leaf.dtype), leaf.sharding)
+
+
+def _refuse_what_has_no_memory(value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise InvalidType("a JAX array inside jit, grad or vmap has no values; call weft outside")
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise InvalidType("a JAX random key is no array of numbers; pass jax.random.key_data(key)")
+    if value.is_deleted():
+        raise InvalidValue("a JAX array that was donated or deleted; pass the one that replaced it")
+    if not value.is_fully_addressable:
+        raise InvalidType("a JAX array that lies on several hosts; pass the part of this one")

@@ -1,0 +1,132 @@
+"""JAX's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import weft
+from weft import adapters
+from weft.adapters import jax as adapter
+from weft.errors import InvalidType, InvalidValue
+
+DTYPES = ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"]
+WIDE = ["int64", "uint64", "float64", "complex128"]
+
+
+@pytest.fixture
+def _wide(request: pytest.FixtureRequest) -> Iterator[None]:
+    """JAX with 64 bits, if the test's dtype needs them."""
+    jax.config.update("jax_enable_x64", request.getfixturevalue("dtype") in WIDE)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.usefixtures("_wide")
+@pytest.mark.parametrize("dtype", DTYPES + WIDE)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_arrays_are_viewed_and_come_back(dtype: str, shape: tuple[int, ...]) -> None:
+    """A view is the same memory, read-only; what is delivered is the same array."""
+    value = jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    assert adapters.of(value) is adapter
+    array, element = adapter.view(value)
+    assert (array.shape, element) == (shape, dtype)
+    assert array.dtype == ("uint16" if dtype == "bfloat16" else dtype)
+    assert not array.flags.writeable
+    if array.size:
+        assert array.__array_interface__["data"][0] == value.unsafe_buffer_pointer()
+    back = adapter.deliver(array, element)
+    assert isinstance(back, jax.Array)
+    assert back.dtype == value.dtype
+    assert back.shape == shape
+    assert (back == value).all()
+
+
+def test_what_is_delivered_is_a_copy() -> None:
+    """JAX takes over memory that lies well, and would see it change."""
+    room = np.zeros(4096 + 64, np.uint8)
+    start = -room.__array_interface__["data"][0] % 64
+    for element in ("float32", "bfloat16"):
+        array = room[start : start + 4096].view("f4" if element == "float32" else "u2")
+        array[...] = 0
+        delivered = adapter.deliver(array, element)
+        array[...] = 1
+        assert not delivered.any()
+
+
+def test_bits_are_not_lost_in_silence() -> None:
+    """Another rank's float64 has no place where JAX has 32 bits; the message says how to get it."""
+    with pytest.raises(InvalidType, match=r"float64 would become float32 .*jax_enable_x64"):
+        adapter.deliver(np.ones(2), "float64")
+
+
+def deleted() -> Any:
+    array = jnp.ones(2)
+    array.delete()
+    return array
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: jax.random.key(0), InvalidType, r"pass jax\.random\.key_data\(key\)"),
+        (lambda: jnp.zeros(2, jnp.float8_e4m3fn), InvalidType, "float8_e4m3fn has no NumPy form"),
+        (lambda: jnp.zeros(2, jnp.int4), InvalidType, "int4 has no NumPy form"),
+        (deleted, InvalidValue, "donated or deleted"),
+    ],
+)
+def test_other_arrays_are_refused(make: Any, error: type[Exception], words: str) -> None:
+    """What has no numbers that NumPy has, or none any more."""
+    with pytest.raises(error, match=words):
+        adapter.view(make())
+
+
+def test_arrays_inside_jit_are_refused() -> None:
+    """They have no values yet."""
+
+    def traced(value: Any) -> Any:
+        adapter.view(value)
+        return value
+
+    with pytest.raises(InvalidType, match="inside jit, grad or vmap has no values"):
+        jax.jit(traced)(jnp.ones(1))
+
+
+class Elsewhere:
+    """An array on another device, as far as this adapter asks."""
+
+    dtype = np.dtype("f4")
+    is_fully_addressable = True
+
+    def is_deleted(self) -> bool:
+        return False
+
+    def devices(self) -> set[Any]:
+        return {type("Device", (), {"platform": "gpu", "__str__": lambda self: "cuda:0"})()}
+
+
+def test_arrays_on_other_devices_and_hosts_are_refused() -> None:
+    """The message says where it lies and what to pass."""
+    with pytest.raises(InvalidType, match=r"on cuda:0.*pass jax\.device_get\(array\)"):
+        adapter.view(Elsewhere())
+    scattered = Elsewhere()
+    scattered.is_fully_addressable = False
+    with pytest.raises(InvalidType, match="lies on several hosts"):
+        adapter.view(scattered)
+
+
+def test_collectives_take_them() -> None:
+    """Sums, and what moves, come back as JAX's; results cannot be written to an immutable array."""
+    weft.init(engine="serial")
+    value = {"w": jnp.arange(3.0), "half": jnp.ones(2, jnp.bfloat16)}
+    for result in (weft.all_reduce(value), weft.broadcast(value), weft.all_gather(value)):
+        assert jax.tree_util.tree_structure(result) == jax.tree_util.tree_structure(value)
+        assert all(isinstance(leaf, jax.Array) for leaf in result.values())
+        assert result["half"].dtype == jnp.bfloat16
+    with pytest.raises((InvalidType, InvalidValue), match="read-only"):
+        weft.all_reduce(jnp.ones(2), out=jnp.zeros(2))
