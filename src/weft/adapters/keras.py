@@ -1,0 +1,71 @@
+"""Keras 3's models and layers, on whichever backend runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from weft import adapters
+from weft.adapters import containers
+from weft.errors import InvalidValue
+
+NAME = "keras"
+
+
+def is_model(value: Any) -> bool:
+    return containers.all_are(value, keras.layers.Layer)
+
+
+def names(model: Any) -> list[str]:
+    """Numbered: Keras's own names, such as dense_3, count the layers that a process ever made."""
+    return list(_parameters(model))
+
+
+def read(model: Any) -> list[NDArray[Any]]:
+    return [_read(variable.value) for variable in _parameters(model).values()]
+
+
+def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    parameters = _parameters(model)
+    forms = {name: (_read(one.value).dtype, one.shape) for name, one in parameters.items()}
+    containers.refuse_misfits(forms, arrays)
+    copies = keras.backend.backend() == "torch"  # others may take over memory that lies well
+    for variable, array in zip(parameters.values(), arrays, strict=True):
+        variable.assign(array if copies else array.copy())
+
+
+def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
+    if keras.backend.backend() != "torch":
+        return False
+    tensors = {name: variable.value for name, variable in _parameters(model).items()}
+    return bool(adapters.named("torch").tensors_live_in(tensors, arrays))
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    return containers.once(
+        (containers.joined(place, name), variable)
+        for place, layer in containers.leaves(model)
+        for name, variable in _weights_of(layer)
+    )
+
+
+def _weights_of(layer: Any) -> Iterator[tuple[str, Any]]:
+    if not layer.built:
+        raise InvalidValue(
+            f"{layer.name} has no weights yet: pass it a batch, or call its build(input_shape)"
+        )
+    for position, variable in enumerate(layer.weights):
+        yield f"{position}.{variable.name}", variable
+
+
+def _read(value: Any) -> NDArray[Any]:
+    backend = keras.backend.backend()
+    if backend in ("torch", "jax"):
+        array: NDArray[Any] = adapters.named(backend).read_array(value)
+        return array
+    array = np.asarray(keras.ops.convert_to_numpy(value))
+    return array if array.dtype.kind in "biufc" else array.astype(np.float32)
