@@ -1,0 +1,74 @@
+"""PyTensor's shared variables, and Lasagne's layers, whose parameters they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pytensor.compile.sharedvalue import SharedVariable
+
+from weft.adapters import containers
+
+NAME = "pytensor"
+
+
+def is_model(value: Any) -> bool:
+    """Shared variables that are no arrays, such as random generators, are no parameters."""
+    found = containers.leaves(value)
+    return bool(found) and all(_is_layer(leaf) or _is_parameter(leaf) for _, leaf in found)
+
+
+def names(model: Any) -> list[str]:
+    return list(_parameters(model))
+
+
+def read(model: Any) -> list[NDArray[Any]]:
+    return [_value(variable) for variable in _parameters(model).values()]
+
+
+def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    parameters = _parameters(model)
+    forms = {name: (_value(one).dtype, _value(one).shape) for name, one in parameters.items()}
+    containers.refuse_misfits(forms, arrays)
+    for variable, array in zip(parameters.values(), arrays, strict=True):
+        if _value(variable).flags.writeable:
+            np.copyto(_value(variable), array)  # no fresh memory, unlike set_value
+        else:
+            variable.set_value(array)
+
+
+def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
+    return False
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    return containers.once(
+        (containers.joined(place, name), variable)
+        for place, leaf in containers.leaves(model)
+        for name, variable in _variables_of(leaf)
+    )
+
+
+def _variables_of(leaf: Any) -> Iterator[tuple[str, Any]]:
+    if not _is_layer(leaf):
+        yield leaf.name or "", leaf
+        return
+    for position, variable in enumerate(sys.modules["lasagne"].layers.get_all_params(leaf)):
+        yield f"{position}.{variable.name}", variable
+
+
+def _is_layer(leaf: Any) -> bool:
+    layers = getattr(sys.modules.get("lasagne"), "layers", None)
+    return layers is not None and isinstance(leaf, layers.Layer)
+
+
+def _is_parameter(leaf: Any) -> bool:
+    return isinstance(leaf, SharedVariable) and isinstance(_value(leaf), np.ndarray)
+
+
+def _value(variable: Any) -> Any:
+    """The array that a shared variable holds, itself."""
+    return variable.get_value(borrow=True)
