@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from weft._api import collectives, session, sharing
-from weft._core import split, trees
+from weft._api import collectives, models, session, sharing, tables
+from weft._core import consistency, split, trees, updaters
 from weft.adapters import containers, holder
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,19 @@ def test_the_demo_passes_its_own_checks() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [collectives, containers, holder, session, sharing, split, trees],
+    [
+        collectives,
+        consistency,
+        containers,
+        holder,
+        models,
+        session,
+        sharing,
+        split,
+        tables,
+        trees,
+        updaters,
+    ],
     ids=lambda module: module.__name__,
 )
 def test_docstring_examples_are_true(module: object) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         reduce,
         scatter,
     )
+    from weft._api.models import ModelTable
     from weft._api.saving import load, save_all
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
@@ -61,6 +62,7 @@ _HOMES = {
     "InvalidType": "weft.errors",
     "InvalidValue": "weft.errors",
     "MatrixTable": "weft._api.tables",
+    "ModelTable": "weft._api.models",
     "PeerLost": "weft.errors",
     "SharedArray": "weft._api.sharing",
     "Stalled": "weft.errors",
@@ -97,6 +99,7 @@ __all__ = [
     "InvalidType",
     "InvalidValue",
     "MatrixTable",
+    "ModelTable",
     "PeerLost",
     "SharedArray",
     "Stalled",

@@ -6,8 +6,8 @@
             current              --copy, unless they live there-->   the model
 
 All values of one dtype lie in one flat array, so a sync is one add and one get however many
-parameters there are. Where the framework allows it, they live in `current` and nothing is copied. In a
-group of one there is nobody to exchange with: they live in the table itself, and a sync costs
+parameters there are. Where the framework allows it, they live in `current` and nothing is copied.
+In a group of one there is nobody to exchange with: they live in the table itself, and a sync costs
 nothing.
 """
 
@@ -48,8 +48,8 @@ class ModelTable:
 
     `model`: a torch Module, a Keras model, PyTensor shared variables, a `weft.Holder` of a JAX
     pytree, arrays, or lists and dicts of these. `every`: only each so many-th call of `sync` does
-    anything. `updater`: what becomes of a change; the rules of optimizers take it as a step against
-    the gradient, and move the table by their own. Integers are always added up. `consistency`: as in
+    anything. `updater`: what becomes of a change. An optimizer's rule takes the change for a step
+    against the gradient; integers are added up whatever the rule. `consistency`: as in
     `ArrayTable`.
 
     Raises InvalidType, InvalidValue, OutOfMemory, and Disagreement if ranks have different models.
@@ -95,8 +95,8 @@ class ModelTable:
     def sync(self, *, timeout: float | None = None) -> bool:
         """Add this rank's change since the last time, and take the latest values.
 
-        Returns whether it did: with `every=n` it does at every n-th call. Raises what `add` and `get`
-        of a table raise.
+        Returns whether it did: with `every=n` it does at every n-th call. Raises what a table's
+        `add` and `get` raise.
         """
         self._calls += 1
         if self._calls % self._every:
@@ -147,9 +147,9 @@ class _Part:
             flat, dtype=dtype, updater=updater, consistency=consistency, name=name
         )
         #: whether the table moves against the changes it is given
-        self._against = updater.name != "add" and updaters.from_saved(
-            updater.name, updater.options
-        ) is not None
+        self._against = (
+            updater.name != "add" and updaters.from_saved(updater.name, updater.options) is not None
+        )
         self._alone = self.table.group.size == 1 and updater.name == "add"
         if self._alone:
             self._current = self.table._store.arrays()["rows"]
