@@ -82,6 +82,7 @@ class ModelTable:
         self._parts = [
             _Part(values, dtype, f"{label} {dtype}", rule, consistency) for dtype in kinds
         ]
+        group.barrier()  # nobody adds before all have what they start from
         self._views = _in_order(self._parts, len(values))
         self._write(values)
         if all(view.dtype == value.dtype for view, value in zip(self._views, values, strict=True)):
