@@ -22,6 +22,10 @@ from tests.support import MARK, marked_processes
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# images of containers often have Python keep no bytecode: each of the thousands of processes that
+# tests start would compile weft anew, which is a quarter of the work of a launch
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
