@@ -7,10 +7,12 @@ hangs, the exit code is right, and (by the fixture in conftest) nothing is left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,50 +80,95 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("action", ["kill", "segv", "exit=7", "raise", "stop", "delay=0.3"])
+@pytest.mark.parametrize("action", ["kill", "segv", "exit=7", "raise", "delay=0.3"])
 @pytest.mark.parametrize(("point", "size"), CASES)
 def test_one_rank_is_hurt(point: str, action: str, size: int, tmp_path: Path) -> None:
     """A rank hurt at any point, in any way, never hangs or confuses the others."""
-    victim = _victim(point, size)
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    process = subprocess.Popen(
-        [*command(size, "--timeout", "1"), str(script), str(tmp_path), point.partition(".")[0]],
-        env={**os.environ, **_environment(point), "WEFT_FAULT": f"{point}:{victim}:{action}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if action == "stop" and point in LATE:
-        _resume_stopped()
-    out, err = process.communicate(timeout=30)
-    notes = {
-        rank: json.loads((tmp_path / f"rank{rank}").read_text())
-        for rank in range(size)
-        if (tmp_path / f"rank{rank}").exists()
-    }
-    kind = action.partition("=")[0]
-    survivors = {rank: note for rank, note in notes.items() if rank != victim}
-    told = f"{notes}\n{out}\n{err}"
-    # the launcher may be first to end a rank that still looks for its group, or whose own
-    # deadline began later than that of the rank that stalled first
-    ended_by_launcher = (point in EARLY and kind in CODES) or (kind == "stop" and survivors)
-    assert len(survivors) == size - 1 or ended_by_launcher, told
-    if kind == "delay" or (kind == "stop" and point in LATE):
-        assert process.returncode == 0, told
-        assert all(note.get("done") for note in survivors.values()), told
-    elif kind == "stop":
-        assert process.returncode == 1, told
-        expected = {"MissingRank"} if point in ("join.start",) else {"Stalled", "MissingRank"}
-        _check_errors(survivors, expected | {"PeerLost"}, victim, told)
-    else:
-        assert process.returncode == CODES[kind], told
-        assert f"rank {victim} " in err.partition("failed first")[0].splitlines()[-1], told
-        if point in LATE:
+    with Job(point, action, size, tmp_path) as job:
+        job.check()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_one_rank_is_stopped(size: int, tmp_path: Path) -> None:
+    """A rank stopped at any point neither. These jobs do little but wait for deadlines: each starts
+    as soon as the rank of the one before has stopped, so that no two are busy at once."""
+    failures = []
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for point in (point for point, of in CASES if of == size):
+            before = _stopped()
+            job = stack.enter_context(Job(point, "stop", size, tmp_path / point))
+            jobs.append(job)
+            wait_until(lambda job=job, before=before: _stopped() - before or job.has_ended())
+            if point in LATE:
+                for pid in _stopped() - before:
+                    os.kill(pid, signal.SIGCONT)
+        for job in jobs:
+            try:
+                job.check()
+            except AssertionError as error:
+                failures.append(f"{job.point}: {error}")
+    assert not failures, "\n\n".join(failures)
+
+
+class Job:
+    """A launch of the program in which one rank is hurt."""
+
+    def __init__(self, point: str, action: str, size: int, folder: Path) -> None:
+        self.point = point
+        self._kind = action.partition("=")[0]
+        self._size = size
+        self._folder = folder
+        self._victim = _victim(point, size)
+        folder.mkdir(exist_ok=True)
+        self._process = subprocess.Popen(
+            _line(point, size, 1, folder),
+            env=_environment(point, f"{self._victim}:{action}"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.__exit__(None, None, None)
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def check(self) -> None:
+        """Wait for the end: everybody was told the right thing."""
+        point, kind, size, victim = self.point, self._kind, self._size, self._victim
+        out, err = self._process.communicate(timeout=30)
+        code = self._process.returncode
+        notes = {
+            rank: json.loads((self._folder / f"rank{rank}").read_text())
+            for rank in range(size)
+            if (self._folder / f"rank{rank}").exists()
+        }
+        survivors = {rank: note for rank, note in notes.items() if rank != victim}
+        told = f"{notes}\n{out}\n{err}"
+        # the launcher may be first to end a rank that still looks for its group, or whose own
+        # deadline began later than that of the rank that stalled first
+        ended_by_launcher = (point in EARLY and kind in CODES) or (kind == "stop" and survivors)
+        assert len(survivors) == size - 1 or ended_by_launcher, told
+        if kind == "delay" or (kind == "stop" and point in LATE):
+            assert code == 0, told
             assert all(note.get("done") for note in survivors.values()), told
+        elif kind == "stop":
+            assert code == 1, told
+            expected = {"MissingRank"} if point in ("join.start",) else {"Stalled", "MissingRank"}
+            _check_errors(survivors, expected | {"PeerLost"}, victim, told)
         else:
-            early = {"MissingRank", "PeerLost"} if point in EARLY else {"PeerLost"}
-            _check_errors(survivors, early | {"SegmentGone"}, victim, told)
+            assert code == CODES[kind], told
+            assert f"rank {victim} " in err.partition("failed first")[0].splitlines()[-1], told
+            if point in LATE:
+                assert all(note.get("done") for note in survivors.values()), told
+            else:
+                early = {"MissingRank", "PeerLost"} if point in EARLY else {"PeerLost"}
+                _check_errors(survivors, early | {"SegmentGone"}, victim, told)
 
 
 def _victim(point: str, size: int) -> int:
@@ -133,9 +180,18 @@ def _victim(point: str, size: int) -> int:
     return {2: 0, 3: 1, 4: 3}[size]
 
 
-def _environment(point: str) -> dict[str, str]:
+def _line(point: str, size: int, timeout: int, folder: Path) -> list[str]:
+    """The command line of a job that passes a point."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    options = command(size, "--timeout", str(timeout))
+    return [*options, str(script), str(folder), point.partition(".")[0]]
+
+
+def _environment(point: str, fault: str) -> dict[str, str]:
     """Where a rank can reach its peers' memory, nothing goes in rounds."""
-    return {"WEFT_PORTABLE": "1"} if point == "collective.round" else {}
+    portable = {"WEFT_PORTABLE": "1"} if point == "collective.round" else {}
+    return {**os.environ, **portable, "WEFT_FAULT": f"{point}:{fault}"}
 
 
 def _check_errors(
@@ -146,26 +202,27 @@ def _check_errors(
     assert not survivors or any(victim in note["ranks"] for note in survivors.values()), told
 
 
-def _resume_stopped() -> None:
-    def stopped() -> list[int]:
-        return [pid for pid, text in marked_processes().items() if text.startswith("T")]
-
-    for pid in wait_until(stopped):
-        os.kill(pid, signal.SIGCONT)
+def _stopped() -> set[int]:
+    return {pid for pid, text in marked_processes().items() if text.startswith("T")}
 
 
 def test_the_program_passes_every_point(tmp_path: Path) -> None:
     """The walk above would be empty at a point that its program does not reach."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    for point in faults.POINTS:
+
+    def end_at(point: str) -> int:
+        folder = tmp_path / point
+        folder.mkdir()
         done = subprocess.run(
-            [*command(3, "--timeout", "5"), str(script), str(tmp_path), point.partition(".")[0]],
-            env={**os.environ, **_environment(point), "WEFT_FAULT": f"{point}:*:exit=42"},
+            _line(point, 3, 5, folder),
+            env=_environment(point, "*:exit=42"),
             capture_output=True,
             timeout=30,
         )
-        assert done.returncode == 42, (point, done)
+        return done.returncode
+
+    with ThreadPoolExecutor(2) as pool:
+        codes = dict(zip(faults.POINTS, pool.map(end_at, faults.POINTS), strict=True))
+    assert codes == dict.fromkeys(faults.POINTS, 42)
 
 
 def test_every_point_stands_in_the_source() -> None:
