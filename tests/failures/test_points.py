@@ -80,54 +80,71 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("action", ["kill", "segv", "exit=7", "raise", "delay=0.3"])
+@pytest.mark.parametrize("actions", [("kill", "segv"), ("exit=7", "raise")], ids=" and ".join)
 @pytest.mark.parametrize(("point", "size"), CASES)
-def test_one_rank_is_hurt(point: str, action: str, size: int, tmp_path: Path) -> None:
-    """A rank hurt at any point, in any way, never hangs or confuses the others."""
-    with Job(point, action, size, tmp_path) as job:
-        job.check()
+def test_one_rank_ends(point: str, actions: tuple[str, ...], size: int, tmp_path: Path) -> None:
+    """A rank that ends at any point, in any way, never hangs or confuses the others. They are told
+    long before a deadline, or the launcher would end them; so two jobs may run side by side."""
+    with contextlib.ExitStack() as stack:
+        jobs = [Job(point, action, size, tmp_path / action, timeout=20) for action in actions]
+        _check([stack.enter_context(job) for job in jobs])
+
+
+@pytest.mark.parametrize(("point", "size"), CASES)
+def test_one_rank_is_late(point: str, size: int, tmp_path: Path) -> None:
+    """Nor does one that is late, within the deadline."""
+    with Job(point, "delay=0.3", size, tmp_path, timeout=1) as job:
+        _check([job])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_one_rank_is_stopped(size: int, tmp_path: Path) -> None:
-    """A rank stopped at any point neither. These jobs do little but wait for deadlines: each starts
-    as soon as the rank of the one before has stopped, so that no two are busy at once."""
-    failures = []
+    """Nor does one that is stopped. These jobs do little but wait for deadlines: each starts when
+    the rank of the one before has stopped, so that no two are busy at once."""
     with contextlib.ExitStack() as stack:
         jobs = []
         for point in (point for point, of in CASES if of == size):
             before = _stopped()
-            job = stack.enter_context(Job(point, "stop", size, tmp_path / point))
+            job = stack.enter_context(Job(point, "stop", size, tmp_path / point, timeout=1))
             jobs.append(job)
             wait_until(lambda job=job, before=before: _stopped() - before or job.has_ended())
             if point in LATE:
                 for pid in _stopped() - before:
                     os.kill(pid, signal.SIGCONT)
-        for job in jobs:
-            try:
-                job.check()
-            except AssertionError as error:
-                failures.append(f"{job.point}: {error}")
+        _check(jobs)
+
+
+def _check(jobs: list[Job]) -> None:
+    """Wait for the end of all; those that went wrong are told by name."""
+    failures = []
+    for job in jobs:
+        try:
+            job.check()
+        except AssertionError as error:
+            failures.append(f"{job}: {error}")
     assert not failures, "\n\n".join(failures)
 
 
 class Job:
     """A launch of the program in which one rank is hurt."""
 
-    def __init__(self, point: str, action: str, size: int, folder: Path) -> None:
-        self.point = point
+    def __init__(self, point: str, action: str, size: int, folder: Path, *, timeout: int) -> None:
+        self._point = point
         self._kind = action.partition("=")[0]
         self._size = size
         self._folder = folder
         self._victim = _victim(point, size)
         folder.mkdir(exist_ok=True)
         self._process = subprocess.Popen(
-            _line(point, size, 1, folder),
+            _line(point, size, timeout, folder),
             env=_environment(point, f"{self._victim}:{action}"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def __str__(self) -> str:
+        return f"{self._point} {self._kind} {self._size}"
 
     def __enter__(self) -> Job:
         return self
@@ -140,7 +157,7 @@ class Job:
 
     def check(self) -> None:
         """Wait for the end: everybody was told the right thing."""
-        point, kind, size, victim = self.point, self._kind, self._size, self._victim
+        point, kind, size, victim = self._point, self._kind, self._size, self._victim
         out, err = self._process.communicate(timeout=30)
         code = self._process.returncode
         notes = {
