@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,17 +45,18 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def _leavings(temporary: Path) -> set[str]:
-    found = {f"process {pid}: {text}" for pid, text in marked_processes().items()}
+    processes = marked_processes()
+    found = {f"process {pid}: {text}" for pid, text in processes.items()}
     found |= {f"thread {thread.name}" for thread in threading.enumerate()}
     found |= {f"shared memory {name}" for name in os.listdir("/dev/shm")}
     found |= {f"temporary file {name}" for name in os.listdir(temporary)}
-    return found | {f"socket {name}" for name in _own_sockets()}
+    return found | {f"socket {name}" for name in _own_sockets(processes)}
 
 
-def _own_sockets() -> set[str]:
+def _own_sockets(processes: Iterable[int]) -> set[str]:
     """Addresses of weft at which this process or one that it started listens or talks."""
     inodes = set()
-    for pid in (os.getpid(), *marked_processes()):
+    for pid in (os.getpid(), *processes):
         folder = Path(f"/proc/{pid}/fd")
         with contextlib.suppress(OSError):
             for link in folder.iterdir():
