@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from tests.support import run_ranks
@@ -17,19 +20,30 @@ CASES = [
 SEVERAL = [(launcher, size) for launcher, size in CASES if size > 1]
 
 
-@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
-def ranks(request: pytest.FixtureRequest) -> Any:
-    """A function that calls another in every rank of a group, and returns the results by rank."""
-    return caller(*request.param)
-
-
 def caller(launcher: str, size: int) -> Any:
     """A function that calls another in every rank of such a group."""
 
     def call(function: Any, *arguments: Any) -> list[Any]:
         if launcher == "serial":
             return [function(SerialGroup(timeout=60.0), *arguments)]
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Failure, which ranks return
         return run_ranks(size, function, *arguments, launcher=launcher)
 
-    call.size = size  # type: ignore[attr-defined]
     return call
+
+
+class Failure(str):
+    """The traceback of a body; those after it are not reached."""
+
+    __slots__ = ()
+
+
+def results_of(body: Callable[..., Any], outcomes: list[dict[str, Any]]) -> list[Any]:
+    """What a body returned, by rank, of what the bodies of all ranks did."""
+    found = [results.get(body.__name__) for results in outcomes]
+    if any(body.__name__ not in results for results in outcomes) or any(
+        isinstance(result, Failure) for result in found
+    ):
+        ended = [result for results in outcomes for result in results.values()]
+        pytest.fail("\n".join(result for result in ended if isinstance(result, Failure)))
+    return found

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contracts.conftest import CASES, SEVERAL, caller
+from tests.contracts.conftest import CASES, SEVERAL, Failure, caller, results_of
 from weft.engines.base import Group
 from weft.engines.local.slots import ROOM
 from weft.errors import Disagreement, InvalidType, InvalidValue, NotInitialized, Stalled, UsageError
@@ -82,12 +82,6 @@ _of_several: set[str] = set()
 _outcomes: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
 
-class Failure(str):
-    """The traceback of a body; those after it are not reached."""
-
-    __slots__ = ()
-
-
 def of_all(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
     """Run this body in every group."""
     _bodies[body.__name__] = body
@@ -117,12 +111,7 @@ def _outcome(case: tuple[str, int]) -> Any:
         if case not in _outcomes:
             names = [name for name in _bodies if case[1] > 1 or name not in _of_several]
             _outcomes[case] = caller(*case)(run_all, {name: _bodies[name] for name in names})
-        found = [results.get(body.__name__) for results in _outcomes[case]]
-        failed = [text for results in _outcomes[case] for text in results.values()]
-        failures = [text for text in failed if isinstance(text, Failure)]
-        if body.__name__ not in _outcomes[case][0] or any(isinstance(f, Failure) for f in found):
-            pytest.fail("\n".join(failures))
-        return found
+        return results_of(body, _outcomes[case])
 
     of.size = case[1]  # type: ignore[attr-defined]
     return of

@@ -1,113 +1,176 @@
-"""What every engine's group does. Each test runs on every engine, launcher and size."""
+"""What every engine's group does. Each test runs on every engine, launcher and size.
+
+Starting ranks costs more than the calls: all bodies of a size run in one launch, one after the
+other, each in a round of its own.
+"""
 
 from __future__ import annotations
 
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import weft
+from tests.contracts.conftest import CASES, Failure, caller, results_of
 from weft.engines.base import Group
 from weft.engines.serial import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
 
+_bodies: dict[str, Callable[[Group], Any]] = {}
+#: by launcher and size: what each rank's bodies returned, or how they failed
+_outcomes: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
-def test_ranks_count_from_zero(ranks: Any) -> None:
+
+def of_all(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
+    """Run this body in every group."""
+    _bodies[body.__name__] = body
+    return body
+
+
+@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
+def outcome(request: pytest.FixtureRequest) -> Any:
+    """A function that tells what a body returned, by rank."""
+    case = request.param
+
+    def of(body: Callable[[Group], Any]) -> list[Any]:
+        if case not in _outcomes:
+            _outcomes[case] = caller(*case)(run_all, _bodies)
+        return results_of(body, _outcomes[case])
+
+    of.size = case[1]  # type: ignore[attr-defined]
+    return of
+
+
+def run_all(group: Group, bodies: dict[str, Callable[[Group], Any]]) -> dict[str, Any]:
+    """What a rank does: body after body, each in a fresh group, until one fails."""
+    results: dict[str, Any] = {}
+    for name, body in bodies.items():
+        try:
+            results[name] = body(group)
+            group = another(group)
+        except Exception:
+            results[name] = Failure(f"rank {group.rank}: {traceback.format_exc()}")
+            break
+    return results
+
+
+def another(group: Group) -> Group:
+    """A fresh group of the same engine and ranks."""
+    if isinstance(group, SerialGroup):
+        return SerialGroup(timeout=60.0)
+    weft.shutdown()
+    return weft.init()
+
+
+@of_all
+def ranks_count_from_zero(group: Group) -> Any:
+    return group.rank, group.size, group.generation, group.is_master, group.name
+
+
+def test_ranks_count_from_zero(outcome: Any) -> None:
     """Each process has its own rank, in a group of the right size, generation 0."""
-
-    def body(group: Group) -> Any:
-        return group.rank, group.size, group.generation, group.is_master, group.name
-
-    expected = [(rank, ranks.size, 0, rank == 0, "world") for rank in range(ranks.size)]
-    assert ranks(body) == expected
+    expected = [(rank, outcome.size, 0, rank == 0, "world") for rank in range(outcome.size)]
+    assert outcome(ranks_count_from_zero) == expected
 
 
-def test_barrier_waits_for_the_slowest(ranks: Any) -> None:
+@of_all
+def barrier_waits_for_the_slowest(group: Group) -> list[tuple[float, float]]:
+    times = []
+    for step in range(20):
+        if step % group.size == group.rank:
+            time.sleep(0.002)
+        before = time.monotonic()
+        group.barrier()
+        times.append((before, time.monotonic()))
+    return times
+
+
+def test_barrier_waits_for_the_slowest(outcome: Any) -> None:
     """Nobody passes a barrier before everybody has come to it."""
-
-    def body(group: Group) -> list[tuple[float, float]]:
-        times = []
-        for step in range(20):
-            if step % group.size == group.rank:
-                time.sleep(0.002)
-            before = time.monotonic()
-            group.barrier()
-            times.append((before, time.monotonic()))
-        return times
-
-    for step in zip(*ranks(body), strict=True):
+    for step in zip(*outcome(barrier_waits_for_the_slowest), strict=True):
         last_arrival = max(before for before, _ in step)
         assert min(after for _, after in step) >= last_arrival
 
 
-def test_split_orders_by_key_then_rank(ranks: Any) -> None:
+@of_all
+def split_orders_by_key_then_rank(group: Group) -> Any:
+    backwards = group.split(7, key=-group.rank)
+    parity = group.split(group.rank % 2)
+    first_only = group.split(0 if group.is_master else None)
+    found = []
+    for part in (backwards, parity, first_only):
+        if part is not None:
+            part.barrier()
+        found.append(part and (part.rank, part.size, part.name))
+    group.barrier()
+    return found
+
+
+def test_split_orders_by_key_then_rank(outcome: Any) -> None:
     """Subgroups hold who named the same color; keys reverse the order; None is in none."""
-
-    def body(group: Group) -> Any:
-        backwards = group.split(7, key=-group.rank)
-        parity = group.split(group.rank % 2)
-        first_only = group.split(0 if group.is_master else None)
-        found = []
-        for part in (backwards, parity, first_only):
-            if part is not None:
-                part.barrier()
-            found.append(part and (part.rank, part.size, part.name))
-        group.barrier()
-        return found
-
-    n = ranks.size
-    for rank, (backwards, parity, first_only) in enumerate(ranks(body)):
+    n = outcome.size
+    for rank, (backwards, parity, first_only) in enumerate(outcome(split_orders_by_key_then_rank)):
         assert backwards == (n - 1 - rank, n, "world/1.7")
         members = list(range(rank % 2, n, 2))
         assert parity == (members.index(rank), len(members), f"world/2.{rank % 2}")
         assert first_only == ((0, 1, "world/3.0") if rank == 0 else None)
 
 
-def test_subgroups_nest_and_work_side_by_side(ranks: Any) -> None:
+@of_all
+def subgroups_nest_and_work_side_by_side(group: Group) -> list[int]:
+    pair = group.split(group.rank // 2)
+    assert pair is not None
+    single = pair.split(pair.rank)
+    assert single is not None
+    for level in (group, pair, single, pair, group) * 10:
+        level.barrier()
+    return [group.size, pair.size, single.size]
+
+
+def test_subgroups_nest_and_work_side_by_side(outcome: Any) -> None:
     """A subgroup can be split again, and all levels stay usable in turn."""
-
-    def body(group: Group) -> list[int]:
-        pair = group.split(group.rank // 2)
-        assert pair is not None
-        single = pair.split(pair.rank)
-        assert single is not None
-        for level in (group, pair, single, pair, group) * 10:
-            level.barrier()
-        return [group.size, pair.size, single.size]
-
-    n = ranks.size
-    assert ranks(body) == [[n, min(2, n - rank // 2 * 2), 1] for rank in range(n)]
+    n = outcome.size
+    assert outcome(subgroups_nest_and_work_side_by_side) == [
+        [n, min(2, n - rank // 2 * 2), 1] for rank in range(n)
+    ]
 
 
-def test_survivors_of_an_unhurt_group_are_all(ranks: Any) -> None:
-    """Without a loss, survivors() is the same group one generation later, time after time."""
-
-    def body(group: Group) -> Any:
-        for _ in range(3):
-            group = group.survivors()
-            group.barrier()
-        return group.rank, group.size, group.generation
-
-    assert ranks(body) == [(rank, ranks.size, 3) for rank in range(ranks.size)]
-
-
-def test_a_left_group_says_so(ranks: Any) -> None:
-    """After leave() every method raises NotInitialized; leaving twice is nothing."""
-
-    def body(group: Group) -> int:
+@of_all
+def survivors_of_an_unhurt_group_are_all(group: Group) -> Any:
+    for _ in range(3):
+        group = group.survivors()
         group.barrier()
-        group.leave()
-        group.leave()
-        refused = 0
-        for call in (group.barrier, group.survivors, lambda: group.split(0)):
-            try:
-                call()
-            except NotInitialized as error:
-                assert "weft.init()" in str(error)
-                refused += 1
-        return refused
+    return group.rank, group.size, group.generation
 
-    assert ranks(body) == [3] * ranks.size
+
+def test_survivors_of_an_unhurt_group_are_all(outcome: Any) -> None:
+    """Without a loss, survivors() is the same group one generation later, time after time."""
+    assert outcome(survivors_of_an_unhurt_group_are_all) == [
+        (rank, outcome.size, 3) for rank in range(outcome.size)
+    ]
+
+
+@of_all
+def a_left_group_says_so(group: Group) -> int:
+    group.barrier()
+    group.leave()
+    group.leave()
+    refused = 0
+    for call in (group.barrier, group.survivors, lambda: group.split(0)):
+        try:
+            call()
+        except NotInitialized as error:
+            assert "weft.init()" in str(error)
+            refused += 1
+    return refused
+
+
+def test_a_left_group_says_so(outcome: Any) -> None:
+    """After leave() every method raises NotInitialized; leaving twice is nothing."""
+    assert outcome(a_left_group_says_so) == [3] * outcome.size
 
 
 @pytest.mark.parametrize(
@@ -128,17 +191,18 @@ def test_wrong_colors_are_refused(color: Any) -> None:
         SerialGroup(timeout=60.0).split(color)
 
 
-def test_wrong_values_cost_nothing(ranks: Any) -> None:
+@of_all
+def wrong_values_cost_nothing(group: Group) -> bool:
+    for wrong in (lambda: group.barrier(timeout=-1), lambda: group.split(2**70)):
+        try:
+            wrong()
+        except InvalidValue:
+            continue
+        return False
+    group.barrier()
+    return True
+
+
+def test_wrong_values_cost_nothing(outcome: Any) -> None:
     """A refused argument changes nothing: the group goes on."""
-
-    def body(group: Group) -> bool:
-        for wrong in (lambda: group.barrier(timeout=-1), lambda: group.split(2**70)):
-            try:
-                wrong()
-            except InvalidValue:
-                continue
-            return False
-        group.barrier()
-        return True
-
-    assert all(ranks(body))
+    assert all(outcome(wrong_values_cost_nothing))
