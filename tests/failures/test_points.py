@@ -1,5 +1,5 @@
-"""All fault points x all actions, with groups of 2 to 4 (inside collectives: of 3; there
-test_collectives.py has the rest).
+"""All fault points x all actions, with groups of 2 to 4 (inside collectives and tables: of 3; there
+test_collectives.py and test_tables.py have the rest).
 
 Whatever happens to one rank, wherever: the others get the right error in time or finish, nobody
 hangs, the exit code is right, and (by the fixture in conftest) nothing is left.
@@ -56,6 +56,17 @@ try:
         from weft.engines.local import slots
         group.all_reduce(np.ones(10))
         group.all_reduce(np.ones(slots.ROOM // 8 + 1))  # directly; with WEFT_PORTABLE=1 in rounds
+    if part == "table":
+        table = weft.MatrixTable(8, 2)
+        table.add([[1, 1]], rows=[rank])
+        table.get()
+        clock = weft.ArrayTable(4, consistency="bsp")
+        for turn in range(group.size):
+            clock.add([1, 1, 1, 1])
+            group.barrier()
+            if turn == rank:  # each rank is once the first, who applies what all have added
+                clock.get()
+            group.barrier()
     time.sleep(0.1 * rank)  # so that some sleep in the kernel
     group.barrier()
     note(done=True)
@@ -76,7 +87,7 @@ CODES = {"kill": 137, "segv": 139, "exit": 7, "raise": 1}
 CASES = [
     (point, size)
     for point in faults.POINTS
-    for size in ([3] if point.startswith("collective") else [2, 3, 4])
+    for size in ([3] if point.startswith(("collective", "table")) else [2, 3, 4])
 ]
 
 
