@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -146,7 +146,7 @@ class LocalStore(Store):
         elif not self.spec.exact:
             self._copy(ids, out)
         elif ids is None and len(self._stripes) > 1:
-            self._copy_stripes(out, timeout)
+            self._copy_stripes(out, self._deadline(timeout))
         else:
             self._copy_whole_rows(ids, out, timeout)
         self.staleness = self._clocks.staleness()
@@ -172,7 +172,7 @@ class LocalStore(Store):
             self._settle_deaths()
             self._copy(ids, out)
 
-    def _copy_stripes(self, out: Array, timeout: float | None) -> None:
+    def _copy_stripes(self, out: Array, deadline: float) -> None:
         """Copy the whole table, several stripes at a time."""
         memory = self._memory
         chunks = min(max(1, self.spec.nbytes // _CHUNK), memory.stripes)
@@ -180,9 +180,9 @@ class LocalStore(Store):
             stripes = range(*part_of(memory.stripes, chunks, chunk))
             low, high = memory.range_of(stripes[0])[0], memory.range_of(stripes[-1])[1]
             with ExitStack() as held:
-                held.enter_context(self._table.shared(timeout=timeout))
+                held.enter_context(self._table.shared(timeout=_left(deadline)))
                 for stripe in stripes:
-                    held.enter_context(self._stripes[stripe].shared(timeout=timeout))
+                    held.enter_context(self._stripes[stripe].shared(timeout=_left(deadline)))
                 np.copyto(out[low:high], self._rows[low:high])
 
     # writing
@@ -205,53 +205,79 @@ class LocalStore(Store):
             else:
                 self._clocks.await_others(self.spec.consistency.before_add(own), deadline)
                 if ids is None:
-                    self._add_all(delta, timeout)
+                    self._add_all(delta, deadline)
                 else:
-                    self._add_rows(delta, ids, repeats, timeout)
+                    self._add_rows(delta, ids, repeats, deadline)
             self._clocks.tick()
 
-    def _add_all(self, delta: Array, timeout: float | None) -> None:
+    def _add_all(self, delta: Array, deadline: float) -> None:
         """Update every stripe. Ranks begin at different ones, so as not to meet at once."""
-        count = len(self._stripes)
-        first = count * self._rank // self._size
-        for turn in range(count):
-            stripe = (first + turn) % count
-            low, high = self._memory.range_of(stripe)
-            with ExitStack() as held:
-                if self.spec.exact:
-                    if count > 1:
-                        held.enter_context(self._table.shared(timeout=timeout))
-                        held.enter_context(self._stripes[stripe].exclusive(timeout=timeout))
-                    else:
-                        held.enter_context(self._table.exclusive(timeout=timeout))
-                with self._changing(low, high, None):
-                    self._steps[stripe] += 1
-                    self._update(
-                        low, high, delta[low:high], int(self._steps[stripe] + self._steps[-1])
-                    )
+        count, rank = len(self._stripes), self._rank
+        first = count * rank // self._size
+        try:
+            for turn in range(count):
+                stripe = (first + turn) % count
+                with ExitStack() as held:
+                    if self.spec.exact:
+                        self._hold_stripe(held, stripe, deadline)
+                    if turn == 0:
+                        self._begin(0, self.spec.n_rows, None)
+                    self._add_stripe(stripe, delta)
+                    if turn == count - 1:
+                        self._ended[rank] = self._begun[rank]
+        finally:
+            self._ended[rank] = self._begun[rank]
+
+    def _hold_stripe(self, held: ExitStack, stripe: int, deadline: float) -> None:
+        if len(self._stripes) > 1:
+            held.enter_context(self._table.shared(timeout=_left(deadline)))
+            held.enter_context(self._stripes[stripe].exclusive(timeout=_left(deadline)))
+        else:
+            held.enter_context(self._table.exclusive(timeout=_left(deadline)))
+
+    def _add_stripe(self, stripe: int, delta: Array) -> None:
+        if faults.armed:
+            faults.reach("table.adding")
+        low, high = self._memory.range_of(stripe)
+        self._steps[stripe] += 1
+        self._update(low, high, delta[low:high], int(self._steps[stripe] + self._steps[-1]))
+        if faults.armed:
+            faults.reach("table.added")
 
     def _add_rows(
-        self, delta: Array, ids: Ids, repeats: rows.Repeats | None, timeout: float | None
+        self, delta: Array, ids: Ids, repeats: rows.Repeats | None, deadline: float
     ) -> None:
         if not ids.size:
             return
+        rank = self._rank
         with ExitStack() as held:
             if self.spec.exact:
-                held.enter_context(self._table.exclusive(timeout=timeout))
-            with self._changing(0, 0, ids):
+                held.enter_context(self._table.exclusive(timeout=_left(deadline)))
+            try:
+                self._begin(0, 0, ids)
+                if faults.armed:
+                    faults.reach("table.adding")
                 if self._adds:
                     rows.add(self._rows, ids, delta, repeats)
-                    return
-                self._steps[-1] += 1
-                rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
+                else:
+                    self._steps[-1] += 1
+                    rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
+                if faults.armed:
+                    faults.reach("table.added")
+            finally:
+                self._ended[rank] = self._begun[rank]
 
     def _update(self, low: int, high: int, delta: Array, step: int) -> None:
         state = {name: array[low:high] for name, array in self._state.items()}
         self.spec.updater.update(self._rows[low:high], state, delta, step)
 
-    @contextmanager
-    def _changing(self, low: int, high: int, ids: Ids | None) -> Iterator[None]:
-        """Say which rows are about to change, and afterwards that they have."""
+    def _begin(self, low: int, high: int, ids: Ids | None) -> None:
+        """Say which rows are about to change. Who calls it says afterwards that they have:
+
+            self._ended[rank] = self._begun[rank]
+
+        in a `finally`, and without a call, so that no signal handler keeps it from being said.
+        """
         rank, words, word = self._rank, self._words, self._memory.word
         if ids is None:
             words[word(rank, LOWEST)], words[word(rank, HIGHEST)] = low, high
@@ -261,14 +287,6 @@ class LocalStore(Store):
             self._own_ids[: named.size] = named
             words[word(rank, COUNT)] = ids.size
         self._begun[rank] += 1
-        try:
-            if faults.armed:
-                faults.reach("table.adding")
-            yield
-            if faults.armed:
-                faults.reach("table.added")
-        finally:
-            self._ended[rank] = self._begun[rank]
 
     # clocks
 
@@ -290,7 +308,7 @@ class LocalStore(Store):
         if self._words[APPLIED] >= clock:
             return
         self._clocks.await_others(clock, deadline)
-        with self._table.exclusive(timeout=max(0.0, deadline - time.monotonic())):
+        with self._table.exclusive(timeout=_left(deadline)):
             self._settle_deaths()
             while self._words[APPLIED] < clock:
                 self._apply_clock(self._words[APPLIED] + 1)
@@ -298,40 +316,42 @@ class LocalStore(Store):
     def _apply_clock(self, clock: int) -> None:
         """Apply everybody's add of a clock, in the order of ranks.
 
-        `progress` tells which part of which rank's delta was begun last: should this rank die, the
-        next one goes on after that.
+        `progress` counts the parts of all clocks that were begun: should this rank die, the next
+        one goes on after the last of them. So it is never set back, and a clock is applied by one
+        store, of its number.
         """
         words = self._words
         parts = -(-self.spec.n_rows // _PART)
-        for number in range(words[PROGRESS], self._size * parts):
+        before = (clock - 1) * self._size * parts
+        for number in range(max(0, words[PROGRESS] - before), self._size * parts):
             rank, part = divmod(number, parts)
             if self._clocks.count(rank) >= clock:
-                words[PROGRESS] = number + 1
-                self._apply_part(rank, part)
-        self._steps[-1] += self._size
-        words[PROGRESS] = 0
+                self._apply_part(rank, part, before + number + 1)
         words[APPLIED] = clock
 
-    def _apply_part(self, rank: int, part: int) -> None:
+    def _apply_part(self, rank: int, part: int, progress: int) -> None:
         count, ids, deltas = self._memory.staged(rank)
+        whole = count[0] == WHOLE
         low = part * _PART
-        if count[0] == WHOLE:
-            high = min(low + _PART, self.spec.n_rows)
-            with self._changing(low, high, None):
-                if faults.armed:
-                    faults.reach("table.applying")
-                self._update(low, high, deltas[low:high], self._step_of(rank))
-        elif low < count[0]:
-            some = slice(low, min(low + _PART, int(count[0])))
-            with self._changing(0, 0, ids[some]):
-                if faults.armed:
-                    faults.reach("table.applying")
-                step = self._step_of(rank)
-                rows.update(self._arrays, ids[some], deltas[some], self.spec.updater, step)
-
-    def _step_of(self, rank: int) -> int:
-        """The number of a rank's add among all that are applied, as if nobody was missing."""
-        return int(self._steps[-1]) + rank + 1
+        high = min(low + _PART, self.spec.n_rows if whole else int(count[0]))
+        if low >= high:
+            return
+        own, step = self._rank, self.steps + rank + 1  # as if nobody was missing
+        try:
+            self._begin(low, high, None if whole else ids[low:high])
+            if faults.armed:
+                faults.reach("table.adding")
+                faults.reach("table.applying")
+            self._words[PROGRESS] = progress
+            if whole:
+                self._update(low, high, deltas[low:high], step)
+            else:
+                some = ids[low:high], deltas[low:high]
+                rows.update(self._arrays, *some, self.spec.updater, step)
+            if faults.armed:
+                faults.reach("table.added")
+        finally:
+            self._ended[own] = self._begun[own]
 
     # deaths
 
@@ -352,7 +372,9 @@ class LocalStore(Store):
     def _died_adding(self, rank: int) -> bool:
         if rank == self._rank or self._begun[rank] == self._ended[rank]:
             return False
-        return bool(self._roster.gone([self._members[rank]]))
+        # it may have ended its add, and then left: who is gone first, the words after
+        gone = self._roster.gone([self._members[rank]])
+        return bool(gone) and self._begun[rank] != self._ended[rank]
 
     def _settle_deaths(self) -> None:
         """Note which ranks died while they added, so that readers stop waiting for them to end it.
@@ -375,12 +397,16 @@ class LocalStore(Store):
 
     @property
     def steps(self) -> int:
-        return int(self._steps[-1] + self._steps[:-1].max())
+        return int(self._steps[-1] + self._steps[:-1].max()) + self._applied_adds()
 
     @steps.setter
     def steps(self, value: int) -> None:
         self._steps[...] = 0
-        self._steps[-1] = value
+        self._steps[-1] = value - self._applied_adds()
+
+    def _applied_adds(self) -> int:
+        """Those of the clocks that were applied."""
+        return self._words[APPLIED] * self._size if self._bsp else 0
 
     def _unusable(self) -> Exception:
         return self._roster.unusable(f"table {self.spec.name!r}")
@@ -388,3 +414,7 @@ class LocalStore(Store):
     def _deadline(self, timeout: float | None) -> float:
         seconds = self._timeout if timeout is None else checked(timeout)
         return math.inf if math.isinf(seconds) else time.monotonic() + seconds
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
