@@ -121,9 +121,12 @@ class Background:
         #: unlocked when there may be something new
         self._news = threading.Lock()
         self._closing = False
+        self._process = os.getpid()
 
     def start(self, work: Callable[[], Any], name: str) -> PendingCall:
-        """Have a call carried out after those before it."""
+        """Have a call carried out after those before it. Raises UsedAfterFork."""
+        if os.getpid() != self._process:  # where the thread, if there was one, is not
+            raise forked(self._name, self._process)
         call = PendingCall(work, name, self)
         self.pending.append(call)
         try:

@@ -79,7 +79,9 @@ class Clocks:
             if self._roster.gone([self._members[rank]]):
                 return True
             if time.monotonic() >= deadline:
-                raise self._stalled(needed)
+                counts = self.present()
+                if late := consistency.behind(counts, needed):  # else it has come just now
+                    raise self._stalled(needed, {rank: counts[rank] for rank in late})
             return False
 
         entry = self._log.enter(f"waiting at table {self._spec.name!r}")
@@ -88,15 +90,13 @@ class Clocks:
         finally:
             self._log.leave(entry)
 
-    def _stalled(self, needed: int) -> Stalled:
-        counts = self.present()
-        late = consistency.behind(counts, needed)
-        told = ", ".join(f"rank {rank} has made {counts[rank]}" for rank in late)
+    def _stalled(self, needed: int, late: dict[int, int]) -> Stalled:
+        told = ", ".join(f"rank {rank} has made {count}" for rank, count in late.items())
         return Stalled(
             f"table {self._spec.name!r} ({self._spec.consistency}): rank {self._rank} has made "
             f"{self.own} adds and waits until every rank has made {needed}, but {told}. Ranks must "
             "add equally often; one that has finished calls weft.shutdown(), which releases the "
             "others",
-            late,
+            [*late],
             self._roster.states(self._members),
         )

@@ -53,7 +53,7 @@ from weft.engines.local.table_memory import (
     TableMemory,
 )
 from weft.engines.memory import check_memory
-from weft.errors import OutOfMemory
+from weft.errors import OutOfMemory, UsageError
 
 #: bytes that are read at a time: the C library writes past the cache only in large copies, which
 #: is twice as fast
@@ -131,8 +131,10 @@ class LocalStore(Store):
         self._bsp = spec.consistency.name == "bsp"
         self._adds = spec.updater.name == "add"
         self._own_ids = self._memory.ids(self._rank)
-        #: threads of this rank add one after the other
-        self._turn = threading.Lock()
+        #: threads of this rank add, and under bsp get, one after the other
+        self._turn = threading.RLock()
+        #: whether the thread whose turn it is is in the middle of it
+        self._in_turn = False
         roster.watch(members)
 
     # reading
@@ -141,8 +143,14 @@ class LocalStore(Store):
         if not self._roster.is_here:
             raise self._unusable()
         if self._bsp:
-            self._catch_up(self._clocks.own, self._deadline(timeout))
-            self._copy(ids, out)
+            with self._turn:  # an add of another thread would let the others change what is read
+                self._check_turn()
+                try:
+                    self._in_turn = True
+                    self._catch_up(self._clocks.own, self._deadline(timeout))
+                    self._copy(ids, out)
+                finally:
+                    self._in_turn = False
         elif not self.spec.exact:
             self._copy(ids, out)
         elif ids is None and len(self._stripes) > 1:
@@ -197,18 +205,35 @@ class LocalStore(Store):
             else:
                 ids, delta = rows.merge(ids, delta)
         with self._turn:
-            own = self._clocks.own
-            deadline = self._deadline(timeout)
-            if self._bsp:
-                self._catch_up(own, deadline)
-                self._stage(delta, ids)
-            else:
-                self._clocks.await_others(self.spec.consistency.before_add(own), deadline)
-                if ids is None:
-                    self._add_all(delta, deadline)
-                else:
-                    self._add_rows(delta, ids, repeats, deadline)
-            self._clocks.tick()
+            self._check_turn()
+            try:
+                self._in_turn = True
+                self._add(delta, ids, repeats, self._deadline(timeout))
+                self._clocks.tick()
+            finally:
+                self._in_turn = False
+
+    def _add(
+        self, delta: Array, ids: Ids | None, repeats: rows.Repeats | None, deadline: float
+    ) -> None:
+        own = self._clocks.own
+        if self._bsp:
+            self._catch_up(own, deadline)
+            self._stage(delta, ids)
+            return
+        self._clocks.await_others(self.spec.consistency.before_add(own), deadline)
+        if ids is None:
+            self._add_all(delta, deadline)
+        else:
+            self._add_rows(delta, ids, repeats, deadline)
+
+    def _check_turn(self) -> None:
+        """Refuse a call that comes in the middle of another one of the same thread."""
+        if self._in_turn:
+            raise UsageError(
+                f"table {self.spec.name!r} is used by an updater or a signal handler in the middle "
+                "of a call of the same thread; an updater only changes the rows it is given"
+            )
 
     def _add_all(self, delta: Array, deadline: float) -> None:
         """Update every stripe. Ranks begin at different ones, so as not to meet at once."""
