@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft import adapters
+from weft._core import updaters
 from weft._core.consistency import Consistency
 from weft._core.updaters import Updater
 from weft.errors import InvalidType, InvalidValue
@@ -44,6 +45,8 @@ class TableSpec:
             f"updater={self.updater}",
             f"consistency={self.consistency}",
         ]
+        if self.updater.state and self.updater.name not in updaters.BUILT_IN:
+            options += [f"state={[*self.updater.state]}"]
         options += [] if self.exact else ["exact=False"]
         options += [f"name={self.name!r}"]
         return f"{self.kind}({', '.join([*map(str, self.shape), *options])})"
