@@ -204,7 +204,7 @@ def test_whoever_dies_in_a_bsp_clock_leaves_it_to_the_next(
         expected = np.ones((ROWS, SIZE), np.int64)
         expected[:, VICTIM] = [int(counted and row in named) for row in range(ROWS)]
         assert (first[kept] == expected[kept]).all(), (line, first)
-        assert (first >= 0).all() and (first <= expected).all(), (line, first)
+        assert ((first >= 0) & (first <= expected)).all(), (line, first)
         assert job.stores[0].steps == SIZE, line
         exact += bool((first == expected).all())
         for rank in (0, 2):
