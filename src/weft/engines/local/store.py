@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
@@ -187,11 +187,20 @@ class LocalStore(Store):
         for chunk in range(chunks):
             stripes = range(*part_of(memory.stripes, chunks, chunk))
             low, high = memory.range_of(stripes[0])[0], memory.range_of(stripes[-1])[1]
-            with ExitStack() as held:
-                held.enter_context(self._table.shared(timeout=_left(deadline)))
-                for stripe in stripes:
-                    held.enter_context(self._stripes[stripe].shared(timeout=_left(deadline)))
+            with (
+                self._table.shared(timeout=_left(deadline)),
+                self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
+            ):
                 np.copyto(out[low:high], self._rows[low:high])
+
+    @contextmanager
+    def _all_shared(self, locks: list[Lock], deadline: float) -> Iterator[None]:
+        # not by an ExitStack: interrupted, it may be part of a cycle, and what it holds with it
+        if not locks:
+            yield
+            return
+        with locks[0].shared(timeout=_left(deadline)), self._all_shared(locks[1:], deadline):
+            yield
 
     # writing
 
@@ -242,9 +251,7 @@ class LocalStore(Store):
         try:
             for turn in range(count):
                 stripe = (first + turn) % count
-                with ExitStack() as held:
-                    if self.spec.exact:
-                        self._hold_stripe(held, stripe, deadline)
+                with self._stripe_held(stripe, deadline):
                     if turn == 0:
                         self._begin(0, self.spec.n_rows, None)
                     self._add_stripe(stripe, delta)
@@ -253,12 +260,19 @@ class LocalStore(Store):
         finally:
             self._ended[rank] = self._begun[rank]
 
-    def _hold_stripe(self, held: ExitStack, stripe: int, deadline: float) -> None:
-        if len(self._stripes) > 1:
-            held.enter_context(self._table.shared(timeout=_left(deadline)))
-            held.enter_context(self._stripes[stripe].exclusive(timeout=_left(deadline)))
+    @contextmanager
+    def _stripe_held(self, stripe: int, deadline: float) -> Iterator[None]:
+        if not self.spec.exact:
+            yield
+        elif len(self._stripes) == 1:
+            with self._table.exclusive(timeout=_left(deadline)):
+                yield
         else:
-            held.enter_context(self._table.exclusive(timeout=_left(deadline)))
+            with (
+                self._table.shared(timeout=_left(deadline)),
+                self._stripes[stripe].exclusive(timeout=_left(deadline)),
+            ):
+                yield
 
     def _add_stripe(self, stripe: int, delta: Array) -> None:
         if faults.armed:
@@ -275,9 +289,8 @@ class LocalStore(Store):
         if not ids.size:
             return
         rank = self._rank
-        with ExitStack() as held:
-            if self.spec.exact:
-                held.enter_context(self._table.exclusive(timeout=_left(deadline)))
+        alone = self._table.exclusive(timeout=_left(deadline))
+        with alone if self.spec.exact else nullcontext():
             try:
                 self._begin(0, 0, ids)
                 if faults.armed:
@@ -367,16 +380,35 @@ class LocalStore(Store):
             if faults.armed:
                 faults.reach("table.adding")
                 faults.reach("table.applying")
-            self._words[PROGRESS] = progress
-            if whole:
-                self._update(low, high, deltas[low:high], step)
+            if self._adds:
+                self._add_part(deltas[low:high], None if whole else ids[low:high], low, progress)
             else:
-                some = ids[low:high], deltas[low:high]
-                rows.update(self._arrays, *some, self.spec.updater, step)
+                self._words[PROGRESS] = progress
+                if whole:
+                    self._update(low, high, deltas[low:high], step)
+                else:
+                    some = ids[low:high], deltas[low:high]
+                    rows.update(self._arrays, *some, self.spec.updater, step)
             if faults.armed:
                 faults.reach("table.added")
         finally:
             self._ended[own] = self._begun[own]
+
+    def _add_part(self, delta: Array, ids: Ids | None, low: int, progress: int) -> None:
+        """Add to some rows, and note it: no signal handler can come between, and cost somebody his
+        add, because there is no call between the one and the other."""
+        words, table = self._words, self._rows
+        if ids is None:
+            some = table[low : low + len(delta)]
+            with np.errstate(all="ignore"):
+                words[PROGRESS] = progress
+                np.add(some, delta, some)
+        else:
+            changed = table.take(ids, 0)
+            with np.errstate(all="ignore"):
+                changed += delta
+            words[PROGRESS] = progress
+            table[ids] = changed
 
     # deaths
 
