@@ -1,6 +1,7 @@
 """Some rows of a table: read, and updated with the state beside them.
 
-A row may be named several times; its deltas then add up and it is updated once.
+A row may be named several times; its deltas then add up and it is updated once. Infinities and NaN
+pass without warning, as they do when all rows are updated.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def merge(ids: Ids, delta: Array) -> tuple[Ids, Array]:
     kept = once.nonzero()[0]
     place = np.cumsum(once) - 1
     total = delta.take(kept, 0)
-    np.add.at(total, place[found.last], delta[found.earlier])
+    with np.errstate(all="ignore"):
+        np.add.at(total, place[found.last], delta[found.earlier])
     return ids[kept], total
 
 
@@ -85,7 +87,8 @@ def add(table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
     rows is the one that stays.
     """
     rows = table.take(ids, 0)
-    rows += delta
-    if found is not None:
-        np.add.at(rows, found.last, delta[found.earlier])
+    with np.errstate(all="ignore"):
+        rows += delta
+        if found is not None:
+            np.add.at(rows, found.last, delta[found.earlier])
     table[ids] = rows

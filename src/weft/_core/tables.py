@@ -5,6 +5,7 @@ Everything that is refused is refused here, before a store is touched.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -88,10 +89,11 @@ def check_size(what: str, value: object) -> int:
 
 def check_dtype(value: Any) -> np.dtype[Any]:
     """The dtype of a table: any that NumPy can add up."""
-    try:
-        dtype = np.dtype(str(value).removeprefix("torch.") if _is_torch(value) else value)
-    except TypeError:
-        dtype = None
+    dtype = None
+    if value is not None:  # which NumPy takes for float64
+        # of what is no dtype NumPy raises these, depending on where it finds out
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):
+            dtype = np.dtype(str(value).removeprefix("torch.") if _is_torch(value) else value)
     if dtype is None or dtype.kind not in _NUMBERS:
         raise InvalidType(
             f"dtype={value!r}: expected integers, floats or complex numbers, as NumPy names them, "
@@ -113,13 +115,16 @@ def as_array(value: Any, what: str) -> Array:
         if element == "bfloat16":
             raise InvalidType(f"{what} of bfloat16, which tables do not have; pass x.float()")
         array: Array = view
-        return array
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidValue(f"{what} is ragged: {error}; expected one number per element") from None
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise InvalidValue(
+                f"{what} is ragged: {error}; expected one number per element"
+            ) from None
     if array.dtype.kind not in _NUMBERS + "b" and array.size:
-        raise InvalidType(f"{what} is {_named(value)}; expected numbers")
+        of = " of at most 64 bits" if array.dtype.hasobject else ""
+        raise InvalidType(f"{what} is {_named(value)}; expected numbers{of}")
     return array
 
 
@@ -157,6 +162,8 @@ def _cast(array: Array, dtype: np.dtype[Any], *, given: bool) -> Array:
     of number, or one that is out of range, is not. Plain lists only need values that fit."""
     if array.dtype == dtype:
         return array
+    if not given and not array.size:
+        return array.astype(dtype)
     kinds = f"delta of {array.dtype} for a table of {dtype}"
     if given and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise InvalidType(
@@ -167,14 +174,16 @@ def _cast(array: Array, dtype: np.dtype[Any], *, given: bool) -> Array:
         raise InvalidType(f"{kinds}: fractions would be lost; pass whole numbers")
     if array.dtype.kind == "c" and dtype.kind != "c":
         raise InvalidType(f"{kinds}: imaginary parts would be lost")
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-    if dtype.kind in "iu":
-        fits = np.array_equal(cast, array)
-    else:
-        fits = bool((np.isfinite(cast) | ~np.isfinite(array)).all())
-    if not fits:
-        raise InvalidValue(f"{kinds}: some numbers are too large for it")
+    exact = dtype.kind in "iu"
+    fits = cast == array if exact else np.isfinite(cast) | ~np.isfinite(array)
+    if not fits.all():
+        limits = np.iinfo(dtype) if exact else np.finfo(dtype)
+        raise InvalidValue(
+            f"{kinds}: {array[~fits].flat[0]} is out of range; expected {limits.min} to "
+            f"{limits.max}"
+        )
     return cast
 
 
@@ -211,10 +220,11 @@ def as_out(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     adapter = adapters.of(value)
     if adapter is None:
         raise InvalidType(f"out= is {_named(value)}; expected an array")
-    view, _ = adapter.view(value)
-    if view.shape != tuple(shape) or view.dtype != dtype:
+    view, element = adapter.view(value)
+    # by their names: NumPy has no bfloat16
+    if view.shape != tuple(shape) or element != dtype.name:
         raise InvalidValue(
-            f"out= is {view.dtype}{list(view.shape)}; the result is {dtype}{list(shape)}"
+            f"out= is {element}{list(view.shape)}; the result is {dtype}{list(shape)}"
         )
     if not view.flags.writeable:
         raise InvalidValue("out= cannot be written to; pass an array of your own")
