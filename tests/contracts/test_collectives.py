@@ -1,26 +1,23 @@
 """What every engine's collectives do. Each test runs on every engine, launcher and size.
 
-Starting ranks costs more than the calls: all bodies of a size run in one launch, one after the
-other, each in a subgroup of its own. All ranks' inputs come from `given(rank, ...)`: every rank can
-work out what it should get.
+All bodies of a size run in one launch (`bodies.py`), each in a subgroup of its own. All ranks'
+inputs come from `given(rank, ...)`: every rank can work out what it should get.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from tests.contracts.conftest import CASES, SEVERAL, Failure, caller, results_of
+from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
 from weft.engines.local.slots import ROOM
 from weft.errors import Disagreement, InvalidType, InvalidValue, NotInitialized, Stalled, UsageError
 
+BODIES = Bodies(each_in="subgroup")
 OPS = ("sum", "mean", "prod", "min", "max")
 DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -74,67 +71,10 @@ def usable(group: Group) -> bool:
     return turn and group.all_reduce(1) == group.size
 
 
-# running the bodies
-
-_bodies: dict[str, Callable[[Group], Any]] = {}
-_of_several: set[str] = set()
-#: by launcher and size: what each rank's bodies returned, or how they failed
-_outcomes: dict[tuple[str, int], list[dict[str, Any]]] = {}
-
-
-def of_all(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
-    """Run this body in every group."""
-    _bodies[body.__name__] = body
-    return body
-
-
-def of_several(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
-    """Run this body in groups of more than one."""
-    _of_several.add(body.__name__)
-    return of_all(body)
-
-
-@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
-def outcome(request: pytest.FixtureRequest) -> Any:
-    """A function that tells what a body returned, by rank."""
-    return _outcome(request.param)
-
-
-@pytest.fixture(params=SEVERAL, ids=[f"{name}-{size}" for name, size in SEVERAL])
-def outcome_of_several(request: pytest.FixtureRequest) -> Any:
-    """As `outcome`, where there is more than one rank."""
-    return _outcome(request.param)
-
-
-def _outcome(case: tuple[str, int]) -> Any:
-    def of(body: Callable[[Group], Any]) -> list[Any]:
-        if case not in _outcomes:
-            names = [name for name in _bodies if case[1] > 1 or name not in _of_several]
-            _outcomes[case] = caller(*case)(run_all, {name: _bodies[name] for name in names})
-        return results_of(body, _outcomes[case])
-
-    of.size = case[1]  # type: ignore[attr-defined]
-    return of
-
-
-def run_all(group: Group, bodies: dict[str, Callable[[Group], Any]]) -> dict[str, Any]:
-    """What a rank does: body after body, until one fails."""
-    results: dict[str, Any] = {}
-    for name, body in bodies.items():
-        part = group.split(0)
-        assert part is not None
-        try:
-            results[name] = body(part)
-        except Exception:
-            results[name] = Failure(f"rank {group.rank}: {traceback.format_exc()}")
-            break
-    return results
-
-
 # what they return
 
 
-@of_all
+@BODIES.of_all
 def every_call_small_and_large(group: Group) -> list[bytes]:
     size, bits = group.size, []
     cases = [(dtype, (3, 4)) for dtype in DTYPES]
@@ -170,7 +110,7 @@ def test_every_call_small_and_large(outcome: Any) -> None:
     assert len(first) == 5 * (len(DTYPES) + 4) + 3 * 3
 
 
-@of_all
+@BODIES.of_all
 def layouts_lengths_and_places(group: Group) -> bool:
     size, rank = group.size, group.rank
     for length in (6, LARGE):
@@ -237,7 +177,7 @@ def test_layouts_lengths_and_places(outcome: Any) -> None:
     assert all(outcome(layouts_lengths_and_places))
 
 
-@of_all
+@BODIES.of_all
 def trees_and_objects(group: Group) -> bool:
     size, rank = group.size, group.rank
 
@@ -308,7 +248,7 @@ def test_trees_and_objects(outcome: Any) -> None:
     assert all(outcome(trees_and_objects))
 
 
-@of_all
+@BODIES.of_all
 def tensors(group: Group) -> list[bytes]:
     size, rank = group.size, group.rank
     torch.set_num_threads(1)  # mpirun leaves every rank all cores
@@ -360,7 +300,7 @@ def test_tensors(outcome: Any) -> None:
     assert len(first) == 6
 
 
-@of_all
+@BODIES.of_all
 def results_do_not_depend_on_timing(group: Group) -> list[bytes]:
     bits = []
     for run in range(3):
@@ -386,7 +326,7 @@ def test_results_do_not_depend_on_timing(outcome: Any) -> None:
 # async
 
 
-@of_all
+@BODIES.of_all
 def async_calls(group: Group) -> bool:
     size, rank = group.size, group.rank
     parts = [given(of, (LARGE,)) for of in range(size)]
@@ -447,7 +387,7 @@ def test_async_calls(outcome: Any) -> None:
     assert all(outcome(async_calls))
 
 
-@of_all
+@BODIES.of_all
 def async_errors_come_with_wait(group: Group) -> int:
     caught = 0
     handle = group.all_reduce(np.ones(3), "mean", weight=0, async_op=True)
@@ -467,7 +407,7 @@ def test_async_errors_come_with_wait(outcome: Any) -> None:
     assert outcome(async_errors_come_with_wait) == [2] * outcome.size
 
 
-@of_several
+@BODIES.of_several
 def waiting_for_others_can_end_before_the_call(group: Group) -> bool:
     side = group.split(0)
     assert side is not None
@@ -503,7 +443,7 @@ def test_waiting_for_others_can_end_before_the_call(outcome_of_several: Any) -> 
 # groups
 
 
-@of_all
+@BODIES.of_all
 def subgroups_and_survivors(group: Group) -> bool:
     size, rank = group.size, group.rank
     parity = group.split(rank % 2, key=-rank)  # in the other order
@@ -550,7 +490,7 @@ def test_subgroups_and_survivors(outcome: Any) -> None:
 # what ranks disagree on
 
 
-@of_several
+@BODIES.of_several
 def disagreements(group: Group) -> int:
     # by rank 0, by the others, and what the text shows of each
     forms: list[tuple[Any, Any, str, str]] = [
@@ -690,7 +630,7 @@ def test_disagreements(outcome_of_several: Any) -> None:
     assert outcome_of_several(disagreements) == [2 * (18 + 3)] * outcome_of_several.size
 
 
-@of_several
+@BODIES.of_several
 def one_rank_refuses(group: Group) -> tuple[int, int]:
     refused = heard = 0
     wrong: list[tuple[Any, str]] = [
@@ -747,7 +687,7 @@ def test_one_rank_refuses(outcome_of_several: Any) -> None:
     assert sum(refused for refused, _ in results) == calls
 
 
-@of_all
+@BODIES.of_all
 def bad_input(group: Group) -> list[str]:
     one = np.ones(3)
     frozen = np.ones(3)

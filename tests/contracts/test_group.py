@@ -1,71 +1,24 @@
 """What every engine's group does. Each test runs on every engine, launcher and size.
 
-Starting ranks costs more than the calls: all bodies of a size run in one launch, one after the
-other, each in a round of its own.
+All bodies of a size run in one launch (`bodies.py`), each in a round of its own.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import weft
-from tests.contracts.conftest import CASES, Failure, caller, results_of
+from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
 from weft.engines.serial import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
 
-_bodies: dict[str, Callable[[Group], Any]] = {}
-#: by launcher and size: what each rank's bodies returned, or how they failed
-_outcomes: dict[tuple[str, int], list[dict[str, Any]]] = {}
+BODIES = Bodies(each_in="round")
 
 
-def of_all(body: Callable[[Group], Any]) -> Callable[[Group], Any]:
-    """Run this body in every group."""
-    _bodies[body.__name__] = body
-    return body
-
-
-@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
-def outcome(request: pytest.FixtureRequest) -> Any:
-    """A function that tells what a body returned, by rank."""
-    case = request.param
-
-    def of(body: Callable[[Group], Any]) -> list[Any]:
-        if case not in _outcomes:
-            _outcomes[case] = caller(*case)(run_all, _bodies)
-        return results_of(body, _outcomes[case])
-
-    of.size = case[1]  # type: ignore[attr-defined]
-    return of
-
-
-def run_all(group: Group, bodies: dict[str, Callable[[Group], Any]]) -> dict[str, Any]:
-    """What a rank does: body after body, each in a fresh group, until one fails."""
-    results: dict[str, Any] = {}
-    for name, body in bodies.items():
-        try:
-            results[name] = body(group)
-            group = another(group)
-        except Exception:
-            results[name] = Failure(f"rank {group.rank}: {traceback.format_exc()}")
-            break
-    return results
-
-
-def another(group: Group) -> Group:
-    """A fresh group of the same engine and ranks."""
-    if isinstance(group, SerialGroup):
-        return SerialGroup(timeout=60.0)
-    weft.shutdown()
-    return weft.init()
-
-
-@of_all
+@BODIES.of_all
 def ranks_count_from_zero(group: Group) -> Any:
     return group.rank, group.size, group.generation, group.is_master, group.name
 
@@ -76,7 +29,7 @@ def test_ranks_count_from_zero(outcome: Any) -> None:
     assert outcome(ranks_count_from_zero) == expected
 
 
-@of_all
+@BODIES.of_all
 def barrier_waits_for_the_slowest(group: Group) -> list[tuple[float, float]]:
     times = []
     for step in range(20):
@@ -95,7 +48,7 @@ def test_barrier_waits_for_the_slowest(outcome: Any) -> None:
         assert min(after for _, after in step) >= last_arrival
 
 
-@of_all
+@BODIES.of_all
 def split_orders_by_key_then_rank(group: Group) -> Any:
     backwards = group.split(7, key=-group.rank)
     parity = group.split(group.rank % 2)
@@ -119,7 +72,7 @@ def test_split_orders_by_key_then_rank(outcome: Any) -> None:
         assert first_only == ((0, 1, "world/3.0") if rank == 0 else None)
 
 
-@of_all
+@BODIES.of_all
 def subgroups_nest_and_work_side_by_side(group: Group) -> list[int]:
     pair = group.split(group.rank // 2)
     assert pair is not None
@@ -138,7 +91,7 @@ def test_subgroups_nest_and_work_side_by_side(outcome: Any) -> None:
     ]
 
 
-@of_all
+@BODIES.of_all
 def survivors_of_an_unhurt_group_are_all(group: Group) -> Any:
     for _ in range(3):
         group = group.survivors()
@@ -153,7 +106,7 @@ def test_survivors_of_an_unhurt_group_are_all(outcome: Any) -> None:
     ]
 
 
-@of_all
+@BODIES.of_all
 def a_left_group_says_so(group: Group) -> int:
     group.barrier()
     group.leave()
@@ -191,7 +144,7 @@ def test_wrong_colors_are_refused(color: Any) -> None:
         SerialGroup(timeout=60.0).split(color)
 
 
-@of_all
+@BODIES.of_all
 def wrong_values_cost_nothing(group: Group) -> bool:
     for wrong in (lambda: group.barrier(timeout=-1), lambda: group.split(2**70)):
         try:
