@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from weft._core import rows
 from weft._core.tables import Array, Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
-from weft.engines.base import Group, Store, left
+from weft.engines.base import Group, Store, forked, left
 from weft.engines.memory import check_memory
 
 
@@ -18,7 +20,7 @@ class SerialStore(Store):
         arrays = 1 + len(spec.updater.state)
         check_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
         self.spec, self.steps = spec, 0
-        self._group = group
+        self._group, self._process = group, os.getpid()
         self._rows = np.zeros(spec.shape, spec.dtype)
         self._state = {name: np.zeros(spec.shape, spec.dtype) for name in spec.updater.state}
         if values is not None:
@@ -34,10 +36,12 @@ class SerialStore(Store):
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         self._check_use(timeout)
         updater = self.spec.updater
+        if ids is not None and not ids.size:
+            return
         self.steps += 1
         if ids is None:
             updater.update(self._rows, self._state, delta, self.steps)
-        elif ids.size:
+        else:
             ids, delta = rows.merge(ids, delta)
             rows.update((self._rows, self._state), ids, delta, updater, self.steps)
 
@@ -49,6 +53,8 @@ class SerialStore(Store):
         return {"rows": self._rows, **self._state}
 
     def _check_use(self, timeout: float | None) -> None:
+        if os.getpid() != self._process:
+            raise forked(f"table {self.spec.name!r}", self._process)
         if self._group.latest.has_left:
             raise left(f"table {self.spec.name!r}'s group")
         if timeout is not None:
