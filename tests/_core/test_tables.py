@@ -49,6 +49,10 @@ def test_a_spec_is_shown_as_it_would_be_written() -> None:
         "ArrayTable(5, dtype='int16', updater=add, consistency=ssp(2), exact=False, name='x')"
     )
     assert (other.n_rows, other.row_shape, other.nbytes) == (5, (), 10)
+    # the arrays beside the rows belong to it, and a function's name does not tell them
+    rule = updaters.custom(lambda rows, state, delta: None, state=["a", "b"], name="mine")
+    custom = TableSpec("ArrayTable", (5,), F4, rule, BSP, True, "x")
+    assert "updater=mine(state=('a', 'b')), consistency=bsp" in str(custom)
 
 
 # sizes and dtypes

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weft import adapters
 from weft._core import updaters
 from weft._core.consistency import Consistency
-from weft._core.updaters import Updater
+from weft._core.updaters import BUILT_IN, Updater
 from weft.errors import InvalidType, InvalidValue
 
 Array = NDArray[Any]
@@ -41,9 +41,12 @@ class TableSpec:
     name: str
 
     def __str__(self) -> str:
+        updater = str(self.updater)
+        if self.updater.state and self.updater.name not in BUILT_IN:
+            updater += f"(state={self.updater.state!r})"
         options = [
             f"dtype={self.dtype.name!r}",
-            f"updater={self.updater}",
+            f"updater={updater}",
             f"consistency={self.consistency}",
         ]
         if self.updater.state and self.updater.name not in updaters.BUILT_IN:
@@ -129,7 +132,12 @@ def as_array(value: Any, what: str) -> Array:
 
 
 def as_delta(
-    value: Any, shape: Sequence[int], dtype: np.dtype[Any], *, check_finite: bool = False
+    value: Any,
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
+    *,
+    check_finite: bool = False,
+    what: str = "delta",
 ) -> Array:
     """What is added, as an array of the table's dtype and of this shape. Flat is as good.
 
@@ -139,7 +147,7 @@ def as_delta(
     if type(value) is np.ndarray and value.dtype is dtype:
         array = value  # the usual case
     else:
-        array = _cast(as_array(value, "delta"), dtype, given=hasattr(value, "dtype"))
+        array = _cast(as_array(value, what), dtype, what, given=hasattr(value, "dtype"))
     if array.shape != tuple(shape):
         if array.size != prod(shape) or array.ndim != 1:
             raise InvalidValue(
@@ -157,14 +165,14 @@ def as_delta(
     return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
 
 
-def _cast(array: Array, dtype: np.dtype[Any], *, given: bool) -> Array:
+def _cast(array: Array, dtype: np.dtype[Any], what: str, *, given: bool) -> Array:
     """The same numbers in the table's dtype. Rounding is allowed, as in NumPy's `+=`; another kind
     of number, or one that is out of range, is not. Plain lists only need values that fit."""
     if array.dtype == dtype:
         return array
     if not given and not array.size:
         return array.astype(dtype)
-    kinds = f"delta of {array.dtype} for a table of {dtype}"
+    kinds = f"{what} of {array.dtype} for a table of {dtype}"
     if given and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise InvalidType(
             f"{kinds}: the cast would lose values; convert it yourself, or make the "

@@ -21,4 +21,7 @@ def check_memory(what: str, size: int, remedy: str) -> None:
 
 def amount(size: int) -> str:
     """Bytes as people say them."""
-    return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size:,} bytes"
+    if size < 10_000_000:
+        return f"{size:,} bytes"
+    whole, hundredths = divmod(size // 10_000_000, 100)  # not a float: it may be too large for one
+    return f"{whole}.{hundredths:02d} GB"

@@ -20,6 +20,7 @@ what it then reads does not change under it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 import time
@@ -78,11 +79,14 @@ def make_store(
             check_memory(f"{spec.kind} {spec.name!r}", nbytes, "make it smaller")
         except OutOfMemory as error:
             trouble = str(error)
-    said = meeting.exchange(TABLE, f"{trouble}\n{spec}".encode()[:MAILBOX_BYTES], timeout)
-    troubles, specs = zip(
-        *(text.decode(errors="ignore").split("\n", 1) for text in said), strict=True
+    # a message may be too short for all of it: the digest tells whether ranks mean the same
+    digest = hashlib.sha256(str(spec).encode()).hexdigest()[:32]
+    message = "\n".join((digest, trouble[: MAILBOX_BYTES // 2], str(spec)))
+    said = meeting.exchange(TABLE, message.encode()[:MAILBOX_BYTES], timeout)
+    digests, troubles, specs = zip(
+        *(text.decode(errors="ignore").split("\n", 2) for text in said), strict=True
     )
-    if len(set(specs)) > 1:
+    if len(set(digests)) > 1:
         raise meeting.disagreement(dict(enumerate(specs)))
     if troubles[0]:
         raise OutOfMemory(troubles[0])
@@ -142,6 +146,8 @@ class LocalStore(Store):
     def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
             raise self._unusable()
+        if timeout is not None:
+            checked(timeout)
         if self._bsp:
             with self._turn:  # an add of another thread would let the others change what is read
                 self._check_turn()
