@@ -21,13 +21,14 @@ _KINDS = {"ArrayTable": tables.ArrayTable, "MatrixTable": tables.MatrixTable}
 
 def save(table: tables.Table, path: str | os.PathLike[str]) -> None:
     """What `table.save` does."""
-    where = _checked(path)
-    table.finish()
     group = table.group
+    where = _checked(group, "save", path)
+    table.finish()
     group.barrier()  # from here on nobody adds, until all have heard that it is written
 
     def write() -> None:
-        checkpoint.write(where, _header(table), table._store.arrays())
+        arrays = table._store.arrays()  # under bsp this applies the last clock: count steps after
+        checkpoint.write(where, _header(table), arrays)
 
     _by_master(group, write)
 
@@ -39,8 +40,8 @@ def save_all(folder: str | os.PathLike[str]) -> list[str]:
     Every rank calls it. A file has its table's name, with `.weft` behind it. Raises what
     `table.save` raises, and UsageError if ranks have different tables left.
     """
-    where = _checked(folder)
     group = session.group()
+    where = _checked(group, "save_all", folder)
     found = [cast(tables.Table, table) for table in session.tables()]
     names = group.all_gather("\n".join(table.name for table in found))
     if any(other != names[0] for other in names):
@@ -65,8 +66,8 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> tables.Table:
     Raises DamagedFile if the file is not, or no longer, a saved table, FileNotFoundError and the
     like, on every rank.
     """
-    where = _checked(path)
     group = session.group()
+    where = _checked(group, "load", path)
     held: dict[str, np.ndarray[Any, Any]] = {}
 
     def read() -> dict[str, Any]:
@@ -92,6 +93,7 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> tables.Table:
         consistency=ssp(slack) if slack else header["consistency"],
         exact=header["exact"],
         name=header["name"],
+        check_finite=header["check_finite"],
     )
     if group.is_master:
         for name, array in made._store.arrays().items():
@@ -114,6 +116,7 @@ def _header(table: tables.Table) -> dict[str, Any]:
         "slack": spec.consistency.slack,
         "exact": spec.exact,
         "name": spec.name,
+        "check_finite": table._check_finite,
         "steps": table._store.steps,
     }
 
@@ -141,10 +144,13 @@ def _by_master(group: Group, work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def _checked(path: object) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidType(f"path={path!r}: expected a path, as a string or a pathlib.Path")
-    return Path(path)
+def _checked(group: Group, call: str, path: object) -> Path:
+    """A path; what is none is refused, and the others are told instead of waiting."""
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    error = InvalidType(f"path={path!r}: expected a path, as a string or a pathlib.Path")
+    group.refuse(call, error)
+    raise error
 
 
 def _file_names(names: list[str]) -> list[str]:

@@ -150,6 +150,8 @@ def _checked_names(state: object) -> tuple[str, ...]:
         raise InvalidType(f"{call}: expected a tuple or list of strings, as in state=('mean',)")
     if not all(state) or len(set(state)) < len(state):
         raise InvalidValue(f"{call}: expected names that are distinct, none of them empty")
+    if "rows" in state:  # a saved table has the rows under this name
+        raise InvalidValue(f"{call}: expected other names than 'rows', which are the table's own")
     return tuple(state)
 
 
