@@ -37,6 +37,8 @@ from weft.engines.local.background import Background
 from weft.errors import InvalidType, InvalidValue
 
 _LONGEST_NAME = 100
+#: what errors call it
+_START = "the array to start from"
 
 
 class Table:
@@ -230,7 +232,8 @@ class ArrayTable(Table):
             values = _values(size_or_array, 1)
             shape = (check_size("size", size_or_array),) if values is None else values.shape
             options = _Options(dtype, updater, consistency, exact, device, name)
-            return _spec("ArrayTable", shape, values, options)
+            start = None if values is None else size_or_array
+            return _spec("ArrayTable", shape, start, options)
 
         super().__init__(make_spec, size_or_array, check_finite=check_finite)
 
@@ -275,11 +278,15 @@ class MatrixTable(Table):
                     )
                 shape = check_size("n_rows", n_rows_or_array), check_size("n_cols", n_cols)
             elif n_cols is not None and n_cols != values.shape[1]:
-                raise InvalidValue(f"n_cols={n_cols!r} with a matrix of shape {values.shape}")
+                raise InvalidValue(
+                    f"n_cols={n_cols!r} with a matrix of shape {values.shape} to start from; "
+                    f"expected {values.shape[1]}, or only the matrix"
+                )
             else:
                 shape = values.shape
             options = _Options(dtype, updater, consistency, exact, device, name)
-            return _spec("MatrixTable", shape, values, options)
+            start = None if values is None else n_rows_or_array
+            return _spec("MatrixTable", shape, start, options)
 
         super().__init__(make_spec, n_rows_or_array, check_finite=check_finite)
 
@@ -298,7 +305,7 @@ def _values(given: Any, ndim: int) -> Array | None:
     """The array to start from; None if a size was given."""
     if adapters.of(given) is None and not isinstance(given, (list, tuple, range)):
         return None
-    array = as_array(given, "the array to start from")
+    array = as_array(given, _START)
     if array.ndim != ndim or not array.size:
         raise InvalidValue(
             f"an array of shape {array.shape} to start from; expected {ndim} dimension"
@@ -308,7 +315,7 @@ def _values(given: Any, ndim: int) -> Array | None:
 
 
 def _spec(
-    kind: str, shape: tuple[int, ...], values: Array | None, options: _Options
+    kind: str, shape: tuple[int, ...], start: Any, options: _Options
 ) -> tuple[TableSpec, Array | None]:
     """What is to be made, and what it starts with."""
     if options.device != "cpu":
@@ -325,4 +332,4 @@ def _spec(
         raise InvalidValue(f"name={name!r}: expected up to {_LONGEST_NAME} printable characters")
     consistency = consistencies.resolve(options.consistency)
     spec = TableSpec(kind, shape, dtype, updater, consistency, options.exact, name)
-    return spec, None if values is None else as_delta(values, shape, dtype)
+    return spec, None if start is None else as_delta(start, shape, dtype, what=_START)
