@@ -1,14 +1,34 @@
 """Multiverso's names on top of weft, so that programs written for it run as they are.
 
-So far the session: `init`, `shutdown`, `barrier` and who is who. Tables follow
-with `weft.ArrayTable` and `weft.MatrixTable`.
+    multiverso/
+      __init__.py      init, shutdown, barrier, who is who
+      tables.py        ArrayTableHandler, MatrixTableHandler
+      torch_ext.py     the same names with torch's tensors, as the Lua binding had them
+      theano_ext/      shared variables of PyTensor, parameters of Lasagne's and Keras's models
+      _session.py      what `init(sync=...)` chose
+      _packages.py     frameworks, loaded when something of theirs is used
+
+    import multiverso as mv
+
+    mv.init()
+    table = mv.ArrayTableHandler(10)
+    table.add(range(10))
+    mv.barrier()
+    table.get()      # everybody's adds
+    mv.shutdown()
+
+Errors are weft's: see `weft.errors`.
 """
 
 from __future__ import annotations
 
 import weft
+from multiverso import _session
+from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 
 __all__ = [
+    "ArrayTableHandler",
+    "MatrixTableHandler",
     "barrier",
     "init",
     "is_master_worker",
@@ -20,14 +40,18 @@ __all__ = [
 ]
 
 
-def init() -> None:
-    """Join this program's group; alone without a launcher."""
-    weft.init()
+def init(sync: bool = False) -> None:
+    """Join this program's group; alone without a launcher.
+
+    `sync=True`: a worker that has added j times to a table sees, when it next gets it, exactly
+    everybody's first j adds. Otherwise workers do not wait for each other.
+    """
+    _session.begin(sync)
 
 
 def shutdown() -> None:
-    """Leave the group."""
-    weft.shutdown()
+    """Leave the group. Whoever waits for this worker's next add goes on without it."""
+    _session.end()
 
 
 def barrier() -> None:
@@ -51,14 +75,10 @@ def worker_id() -> int:
 
 
 def server_id() -> int:
-    """This process's number as a server: every worker keeps its share of the tables."""
+    """This process's number as a server: every worker keeps the tables with the others."""
     return weft.rank()
 
 
 def is_master_worker() -> bool:
     """Whether this is worker 0, which validates, prints and sets initial values."""
     return weft.is_master()
-
-
-def __getattr__(name: str) -> object:
-    raise AttributeError(f"multiverso.{name} is not in this release of weft; it comes later")

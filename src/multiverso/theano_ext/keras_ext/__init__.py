@@ -1,0 +1,1 @@
+"""Keras 3's models: `param_manager.KerasParamManager`, `callbacks.MVCallback`."""

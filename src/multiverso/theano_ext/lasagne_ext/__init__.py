@@ -1,0 +1,1 @@
+"""Networks of Lasagne's kind: `param_manager.MVNetParamManager`."""

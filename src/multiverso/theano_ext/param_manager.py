@@ -1,0 +1,74 @@
+"""The parameters of a model, kept in step with the other workers': `weft.ModelTable` under
+Multiverso's names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import weft
+from multiverso import _session
+
+
+class MVModelParamManager(ABC):
+    """Shares a model's parameters. A subclass says how they are read and written.
+
+    class MyManager(MVModelParamManager):
+        def get_all_param_values(self):
+            return [self.model.weights, self.model.bias]
+
+        def set_all_param_values(self, params):
+            self.model.weights, self.model.bias = params
+
+    When it is made, every worker's model gets the master's values. All workers make their
+    managers, and their tables, in the same order.
+
+    Raises what `weft.ModelTable` does.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._values = self._read()
+        self._table = weft.ModelTable(self._values, consistency=_session.consistency())
+        self._write()
+
+    @abstractmethod
+    def get_all_param_values(self) -> Sequence[Any]:
+        """The values of the model's parameters, in an order that does not change."""
+
+    @abstractmethod
+    def set_all_param_values(self, params: Sequence[NDArray[Any]]) -> None:
+        """Give the parameters these values, in the same order."""
+
+    def sync_all_param(self) -> None:
+        """Add the change since the last sync to the tables, and take the latest values."""
+        for value, now in zip(self._values, self.get_all_param_values(), strict=True):
+            np.copyto(value, now)
+        self._table.sync()
+        self._write()
+
+    def _read(self) -> list[NDArray[Any]]:
+        group = weft.group()
+        try:
+            return [np.array(value) for value in self.get_all_param_values()]
+        except Exception as error:
+            group.refuse(type(self).__name__, error)  # the others do not wait for its table
+            raise
+
+    def _write(self) -> None:
+        self.set_all_param_values([value.copy() for value in self._values])
+
+
+class KnownModelManager(MVModelParamManager):
+    """Shares the parameters of a model that weft reads and writes itself."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._table = weft.ModelTable(model, consistency=_session.consistency())
+
+    def sync_all_param(self) -> None:
+        self._table.sync()

@@ -1,0 +1,79 @@
+"""Multiverso's binding for Torch: the same names, with handlers that return tensors.
+
+    import torch
+    from multiverso import torch_ext as mv
+
+    mv.init()
+    table = mv.ArrayTableHandler(model_size)
+    table.add(gradients)
+    parameters.copy_(table.get())
+    mv.shutdown()
+
+Data may be tensors of any device, or lists. What `get` returns is on the CPU; as in Torch,
+`tensor.copy_` takes it to where it belongs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import multiverso
+from multiverso import barrier, init, num_workers, shutdown, worker_id
+from multiverso._packages import need
+
+__all__ = [
+    "ArrayTableHandler",
+    "MatrixTableHandler",
+    "barrier",
+    "init",
+    "num_workers",
+    "shutdown",
+    "worker_id",
+]
+
+
+class ArrayTableHandler(multiverso.ArrayTableHandler):
+    """`size` numbers that all workers read, as a tensor, and add to."""
+
+    def __init__(self, size: int, init_value: Any = None, *, dtype: Any = "float32") -> None:
+        self._torch = need("torch", "multiverso.torch_ext")
+        super().__init__(size, _near(init_value), dtype=dtype)
+
+    @classmethod
+    def new(cls, size: int) -> ArrayTableHandler:
+        """The constructor, as Lua spelled it."""
+        return cls(size)
+
+    def get(self) -> Any:
+        """A copy of the latest values: a tensor of one dimension."""
+        return self._torch.from_numpy(super().get())
+
+    def add(self, data: Any, sync: bool = False) -> None:
+        super().add(_near(data), sync)
+
+
+class MatrixTableHandler(multiverso.MatrixTableHandler):
+    """Rows that workers read, as a tensor, and add to: all or some."""
+
+    def __init__(
+        self, num_row: int, num_col: int, init_value: Any = None, *, dtype: Any = "float32"
+    ) -> None:
+        self._torch = need("torch", "multiverso.torch_ext")
+        super().__init__(num_row, num_col, _near(init_value), dtype=dtype)
+
+    @classmethod
+    def new(cls, num_row: int, num_col: int) -> MatrixTableHandler:
+        """The constructor, as Lua spelled it."""
+        return cls(num_row, num_col)
+
+    def get(self, row_ids: Any = None) -> Any:
+        """A copy of all rows, or of those named: a tensor of two dimensions."""
+        return self._torch.from_numpy(super().get(_near(row_ids)))
+
+    def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
+        super().add(_near(data), _near(row_ids), sync)
+
+
+def _near(value: Any) -> Any:
+    """The same numbers in the memory of the CPU."""
+    return value.cpu() if hasattr(value, "cpu") else value
