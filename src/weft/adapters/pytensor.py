@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 
+from weft import adapters
 from weft.adapters import containers
 
 NAME = "pytensor"
@@ -34,8 +35,9 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     forms = {name: (_value(one).dtype, _value(one).shape) for name, one in parameters.items()}
     containers.refuse_misfits(forms, arrays)
     for variable, array in zip(parameters.values(), arrays, strict=True):
-        if _value(variable).flags.writeable:
-            np.copyto(_value(variable), array)  # no fresh memory, unlike set_value
+        held = variable.get_value(borrow=True)
+        if isinstance(held, np.ndarray) and held.flags.writeable:
+            np.copyto(held, array)  # no fresh memory, unlike set_value
         else:
             variable.set_value(array)
 
@@ -70,5 +72,8 @@ def _is_parameter(leaf: Any) -> bool:
 
 
 def _value(variable: Any) -> Any:
-    """The array that a shared variable holds, itself."""
-    return variable.get_value(borrow=True)
+    """The array that a shared variable holds, itself. Functions compiled for JAX or PyTorch leave
+    theirs there."""
+    held = variable.get_value(borrow=True)
+    library = None if isinstance(held, np.ndarray) else adapters.of(held)
+    return held if library is None else library.read_array(held)

@@ -59,10 +59,16 @@ def variables(model: Any) -> list[Any]:
     return [leaf for _, leaf in containers.leaves(model)]
 
 
+def by_jax(model: Any) -> Callable[[], object]:
+    (first,) = variables(model)
+    return pytensor.function([], [], updates=[(first, pt.sqrt(first + 1))], mode="JAX")  # type: ignore[no-any-return]
+
+
 SUBJECTS = {
     "list": Subject(weights, descent, variables, False),
     "dict": Subject(by_key, counting, variables, False),
     "alone": Subject(alone, counting, variables, False),
+    "in JAX's hands": Subject(alone, by_jax, variables, False),
 }
 
 
@@ -100,6 +106,20 @@ def test_a_readonly_value_is_replaced() -> None:
     adapters.named("pytensor").write(model, [np.zeros(3)])
     assert model.get_value().tolist() == [0, 0, 0]
     assert borrowed.tolist() == [1, 1, 1]
+
+
+def test_values_that_another_library_left_there() -> None:
+    """Functions compiled for JAX leave its arrays in a variable, which still is a model."""
+    model = alone()
+    step = pytensor.function([], [], updates=[(model, model + 1)], mode="JAX")
+    step()
+    assert not isinstance(model.get_value(borrow=True), np.ndarray)
+    assert adapters.of_model(model) is adapters.named("pytensor")
+    (array,) = adapters.named("pytensor").read(model)
+    assert array.tolist() == [2, 2, 2]
+    adapters.named("pytensor").write(model, [np.full(3, 5.0)])
+    step()
+    assert adapters.named("pytensor").read(model)[0].tolist() == [6, 6, 6]
 
 
 @pytest.fixture
