@@ -163,6 +163,7 @@ class _Part:
     def exchange(self, timeout: float | None) -> None:
         """Add what has changed since the last time, and take the latest."""
         if self._alone:
+            self.table._store.arrays()  # refuses after shutdown
             return
         old, new = (self._current, self._last) if self._against else (self._last, self._current)
         np.subtract(new, old, out=self._change)

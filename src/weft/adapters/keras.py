@@ -58,6 +58,8 @@ def _weights_of(layer: Any) -> Iterator[tuple[str, Any]]:
         raise InvalidValue(
             f"{layer.name} has no weights yet: pass it a batch, or call its build(input_shape)"
         )
+    if hasattr(layer, "jax_state_sync"):
+        layer.jax_state_sync()  # during fit on JAX the values are the trainer's: fetch them
     for position, variable in enumerate(layer.weights):
         yield f"{position}.{variable.name}", variable
 
