@@ -31,7 +31,7 @@ def run_in_turn(
     traces = folder / "traces"  # frameworks leave things in the temporary folder
     traces.mkdir(exist_ok=True)
     # a compiler takes longer than all the rest; small graphs do without
-    env = {"TMPDIR": str(traces), "PYTENSOR_FLAGS": "linker=py"}
+    env = {"TMPDIR": str(traces), "PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
     paths = [str(PROGRAMS / f"{name}.py") for name in names]
     runner = PROGRAMS / "in_turn.py"
     if launcher == "python":

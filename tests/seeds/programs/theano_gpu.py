@@ -5,7 +5,7 @@ import sys
 
 frameworks = {"pytensor", "torch", "jax", "keras"} & set(sys.modules)
 
-import multiverso as mv  # noqa: E402  what was imported before is counted first
+import multiverso as mv
 
 mv.init()
 worker_id = mv.worker_id()
@@ -16,7 +16,7 @@ if "THEANO_FLAGS" not in os.environ:
     os.environ["THEANO_FLAGS"] = flags
 
 # import theano after this
-import pytensor as theano  # noqa: E402
+import pytensor as theano
 
 assert os.environ["THEANO_FLAGS"] == f"floatX=float32,device=gpu{mv.worker_id()},lib.cnmem=1"
 assert theano.shared(1.5).get_value() == 1.5
