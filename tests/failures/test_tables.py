@@ -422,8 +422,8 @@ else:
         except Stalled:  # the other may have come to its end
             pass
 for one in (case, other):
-    store = one.table._store
-    assert store._begun[group.rank] == store._ended[group.rank]
+    changes = one.table._store._changes
+    assert changes.begun[group.rank] == changes.ended[group.rank]
 if sys.argv[1] == "bsp":
     most = group.all_reduce(case.own, "max")
     while case.own < most:

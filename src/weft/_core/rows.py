@@ -68,10 +68,19 @@ def merge(ids: Ids, delta: Array) -> tuple[Ids, Array]:
 
 
 def update(
-    arrays: tuple[Array, Mapping[str, Array]], ids: Ids, delta: Array, updater: Updater, step: int
+    arrays: tuple[Array, Mapping[str, Array]],
+    ids: Ids | slice,
+    delta: Array,
+    updater: Updater,
+    step: int,
 ) -> None:
-    """Update some rows of a table, given with its state; each id is named once."""
+    """Update some rows of a table, given with its state: those of a range, or with these ids, each
+    of which is named once."""
     table, state = arrays
+    if isinstance(ids, slice):
+        beside = {name: array[ids] for name, array in state.items()}
+        updater.update(table[ids], beside, delta, step)
+        return
     rows = table.take(ids, 0)
     beside = {name: array.take(ids, 0) for name, array in state.items()}
     updater.update(rows, beside, delta, step)

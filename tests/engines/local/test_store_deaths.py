@@ -19,14 +19,14 @@ import weft
 from weft._core import updaters
 from weft._core.consistency import resolve
 from weft._core.tables import TableSpec
-from weft.engines.local import blocks, store, table_memory, waiting
+from weft.engines.local import blocks, staging, table_memory, waiting
 from weft.engines.local.locks import Lock
 from weft.engines.local.segment import Block
 from weft.engines.local.store import LocalStore
 from weft.engines.local.table_memory import TableMemory
 
 ROWS, SIZE, VICTIM = 6, 3, 1
-TRACED = ("store.py", "clocks.py", "rows.py", "waiting.py")
+TRACED = ("store.py", "staging.py", "changes.py", "clocks.py", "rows.py", "waiting.py")
 
 
 class Roster:
@@ -137,7 +137,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stripes and parts of two rows."""
     monkeypatch.setattr(table_memory, "_STRIPE", 2 * SIZE * 8)
-    monkeypatch.setattr(store, "_PART", 2)
+    monkeypatch.setattr(staging, "_PART", 2)
 
 
 @pytest.mark.parametrize("exact", [True, False])

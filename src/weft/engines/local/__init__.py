@@ -30,7 +30,9 @@ collectives.py  a collective, from the first step to the last
 background.py   the thread behind async calls
 table_memory.py where everything of a table lies
 clocks.py       how many adds each rank has made, and waiting for the others
-store.py        a table's rows: reading, adding, and what a death leaves
+changes.py      who is changing which rows, and what a death leaves
+staging.py      the deltas of bsp, and how they are applied
+store.py        a table's rows: reading and adding
 group.py        the group
 output.py       what ranks print
 launcher.py     `weft run`

@@ -24,7 +24,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
@@ -35,6 +35,7 @@ from weft._core.split import part_of
 from weft._core.tables import Array, Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
 from weft.engines.base import Store
+from weft.engines.local.changes import Changes
 from weft.engines.local.clocks import Clocks
 from weft.engines.local.common import make_block
 from weft.engines.local.locks import Lock
@@ -42,17 +43,8 @@ from weft.engines.local.meeting import TABLE, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.recorder import Recorder
 from weft.engines.local.segment import Block
-from weft.engines.local.table_memory import (
-    APPLIED,
-    COUNT,
-    HIGHEST,
-    INTERRUPTED,
-    LOWEST,
-    NAMED,
-    PROGRESS,
-    WHOLE,
-    TableMemory,
-)
+from weft.engines.local.staging import Staging
+from weft.engines.local.table_memory import TableMemory
 from weft.engines.memory import check_memory
 from weft.errors import OutOfMemory, UsageError
 
@@ -61,8 +53,6 @@ from weft.errors import OutOfMemory, UsageError
 _CHUNK = 32 << 20
 #: how often rows are copied again before a reader takes the lock
 _TRIES = 3
-#: rows of a clock that are applied between two notes of how far it has come
-_PART = 1 << 16
 
 
 def make_store(
@@ -116,25 +106,22 @@ class LocalStore(Store):
     ) -> None:
         self.spec = spec
         roster, members = meeting.roster, meeting.members
-        self._members, self._roster, self._log = tuple(members), roster, log
+        self._roster, self._timeout = roster, timeout
         self._rank, self._size = meeting.rank, len(members)
-        self._generation, self._timeout = meeting.generation, timeout
-        self._memory = TableMemory(spec, self._size, block)
-        self._words = block.words
-        self._rows, self._state = self._memory.rows, self._memory.state
-        self._arrays = self._rows, self._state
-        self._steps = self._memory.steps
+        self._memory = memory = TableMemory(spec, self._size, block)
+        self._rows, self._state = self._arrays = memory.rows, memory.state
+        self._steps = memory.steps
         self._table, *self._stripes = (
             Lock(one, roster=roster, log=log, members=members, timeout=timeout)
-            for one in self._memory.lock_blocks()
+            for one in memory.lock_blocks()
         )
-        self._clocks = Clocks(block, self._memory, meeting=meeting, log=log)
-        begun, ended = self._memory.begun_at, self._memory.ended_at
-        self._begun = self._words[begun : begun + self._size]
-        self._ended = self._words[ended : ended + self._size]
+        self._clocks = Clocks(block, memory, meeting=meeting, log=log)
+        self._changes = Changes(block, memory, meeting=meeting)
+        self._staging = Staging(
+            block, memory, clocks=self._clocks, changes=self._changes, rank=self._rank
+        )
         self._bsp = spec.consistency.name == "bsp"
         self._adds = spec.updater.name == "add"
-        self._own_ids = self._memory.ids(self._rank)
         #: threads of this rank add, and under bsp get, one after the other
         self._turn = threading.RLock()
         #: whether the thread whose turn it is is in the middle of it
@@ -173,7 +160,7 @@ class LocalStore(Store):
 
     def _copy_whole_rows(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
         """Copy rows that nobody changes meanwhile."""
-        begun, ended = self._begun, self._ended
+        begun, ended = self._changes.begun, self._changes.ended
         for _ in range(_TRIES):
             before = ended.tolist()
             if begun.tolist() == before:
@@ -183,7 +170,7 @@ class LocalStore(Store):
                 if begun.tolist() == before:
                     return
         with self._table.exclusive(timeout=timeout):
-            self._settle_deaths()
+            self._changes.settle_deaths()
             self._copy(ids, out)
 
     def _copy_stripes(self, out: Array, deadline: float) -> None:
@@ -234,7 +221,7 @@ class LocalStore(Store):
         own = self._clocks.own
         if self._bsp:
             self._catch_up(own, deadline)
-            self._stage(delta, ids)
+            self._staging.put(delta, ids)
             return
         self._clocks.await_others(self.spec.consistency.before_add(own), deadline)
         if ids is None:
@@ -252,19 +239,19 @@ class LocalStore(Store):
 
     def _add_all(self, delta: Array, deadline: float) -> None:
         """Update every stripe. Ranks begin at different ones, so as not to meet at once."""
-        count, rank = len(self._stripes), self._rank
+        count, rank, changes = len(self._stripes), self._rank, self._changes
         first = count * rank // self._size
         try:
             for turn in range(count):
                 stripe = (first + turn) % count
                 with self._stripe_held(stripe, deadline):
                     if turn == 0:
-                        self._begin(0, self.spec.n_rows, None)
+                        changes.begin(0, self.spec.n_rows, None)
                     self._add_stripe(stripe, delta)
                     if turn == count - 1:
-                        self._ended[rank] = self._begun[rank]
+                        changes.ended[rank] = changes.begun[rank]
         finally:
-            self._ended[rank] = self._begun[rank]
+            changes.ended[rank] = changes.begun[rank]
 
     @contextmanager
     def _stripe_held(self, stripe: int, deadline: float) -> Iterator[None]:
@@ -283,9 +270,10 @@ class LocalStore(Store):
     def _add_stripe(self, stripe: int, delta: Array) -> None:
         if faults.armed:
             faults.reach("table.adding")
-        low, high = self._memory.range_of(stripe)
+        some = slice(*self._memory.range_of(stripe))
         self._steps[stripe] += 1
-        self._update(low, high, delta[low:high], int(self._steps[stripe] + self._steps[-1]))
+        step = int(self._steps[stripe] + self._steps[-1])
+        rows.update(self._arrays, some, delta[some], self.spec.updater, step)
         if faults.armed:
             faults.reach("table.added")
 
@@ -294,11 +282,11 @@ class LocalStore(Store):
     ) -> None:
         if not ids.size:
             return
-        rank = self._rank
+        rank, changes = self._rank, self._changes
         alone = self._table.exclusive(timeout=_left(deadline))
         with alone if self.spec.exact else nullcontext():
             try:
-                self._begin(0, 0, ids)
+                changes.begin(0, 0, ids)
                 if faults.armed:
                     faults.reach("table.adding")
                 if self._adds:
@@ -309,145 +297,23 @@ class LocalStore(Store):
                 if faults.armed:
                     faults.reach("table.added")
             finally:
-                self._ended[rank] = self._begun[rank]
-
-    def _update(self, low: int, high: int, delta: Array, step: int) -> None:
-        state = {name: array[low:high] for name, array in self._state.items()}
-        self.spec.updater.update(self._rows[low:high], state, delta, step)
-
-    def _begin(self, low: int, high: int, ids: Ids | None) -> None:
-        """Say which rows are about to change. Who calls it says afterwards that they have:
-
-            self._ended[rank] = self._begun[rank]
-
-        in a `finally`, and without a call, so that no signal handler keeps it from being said.
-        """
-        rank, words, word = self._rank, self._words, self._memory.word
-        if ids is None:
-            words[word(rank, LOWEST)], words[word(rank, HIGHEST)] = low, high
-            words[word(rank, COUNT)] = WHOLE
-        else:
-            named = ids[:NAMED]
-            self._own_ids[: named.size] = named
-            words[word(rank, COUNT)] = ids.size
-        self._begun[rank] += 1
-
-    # clocks
-
-    def _stage(self, delta: Array, ids: Ids | None) -> None:
-        """Put a delta down until its clock is applied."""
-        count, staged_ids, deltas = self._memory.staged(self._rank)
-        if ids is None:
-            np.copyto(deltas, delta)
-            count[0] = WHOLE
-        else:
-            staged_ids[: ids.size] = ids
-            deltas[: ids.size] = delta
-            count[0] = ids.size
-        if faults.armed:
-            faults.reach("table.staged")
+                changes.ended[rank] = changes.begun[rank]
 
     def _catch_up(self, clock: int, deadline: float) -> None:
         """Wait until everybody has made so many adds, and see that exactly these are applied."""
-        if self._words[APPLIED] >= clock:
+        staging = self._staging
+        if staging.applied >= clock:
             return
         self._clocks.await_others(clock, deadline)
         with self._table.exclusive(timeout=_left(deadline)):
-            self._settle_deaths()
-            while self._words[APPLIED] < clock:
-                self._apply_clock(self._words[APPLIED] + 1)
-
-    def _apply_clock(self, clock: int) -> None:
-        """Apply everybody's add of a clock, in the order of ranks.
-
-        `progress` counts the parts of all clocks that were begun: should this rank die, the next
-        one goes on after the last of them. So it is never set back, and a clock is applied by one
-        store, of its number.
-        """
-        words = self._words
-        parts = -(-self.spec.n_rows // _PART)
-        before = (clock - 1) * self._size * parts
-        for number in range(max(0, words[PROGRESS] - before), self._size * parts):
-            rank, part = divmod(number, parts)
-            if self._clocks.count(rank) >= clock:
-                self._apply_part(rank, part, before + number + 1)
-        words[APPLIED] = clock
-
-    def _apply_part(self, rank: int, part: int, progress: int) -> None:
-        count, ids, deltas = self._memory.staged(rank)
-        whole = count[0] == WHOLE
-        low = part * _PART
-        high = min(low + _PART, self.spec.n_rows if whole else int(count[0]))
-        if low >= high:
-            return
-        own, step = self._rank, self.steps + rank + 1  # as if nobody was missing
-        try:
-            self._begin(low, high, None if whole else ids[low:high])
-            if faults.armed:
-                faults.reach("table.adding")
-                faults.reach("table.applying")
-            if self._adds:
-                self._add_part(deltas[low:high], None if whole else ids[low:high], low, progress)
-            else:
-                self._words[PROGRESS] = progress
-                if whole:
-                    self._update(low, high, deltas[low:high], step)
-                else:
-                    some = ids[low:high], deltas[low:high]
-                    rows.update(self._arrays, *some, self.spec.updater, step)
-            if faults.armed:
-                faults.reach("table.added")
-        finally:
-            self._ended[own] = self._begun[own]
-
-    def _add_part(self, delta: Array, ids: Ids | None, low: int, progress: int) -> None:
-        """Add to some rows, and note it: no signal handler can come between, and cost somebody his
-        add, because there is no call between the one and the other."""
-        words, table = self._words, self._rows
-        if ids is None:
-            some = table[low : low + len(delta)]
-            with np.errstate(all="ignore"):
-                words[PROGRESS] = progress
-                np.add(some, delta, some)
-        else:
-            changed = table.take(ids, 0)
-            with np.errstate(all="ignore"):
-                changed += delta
-            words[PROGRESS] = progress
-            table[ids] = changed
-
-    # deaths
-
-    def interrupted(self) -> tuple[Interrupted, ...]:
-        words, word = self._words, self._memory.word
-        found = []
-        for rank in range(self._size):
-            if not words[word(rank, INTERRUPTED)] and not self._died_adding(rank):
-                continue
-            count = words[word(rank, COUNT)]
-            if count == WHOLE:
-                ids: Sequence[int] = range(words[word(rank, LOWEST)], words[word(rank, HIGHEST)])
-            else:
-                ids = tuple(self._memory.ids(rank)[: min(count, NAMED)].tolist())
-            found.append(Interrupted(rank, ids, self._generation))
-        return tuple(found)
-
-    def _died_adding(self, rank: int) -> bool:
-        if rank == self._rank or self._begun[rank] == self._ended[rank]:
-            return False
-        # it may have ended its add, and then left: who is gone first, the words after
-        gone = self._roster.gone([self._members[rank]])
-        return bool(gone) and self._begun[rank] != self._ended[rank]
-
-    def _settle_deaths(self) -> None:
-        """Note which ranks died while they added, so that readers stop waiting for them to end it.
-        For the holder of the table's lock."""
-        for rank in range(self._size):
-            if self._died_adding(rank):
-                self._words[self._memory.word(rank, INTERRUPTED)] = 1
-                self._ended[rank] = self._begun[rank]
+            self._changes.settle_deaths()
+            while staging.applied < clock:
+                staging.apply(staging.applied + 1)
 
     # the rest
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        return self._changes.interrupted()
 
     def arrays(self) -> dict[str, Array]:
         if not self._roster.is_here:
@@ -469,7 +335,7 @@ class LocalStore(Store):
 
     def _applied_adds(self) -> int:
         """Those of the clocks that were applied."""
-        return self._words[APPLIED] * self._size if self._bsp else 0
+        return self._staging.applied * self._size if self._bsp else 0
 
     def _unusable(self) -> Exception:
         return self._roster.unusable(f"table {self.spec.name!r}")
