@@ -394,8 +394,14 @@ else:
 def test_tables_survive_interrupts(consistency: str) -> None:
     """A rank is struck in the middle of adds and gets again and again: the other is not held up,
     none of its adds is lost or made twice, and the struck one's are there or not."""
+    # a traceback that is kept keeps what is in it
+    kept = "except Interrupt as error:\n            kept = error\n"
+    struck = STRUCK.replace("except Interrupt:\n", kept).replace(
+        "global exposed", "global exposed, kept"
+    )
+    assert struck.count("kept") == 2
     outcome = launch(
-        STRUCK
+        struck
         + TABLES
         + r"""
 group = weft.init(timeout=30)

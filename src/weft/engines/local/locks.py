@@ -21,7 +21,9 @@ by accident when a descriptor is inherited.)
 
 A signal handler may raise at any call. What must not be lost is therefore done
 without calls: in CPython a handler runs, and threads change, only at calls and
-backward jumps, so `words[i] += 1` is atomic between threads of a process.
+backward jumps, so `words[i] += 1` is atomic between threads of a process. One that strikes as
+a `with` begins or ends can keep it from ending; what is held then goes when the exception does. Who
+cannot wait for that calls `let_go`.
 """
 
 from __future__ import annotations
@@ -82,8 +84,9 @@ class Lock:
         self._timeout = timeout
         self._lines = [_lines_at(size) + 8 * place for place in range(size)]
         self._line = self._lines[self._place]
-        #: threads of this process; a dict, because an item is set and deleted without a call
-        self._holding: dict[int, bool] = {}
+        #: threads of this process, and how they hold the lock: an object for each time. A dict,
+        #: because an item is set and deleted without a call
+        self._holding: dict[int, list[str]] = {}
         self._waiter = Waiter(
             block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
         )
@@ -105,10 +108,10 @@ class Lock:
         """
         thread = self._check_use()
         deadline = self._deadline(timeout)
-        words, taken = self._words, False
+        words, holding, hold = self._words, self._holding, ["exclusive"]
         try:
             died = self._take(deadline)
-            taken = self._holding[thread] = True
+            holding[thread] = hold
             words[_HOLDER] = self._place + 1
             for place, line in enumerate(self._lines):
                 if words[line + 1] < words[line]:
@@ -118,9 +121,9 @@ class Lock:
                 faults.reach("lock.taken")
             yield died
         finally:
-            if taken and self._roster.is_here:
+            if thread in holding and holding[thread] is hold and self._roster.is_here:
                 words[_HOLDER] = 0
-                del self._holding[thread]
+                del holding[thread]
                 libc.raw_unlock(self._address)
 
     @contextmanager
@@ -129,20 +132,35 @@ class Lock:
         thread = self._check_use()
         deadline = self._deadline(timeout)
         words, line = self._words, self._line
-        entered = False
+        holding, hold = self._holding, ["shared"]
         try:
             died = self._take(deadline)
             words[line] += 1
-            entered = self._holding[thread] = True
+            holding[thread] = hold
             libc.raw_unlock(self._address)
             if faults.armed:
                 faults.reach("lock.shared")
             yield died
         finally:
-            if entered and self._roster.is_here:
+            if thread in holding and holding[thread] is hold and self._roster.is_here:
                 words[line + 1] += 1
-                del self._holding[thread]
+                del holding[thread]
                 self._waiter.wake_sleepers(line + 1)
+
+    def let_go(self) -> None:
+        """Release what this thread holds, where an interrupt kept a `with` from doing so."""
+        thread = threading.get_ident()
+        hold = self._holding.get(thread)
+        if hold is None or not self._roster.is_here:
+            return
+        if hold[0] == "exclusive":
+            self._words[_HOLDER] = 0
+            del self._holding[thread]
+            libc.raw_unlock(self._address)
+        else:
+            self._words[self._line + 1] += 1
+            del self._holding[thread]
+            self._waiter.wake_sleepers(self._line + 1)
 
     def _take(self, deadline: float) -> int | None:
         """Take the mutex; the place of a dead exclusive holder that is still to be told.

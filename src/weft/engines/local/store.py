@@ -124,8 +124,8 @@ class LocalStore(Store):
         self._adds = spec.updater.name == "add"
         #: threads of this rank add, and under bsp get, one after the other
         self._turn = threading.RLock()
-        #: whether the thread whose turn it is is in the middle of it
-        self._in_turn = False
+        #: the thread that is in the middle of its turn; 0 if none
+        self._in_turn = 0
         roster.watch(members)
 
     # reading
@@ -139,18 +139,30 @@ class LocalStore(Store):
             with self._turn:  # an add of another thread would let the others change what is read
                 self._check_turn()
                 try:
-                    self._in_turn = True
+                    self._in_turn = threading.get_ident()
                     self._catch_up(self._clocks.own, self._deadline(timeout))
                     self._copy(ids, out)
+                except BaseException:
+                    self._let_go()
+                    raise
                 finally:
-                    self._in_turn = False
-        elif not self.spec.exact:
+                    self._in_turn = 0
+        else:
+            try:
+                self._get(ids, out, timeout)
+            except BaseException:
+                if self._in_turn != threading.get_ident():
+                    self._let_go()
+                raise
+        self.staleness = self._clocks.staleness()
+
+    def _get(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
+        if not self.spec.exact:
             self._copy(ids, out)
         elif ids is None and len(self._stripes) > 1:
             self._copy_stripes(out, self._deadline(timeout))
         else:
             self._copy_whole_rows(ids, out, timeout)
-        self.staleness = self._clocks.staleness()
 
     def _copy(self, ids: Ids | None, out: Array) -> None:
         if ids is None:
@@ -209,11 +221,14 @@ class LocalStore(Store):
         with self._turn:
             self._check_turn()
             try:
-                self._in_turn = True
+                self._in_turn = threading.get_ident()
                 self._add(delta, ids, repeats, self._deadline(timeout))
                 self._clocks.tick()
+            except BaseException:
+                self._let_go()
+                raise
             finally:
-                self._in_turn = False
+                self._in_turn = 0
 
     def _add(
         self, delta: Array, ids: Ids | None, repeats: rows.Repeats | None, deadline: float
@@ -336,6 +351,11 @@ class LocalStore(Store):
     def _applied_adds(self) -> int:
         """Those of the clocks that were applied."""
         return self._staging.applied * self._size if self._bsp else 0
+
+    def _let_go(self) -> None:
+        """After an interrupt: no lock is kept by a `with` that it struck as it began or ended."""
+        for lock in (self._table, *self._stripes):
+            lock.let_go()
 
     def _unusable(self) -> Exception:
         return self._roster.unusable(f"table {self.spec.name!r}")
