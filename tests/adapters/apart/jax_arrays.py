@@ -130,3 +130,38 @@ def test_collectives_take_them() -> None:
         assert result["half"].dtype == jnp.bfloat16
     with pytest.raises((InvalidType, InvalidValue), match="read-only"):
         weft.all_reduce(jnp.ones(2), out=jnp.zeros(2))
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_tables_take_and_return_them(engine: str) -> None:
+    """As deltas and row ids, and as results of a table that was made from one."""
+    weft.init(engine=engine)
+    start = jnp.arange(6.0).reshape(3, 2)
+    table = weft.MatrixTable(start)
+    table.add(jnp.ones((3, 2)))
+    table.add(jnp.ones((3, 2), "float16"), jnp.array([1, 2, 1]))
+    expected = start + 1 + jnp.array([[0], [2], [1]])
+    for found, part in (
+        (table.get(), expected),
+        (table.get(jnp.array([2, 0], "uint8")), expected[jnp.array([2, 0])]),
+        (table.get(jnp.array(1)), expected[1]),
+        (table.get_async([0]).wait(), expected[:1]),
+    ):
+        assert isinstance(found, jax.Array)
+        assert found.dtype == jnp.float32
+        assert jnp.array_equal(found, part)
+    with pytest.raises(InvalidValue, match="cannot be written to"):
+        table.get(out=jnp.zeros((3, 2)))
+    with pytest.raises(InvalidType, match="bfloat16"):
+        table.add(jnp.ones((3, 2), "bfloat16"))
+    plain = weft.ArrayTable(3, dtype=jnp.int32)
+    plain.add(jnp.array([1, 2, 3], "int8"))
+    found = plain.get()
+    assert type(found) is np.ndarray
+    assert (found.dtype, found.tolist()) == (np.dtype("int32"), [1, 2, 3])
+    with pytest.raises(InvalidType, match="float32 for a table of int32"):
+        plain.add(jnp.ones(3))
+    for dtype in (jnp.bfloat16, "bfloat16"):  # which NumPy knows once JAX is there
+        with pytest.raises(InvalidType, match="bfloat16"):
+            weft.ArrayTable(3, dtype=dtype)
+    weft.shutdown()
