@@ -255,7 +255,7 @@ def plot(results: Results) -> None:
 
     sections = [section for section in results if "worker" in section]
     shape = {"figsize": (4.5 * len(sections), 4.5), "sharey": True, "squeeze": False}
-    figure, panels = pyplot.subplots(1, len(sections), **shape)
+    figure, panels = pyplot.subplots(1, len(sections), layout="constrained", **shape)
     names = [row.name for row in ROWS]
     for panel, section in zip(panels[0], sections, strict=True):
         rows = results[section]
@@ -270,8 +270,9 @@ def plot(results: Results) -> None:
         panel.set_title(f"float32, {section}")
         panel.grid(axis="y", alpha=0.3)
     panels[0][0].set_ylabel("seconds, slowest worker")
-    panels[0][-1].legend(fontsize="small")
-    figure.tight_layout()
+    # of the panel that has all of them, beside the panels: bars reach into every corner
+    fullest = max(panels[0], key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+    figure.legend(*fullest.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(peers.RESULTS / "tables.png", dpi=120)
     pyplot.close(figure)
 
