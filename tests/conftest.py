@@ -34,6 +34,8 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
     monkeypatch.setenv("WEFT_TEST_FOLDER", str(tmp_path))
+    # torch's optimizers make this folder, by default among the temporary files
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     before = _leavings(temporary)
     yield
     weft.shutdown()
