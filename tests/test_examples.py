@@ -73,10 +73,12 @@ def test_every_difference_is_marked() -> None:
     assert all(line in single.splitlines() for line in unmarked), unmarked
 
 
-def test_multiple_gpus_on_a_machine_without(tmp_path: Path) -> None:
-    """It says so; a GPU that only a variable promises is not believed in."""
+def test_one_gpu_each_where_jax_cannot_use_it(tmp_path: Path) -> None:
+    """The way for GPUs is taken where there may be one; without CUDA in JAX the program says so."""
     traces = tmp_path / "traces"
     traces.mkdir()
-    env = {"TMPDIR": str(traces), "CUDA_VISIBLE_DEVICES": ""}
-    outcome = run_command([sys.executable, str(FOLDER / "theano/multi_gpu.py")], env=env)
-    assert "worker 0 of 1 computes on the CPU: no GPU was found" in outcome.out, outcome
+    env = {"TMPDIR": str(traces), "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "JAX_PLATFORMS": "cpu"}
+    outcome = launch(FOLDER / "theano/multi_gpu.py", 2, env=env)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("computes on the CPU: this JAX has no CUDA") == 2, outcome
+    assert "as least squares has them" in outcome.out, outcome

@@ -55,9 +55,10 @@ for _ in range(EPOCHS):
         train(train_x[start : start + BATCH], train_y[start : start + BATCH])
         # MULTIVERSO: add this batch's change, take the latest values
         sharedvar.sync_all_mv_shared_vars()
+    # MULTIVERSO: nobody is ahead by more than an epoch
+    mv.barrier()
 
-# MULTIVERSO: when all have added their last change, take everybody's
-mv.barrier()
+# MULTIVERSO: all have added their last change; take everybody's
 sharedvar.sync_all_mv_shared_vars()
 
 right = np.mean(predict(valid_x) == valid_y)
