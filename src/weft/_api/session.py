@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from weft._core import seeding, timeouts
 from weft._core.launched import Launched, alone, launched
 from weft.engines.base import Group, forked
 from weft.engines.local.processes import ancestors
+from weft.engines.local.recorder import caller_line
 from weft.errors import (
     AlreadyInitialized,
     EngineUnavailable,
@@ -98,7 +98,7 @@ def init(
         _check_engine(engine)
         _launched = _launched or launched(os.environ, ancestors)
         group, restore = _start(engine, seconds)
-        _session, _forked_from = _Session(group, _caller(), restore), None
+        _session, _forked_from = _Session(group, caller_line(), restore), None
         if seed is not None:
             seeding.seed_generators(seeding.derive(seed, group.rank))
         return group
@@ -249,11 +249,6 @@ def _check_engine(engine: object) -> None:
             f"    pip install 'weft[{engine}]'"
         )
     raise EngineUnavailable(later)
-
-
-def _caller() -> str:
-    frame = sys._getframe(2)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 atexit.register(shutdown)
