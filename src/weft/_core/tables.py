@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft import adapters
-from weft._core import updaters
 from weft._core.consistency import Consistency
 from weft._core.updaters import BUILT_IN, Updater
 from weft.errors import InvalidType, InvalidValue
@@ -49,8 +48,6 @@ class TableSpec:
             f"updater={updater}",
             f"consistency={self.consistency}",
         ]
-        if self.updater.state and self.updater.name not in updaters.BUILT_IN:
-            options += [f"state={[*self.updater.state]}"]
         options += [] if self.exact else ["exact=False"]
         options += [f"name={self.name!r}"]
         return f"{self.kind}({', '.join([*map(str, self.shape), *options])})"
