@@ -807,8 +807,8 @@ def different_tables(group: Group) -> bool:
         (
             lambda: weft.ArrayTable(3, updater=custom(noted, state=["a"], name="mine")),
             lambda: weft.ArrayTable(3, updater=custom(noted, state=["a", "b"], name="mine")),
-            "state=('a',)",
-            "state=('a', 'b')",
+            "state=['a']",
+            "state=['a', 'b']",
         ),
         (
             lambda: weft.ArrayTable(3, consistency="bsp"),

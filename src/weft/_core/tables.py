@@ -42,7 +42,7 @@ class TableSpec:
     def __str__(self) -> str:
         updater = str(self.updater)
         if self.updater.state and self.updater.name not in BUILT_IN:
-            updater += f"(state={self.updater.state!r})"
+            updater += f"(state={[*self.updater.state]})"
         options = [
             f"dtype={self.dtype.name!r}",
             f"updater={updater}",
