@@ -77,14 +77,11 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> tables.Table:
         return header
 
     header = _by_master(group, read)
-    rule = updaters.from_saved(header["updater"], [(k, v) for k, v in header["options"]])
-    if updater is not None:
-        rule = updaters.resolve(updater)
-    if rule is None or rule.name != header["updater"] or list(rule.state) != header["state"]:
-        raise InvalidValue(
-            f"{where} was saved with the updater {header['updater']!r} and its state "
-            f"{header['state']}; pass the same one: weft.load(path, updater=...)"
-        )
+    try:
+        rule = _updater(where, header, updater)
+    except Exception as error:
+        group.refuse("load", error)
+        raise
     slack = header["slack"]
     made: tables.Table = _KINDS[header["kind"]](
         *header["shape"],
@@ -101,6 +98,19 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> tables.Table:
         made._store.steps = header["steps"]
     group.barrier()
     return made
+
+
+def _updater(where: Path, header: dict[str, Any], given: Any) -> updaters.Updater:
+    """The updater that a table was saved with."""
+    rule = updaters.from_saved(header["updater"], [(k, v) for k, v in header["options"]])
+    if given is not None:
+        rule = updaters.resolve(given)
+    if rule is None or rule.name != header["updater"] or list(rule.state) != header["state"]:
+        raise InvalidValue(
+            f"{where} was saved with the updater {header['updater']!r} and its state "
+            f"{header['state']}; pass the same one: weft.load(path, updater=...)"
+        )
+    return rule
 
 
 def _header(table: tables.Table) -> dict[str, Any]:

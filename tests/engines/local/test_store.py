@@ -326,3 +326,33 @@ def test_a_deadline_holds_for_all_stripes_together() -> None:
         return seconds
 
     assert run_ranks(2, body)[0] < 0.5 + 5
+
+
+def test_a_whole_add_that_has_begun_goes_on() -> None:
+    """An add of its own deadline that meets a held stripe half way waits for it all the same; if it
+    has to give up at the group's deadline, it is told of as interrupted."""
+
+    def body(group: Any) -> Any:
+        table = weft.ArrayTable(4_000_000)
+        last = table._store._stripes[-1]  # type: ignore[attr-defined]
+        seen = []
+        for seconds in (0.5, 4.0):
+            group.barrier()
+            if group.rank == 1:
+                with last.exclusive():
+                    group.barrier()
+                    time.sleep(seconds)
+            else:
+                group.barrier()
+                try:
+                    table.add(np.ones(4_000_000), timeout=0.1)
+                    seen.append("added")
+                except Stalled:
+                    seen.append("stalled")
+            group.barrier(timeout=20)
+            seen.append([(one.rank, len(one.rows)) for one in table.interrupted])
+        return seen, table.get()[[0, -1]].tolist()
+
+    seen, ends = run_ranks(2, body, env={"WEFT_TIMEOUT": "2"})[0]
+    assert seen == ["added", [], "stalled", [(0, 4_000_000)]]
+    assert ends == [2.0, 1.0]

@@ -70,7 +70,7 @@ class PendingCall:
     def __del__(self) -> None:
         if self._error is not None and not self._told:
             warnings.warn(
-                f"{self._name}(async_op=True) failed and nobody waited for it: "
+                f"{self._name} was left to a thread, failed, and nobody waited for it: "
                 f"{type(self._error).__name__}: {self._error}",
                 RuntimeWarning,
                 stacklevel=2,

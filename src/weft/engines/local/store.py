@@ -46,7 +46,7 @@ from weft.engines.local.segment import Block
 from weft.engines.local.staging import Staging
 from weft.engines.local.table_memory import TableMemory
 from weft.engines.memory import check_memory
-from weft.errors import OutOfMemory, UsageError
+from weft.errors import OutOfMemory, Stalled, UsageError
 
 #: bytes that are read at a time: the C library writes past the cache only in large copies, which
 #: is twice as fast
@@ -253,7 +253,10 @@ class LocalStore(Store):
             )
 
     def _add_all(self, delta: Array, deadline: float) -> None:
-        """Update every stripe. Ranks begin at different ones, so as not to meet at once."""
+        """Update every stripe. Ranks begin at different ones, so as not to meet at once.
+
+        Once it has begun it goes on to the end, beyond a deadline of the call's own.
+        """
         count, rank, changes = len(self._stripes), self._rank, self._changes
         first = count * rank // self._size
         try:
@@ -262,9 +265,14 @@ class LocalStore(Store):
                 with self._stripe_held(stripe, deadline):
                     if turn == 0:
                         changes.begin(0, self.spec.n_rows, None)
+                        deadline = self._deadline(None)
                     self._add_stripe(stripe, delta)
                     if turn == count - 1:
                         changes.ended[rank] = changes.begun[rank]
+        except Stalled:
+            if changes.ended[rank] != changes.begun[rank]:
+                changes.note_interrupted(rank)
+            raise
         finally:
             changes.ended[rank] = changes.begun[rank]
 
