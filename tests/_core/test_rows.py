@@ -117,7 +117,7 @@ def test_add_is_the_loop_over_rows(ids: list[int], columns: int, dtype: str) -> 
     with np.errstate(over="ignore"):
         for one, row in zip(ids, delta, strict=True):
             expected[one] += row
-    rows.add(table, indexes(ids), delta, rows.repeats(indexes(ids)))
+    rows.add(table, indexes(ids), delta, rows.repeats(indexes(ids)), np.empty_like(delta))
     assert np.array_equal(table, expected)
     assert np.array_equal(delta, deltas(ids, columns, dtype))
 
@@ -163,7 +163,7 @@ def test_infinities_pass_without_warning(columns: int) -> None:
     delta = np.full((4, *table.shape[1:]), 2e38, np.float32)
     delta[3] = -np.inf
     with np.errstate(all="raise"):
-        rows.add(table, indexes(ids), delta, rows.repeats(indexes(ids)))
+        rows.add(table, indexes(ids), delta, rows.repeats(indexes(ids)), np.empty_like(delta))
         merged, total = rows.merge(indexes(ids), delta)
     first = table.reshape(5, -1)[:, 0]
     assert first.tolist() == [np.float32(3e38), np.inf, np.inf, -np.inf, np.float32(3e38)]

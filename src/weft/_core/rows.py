@@ -89,15 +89,15 @@ def update(
         state[name][ids] = array
 
 
-def add(table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
+def add(table: Array, ids: Ids, delta: Array, found: Repeats | None, room: Array) -> None:
     """Add to some rows of a table; ids that are named again have been found before.
 
     This is `merge` and `update` without their copies: where an id is named again, the last of its
-    rows is the one that stays.
+    rows is the one that stays. `room`, of the delta's shape, is overwritten.
     """
-    rows = table.take(ids, 0)
+    table.take(ids, 0, room, "clip")
     with np.errstate(all="ignore"):
-        rows += delta
+        np.add(room, delta, room)
         if found is not None:
-            np.add.at(rows, found.last, delta[found.earlier])
-    table[ids] = rows
+            np.add.at(room, found.last, delta[found.earlier])
+    table[ids] = room

@@ -99,8 +99,7 @@ def check_dtype(value: Any) -> np.dtype[Any]:
             f"dtype={value!r}: expected integers, floats or complex numbers, as NumPy names them, "
             "such as 'float32'"
         )
-    native: np.dtype[Any] = dtype.newbyteorder("=")
-    return native
+    return np.dtype(dtype.type)  # NumPy's own object: arrays of this machine's order have the same
 
 
 def _is_torch(value: object) -> bool:

@@ -122,6 +122,7 @@ class LocalStore(Store):
         )
         self._bsp = spec.consistency.name == "bsp"
         self._adds = spec.updater.name == "add"
+        self._room = np.empty(0, spec.dtype)
         #: threads of this rank add, and under bsp get, one after the other
         self._turn = threading.RLock()
         #: the thread that is in the middle of its turn; 0 if none
@@ -313,7 +314,7 @@ class LocalStore(Store):
                 if faults.armed:
                     faults.reach("table.adding")
                 if self._adds:
-                    rows.add(self._rows, ids, delta, repeats)
+                    rows.add(self._rows, ids, delta, repeats, self._room_like(delta))
                 else:
                     self._steps[-1] += 1
                     rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
@@ -321,6 +322,12 @@ class LocalStore(Store):
                     faults.reach("table.added")
             finally:
                 changes.ended[rank] = changes.begun[rank]
+
+    def _room_like(self, delta: Array) -> Array:
+        """Memory of a delta's shape that is used again: fresh pages cost more than the addition."""
+        if self._room.size < delta.size:
+            self._room = np.empty(delta.size, delta.dtype)
+        return self._room[: delta.size].reshape(delta.shape)
 
     def _catch_up(self, clock: int, deadline: float) -> None:
         """Wait until everybody has made so many adds, and see that exactly these are applied."""
