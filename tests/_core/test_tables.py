@@ -52,7 +52,7 @@ def test_a_spec_is_shown_as_it_would_be_written() -> None:
     # the arrays beside the rows belong to it, and a function's name does not tell them
     rule = updaters.custom(lambda rows, state, delta: None, state=["a", "b"], name="mine")
     custom = TableSpec("ArrayTable", (5,), F4, rule, BSP, True, "x")
-    assert "updater=mine(state=('a', 'b')), consistency=bsp" in str(custom)
+    assert "updater=mine(state=['a', 'b']), consistency=bsp" in str(custom)
 
 
 # sizes and dtypes

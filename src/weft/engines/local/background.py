@@ -39,6 +39,10 @@ _ENDING = 10.0
 class PendingCall:
     """What `async_op=True` returns: see `weft.engines.base.Handle`."""
 
+    # of the class too: a signal handler may raise before `__init__` has set them
+    _error: BaseException | None = None
+    _told = False
+
     def __init__(self, work: Callable[[], Any], name: str, background: Background) -> None:
         self._work: Callable[[], Any] | None = work
         self._name, self._background = name, background
@@ -48,7 +52,7 @@ class PendingCall:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._result: Any = None
-        self._error: BaseException | None = None
+        self._error = None
         #: whether somebody has waited for it
         self._told = False
 
@@ -171,6 +175,8 @@ class Background:
 
     def _run(self) -> None:
         with self._turn:
+            # again: whoever started it may have been interrupted, and have taken it for not started
+            self._thread = threading.current_thread()
             while True:
                 self._carry_out_pending()
                 if self._closing or not self._news.acquire(timeout=_IDLE):
