@@ -28,8 +28,21 @@ class Repeats(NamedTuple):
     last: Ids
 
 
-def repeats(ids: Ids) -> Repeats | None:
-    """Where ids are named again; None if each is named once."""
+def repeats(ids: Ids, scratch: Array | None = None) -> Repeats | None:
+    """Where ids are named again; None if each is named once.
+
+    `scratch`, integers of any value for all rows of the table, makes it several times faster.
+    """
+    if scratch is not None:
+        places = np.arange(ids.size, dtype=scratch.dtype)
+        scratch[ids] = places  # of those for one row the last one stays
+        last = scratch[ids]
+        earlier = (last != places).nonzero()[0]
+        return Repeats(earlier, last[earlier]) if earlier.size else None
+    return _repeats_by_sorting(ids)
+
+
+def _repeats_by_sorting(ids: Ids) -> Repeats | None:
     bits = ids.size.bit_length()
     if int(ids.max(initial=0)).bit_length() + bits < 64:
         # sorting each id together with its position is several times faster than argsort

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
 import numpy as np
 
@@ -51,6 +52,8 @@ from weft.errors import OutOfMemory, Stalled, UsageError
 #: bytes that are read at a time: the C library writes past the cache only in large copies, which
 #: is twice as fast
 _CHUNK = 32 << 20
+#: rows for which each rank keeps 4 bytes of its own, to find those that are named twice
+_SCRATCH = 1 << 20
 #: how often rows are copied again before a reader takes the lock
 _TRIES = 3
 
@@ -121,7 +124,8 @@ class LocalStore(Store):
             block, memory, clocks=self._clocks, changes=self._changes, rank=self._rank
         )
         self._bsp = spec.consistency.name == "bsp"
-        self._adds = spec.updater.name == "add"
+        #: whether deltas are added to rows at once, by the quick way
+        self._adds_rows = spec.updater.name == "add" and not self._bsp
         self._room = np.empty(0, spec.dtype)
         #: threads of this rank add, and under bsp get, one after the other
         self._turn = threading.RLock()
@@ -213,17 +217,13 @@ class LocalStore(Store):
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
             raise self._unusable()
-        repeats = None
-        if ids is not None:
-            if self._adds and not self._bsp:
-                repeats = rows.repeats(ids)
-            else:
-                ids, delta = rows.merge(ids, delta)
+        if ids is not None and not self._adds_rows:
+            ids, delta = rows.merge(ids, delta)
         with self._turn:
             self._check_turn()
             try:
                 self._in_turn = threading.get_ident()
-                self._add(delta, ids, repeats, self._deadline(timeout))
+                self._add(delta, ids, self._deadline(timeout))
                 self._clocks.tick()
             except BaseException:
                 self._let_go()
@@ -231,9 +231,7 @@ class LocalStore(Store):
             finally:
                 self._in_turn = 0
 
-    def _add(
-        self, delta: Array, ids: Ids | None, repeats: rows.Repeats | None, deadline: float
-    ) -> None:
+    def _add(self, delta: Array, ids: Ids | None, deadline: float) -> None:
         own = self._clocks.own
         if self._bsp:
             self._catch_up(own, deadline)
@@ -243,7 +241,7 @@ class LocalStore(Store):
         if ids is None:
             self._add_all(delta, deadline)
         else:
-            self._add_rows(delta, ids, repeats, deadline)
+            self._add_rows(delta, ids, deadline)
 
     def _check_turn(self) -> None:
         """Refuse a call that comes in the middle of another one of the same thread."""
@@ -301,11 +299,10 @@ class LocalStore(Store):
         if faults.armed:
             faults.reach("table.added")
 
-    def _add_rows(
-        self, delta: Array, ids: Ids, repeats: rows.Repeats | None, deadline: float
-    ) -> None:
+    def _add_rows(self, delta: Array, ids: Ids, deadline: float) -> None:
         if not ids.size:
             return
+        repeats = rows.repeats(ids, self._scratch) if self._adds_rows else None
         rank, changes = self._rank, self._changes
         alone = self._table.exclusive(timeout=_left(deadline))
         with alone if self.spec.exact else nullcontext():
@@ -313,7 +310,7 @@ class LocalStore(Store):
                 changes.begin(0, 0, ids)
                 if faults.armed:
                     faults.reach("table.adding")
-                if self._adds:
+                if self._adds_rows:
                     rows.add(self._rows, ids, delta, repeats, self._room_like(delta))
                 else:
                     self._steps[-1] += 1
@@ -322,6 +319,11 @@ class LocalStore(Store):
                     faults.reach("table.added")
             finally:
                 changes.ended[rank] = changes.begun[rank]
+
+    @cached_property
+    def _scratch(self) -> Array | None:
+        """What `rows.repeats` works with; None where it would take too much memory."""
+        return np.zeros(self.spec.n_rows, np.int32) if self.spec.n_rows <= _SCRATCH else None
 
     def _room_like(self, delta: Array) -> Array:
         """Memory of a delta's shape that is used again: fresh pages cost more than the addition."""
