@@ -22,7 +22,7 @@ from tests._core.histories import Added, Event, Gone, Got, violations
 from tests.support import launch
 from weft._core.consistency import Consistency, resolve, ssp
 
-SIZE, TURNS = 4, 30
+SIZE, TURNS = 4, 20
 RULES: dict[str, Consistency] = {
     "async": resolve("async"),
     "bsp": resolve("bsp"),
@@ -113,10 +113,10 @@ def random_plan(seed: int) -> dict[str, Any]:
 
 
 def quiet_plan(delays: int) -> dict[str, Any]:
-    return {"seed": 7, "delays": delays, "turns": TURNS, "leave": {"3": 20}, "kill": {}}
+    return {"seed": 7, "delays": delays, "turns": TURNS, "leave": {"3": 13}, "kill": {}}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_runs_keep_the_rules(seed: int) -> None:
     """Whoever leaves or is killed, whenever: nobody waits for it, and every get has what its
     table's consistency promises; under bsp the same bits on every rank."""

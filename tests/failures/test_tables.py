@@ -94,8 +94,8 @@ def attempt(group, number, consistency, way, point, victim, action):
             await_state(group, victim, lambda s: s.status != "alive" or os.path.exists(over))
         began = time.monotonic()
         try:
-            case.get(timeout=0.5 if action == "stop" else 60)
-            case.table.get([3], timeout=0.5 if action == "stop" else 60)
+            case.get(timeout=0.3 if action == "stop" else 60)
+            case.table.get([3], timeout=0.3 if action == "stop" else 60)
         except Stalled as error:
             told.update(error="Stalled", ranks=error.ranks, text=str(error))
             told["states"] = [state.status for state in error.states]
@@ -223,7 +223,10 @@ def test_a_rank_raises_or_is_late_in_a_table(consistency: str) -> None:
 def test_a_rank_is_stopped_in_a_table(consistency: str) -> None:
     """Who needs what it holds is told at the deadline, by name; when it runs again, all is well."""
     attempts = [
-        (*case, number % 3, "stop") for number, case in enumerate(PASSED) if case[0] == consistency
+        (*case, number % 3, "stop")
+        for number, case in enumerate(PASSED)
+        # under ssp an add holds what it holds under async
+        if case[0] == consistency and (consistency != "ssp" or case[1] == "whole")
     ]
     told, ends = run_series(attempts, 3)
     assert len(told) == len(ends) == 3 * len(attempts)
