@@ -140,6 +140,20 @@ class LocalStore(Store):
             raise self._unusable()
         if timeout is not None:
             checked(timeout)
+        nested = self._in_turn == threading.get_ident()
+        try:
+            self._get(ids, out, timeout)
+        except BaseException:
+            while not nested:  # another signal may come: what it raises gives way to the first
+                try:
+                    self._let_go()
+                    break
+                except BaseException:
+                    continue
+            raise
+        self.staleness = self._clocks.staleness()
+
+    def _get(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
         if self._bsp:
             with self._turn:  # an add of another thread would let the others change what is read
                 self._check_turn()
@@ -147,22 +161,9 @@ class LocalStore(Store):
                     self._in_turn = threading.get_ident()
                     self._catch_up(self._clocks.own, self._deadline(timeout))
                     self._copy(ids, out)
-                except BaseException:
-                    self._let_go()
-                    raise
                 finally:
                     self._in_turn = 0
-        else:
-            try:
-                self._get(ids, out, timeout)
-            except BaseException:
-                if self._in_turn != threading.get_ident():
-                    self._let_go()
-                raise
-        self.staleness = self._clocks.staleness()
-
-    def _get(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
-        if not self.spec.exact:
+        elif not self.spec.exact:
             self._copy(ids, out)
         elif ids is None and len(self._stripes) > 1:
             self._copy_stripes(out, self._deadline(timeout))
@@ -226,7 +227,12 @@ class LocalStore(Store):
                 self._add(delta, ids, self._deadline(timeout))
                 self._clocks.tick()
             except BaseException:
-                self._let_go()
+                while True:  # as in `get`
+                    try:
+                        self._let_go()
+                        break
+                    except BaseException:
+                        continue
                 raise
             finally:
                 self._in_turn = 0
