@@ -30,7 +30,7 @@ from weft.errors import (
     UsedAfterFork,
 )
 
-BODIES = Bodies(in_subgroups=False)
+BODIES = Bodies(each_in="session")
 IDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = (*IDS, "float16", "float32", "float64", "longdouble", "complex64", "complex128")
 

@@ -37,6 +37,7 @@ from weft.engines.local.background import Background
 from weft.errors import InvalidType, InvalidValue
 
 _LONGEST_NAME = 100
+_NUMPY = adapters.named("numpy")
 #: what errors call it
 _START = "the array to start from"
 
@@ -61,7 +62,7 @@ class Table:
             group.refuse(type(self).__name__, error)
             raise
         self._spec, self._check_finite = spec, bool(check_finite)
-        self._library = adapters.of(like) or adapters.named("numpy")
+        self._library = adapters.of(like) or _NUMPY
         self._store = group.make_store(spec, values)
         self._background = Background(f"table {spec.name!r}")
         self._group = group
@@ -114,9 +115,8 @@ class Table:
         """
         if self._background.pending:
             self._background.finish()
-        ids, room, result = self._prepare_get(rows, out)
-        self._store.get(ids, room, timeout=timeout)
-        return result()
+        ids, room = self._prepare_get(rows, out)
+        return self._handed_over(self._store.get(ids, room, timeout=timeout), out)
 
     def add(self, delta: Any, rows: Any = None, *, timeout: float | None = None) -> None:
         """Give a delta to the updater: for all rows, or one row of it for each row named.
@@ -131,37 +131,36 @@ class Table:
 
     def get_async(self, rows: Any = None, *, out: Any = None) -> Handle:
         """As `get`, but returns at once; the handle's `wait()` returns the rows."""
-        ids, room, result = self._prepare_get(rows, out)
-
-        def work() -> Any:
-            self._store.get(ids, room)
-            return result()
-
-        return self._background.start(work, "get")
+        ids, room = self._prepare_get(rows, out)
+        return self._background.start(
+            lambda: self._handed_over(self._store.get(ids, room), out), "get"
+        )
 
     def add_async(self, delta: Any, rows: Any = None) -> Handle:
         """As `add`, but returns at once; do not change `delta` before the handle is done."""
         checked, ids = self._prepare_add(delta, rows)
         return self._background.start(lambda: self._store.add(checked, ids), "add")
 
-    def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array, Callable[[], Any]]:
-        """Which rows, where they are to be written, and how to hand them over."""
+    def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array | None]:
+        """Which rows, and where they are to be written, if not to fresh memory."""
         spec = self._spec
         ids = None if rows is None else as_ids(rows, spec.n_rows)
-        shape = spec.shape if ids is None else ids.shape + spec.row_shape
-        if out is not None:
-            view = as_out(out, shape, spec.dtype)
-            if view.flags.c_contiguous and view.flags.aligned:
-                return ids, view, lambda: out
-            room = np.empty(shape, spec.dtype)
+        if out is None:
+            return ids, None
+        view = as_out(out, spec.shape if ids is None else ids.shape + spec.row_shape, spec.dtype)
+        return ids, view if view.flags.c_contiguous and view.flags.aligned else None
 
-            def copied() -> Any:
-                view[...] = room
-                return out
+    def _handed_over(self, found: Array, out: Any) -> Any:
+        """What the store has found: where the user wants it, or as the table's library has it."""
+        if out is None:
+            return found if self._library is _NUMPY else self._deliver(found)
+        view, _ = adapters.of(out).view(out)  # type: ignore[union-attr]
+        if not np.may_share_memory(view, found):  # it was not in one piece
+            view[...] = found
+        return out
 
-            return ids, room, copied
-        room = np.empty(shape, spec.dtype)
-        return ids, room, lambda: self._library.deliver(room, spec.dtype.name)
+    def _deliver(self, found: Array) -> Any:
+        return self._library.deliver(found, self._spec.dtype.name)
 
     def _prepare_add(self, delta: Any, rows: Any) -> tuple[Array, Ids | None]:
         spec = self._spec

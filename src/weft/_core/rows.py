@@ -15,9 +15,15 @@ from weft._core.tables import Array, Ids
 from weft._core.updaters import Updater
 
 
-def read(table: Array, ids: Ids, out: Array) -> None:
-    """Copy rows of a table. The ids have been checked: the mode only avoids a second copy."""
-    table.take(ids, 0, out, "clip")
+def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
+    """A copy of all rows of a table, or of some."""
+    if ids is None:
+        whole = np.empty_like(table) if out is None else out
+        np.copyto(whole, table)
+        return whole
+    # the ids have been checked: the mode only avoids a second copy
+    some: Array = table.take(ids, 0) if out is None else table.take(ids, 0, out, "clip")
+    return some if ids.ndim else np.asarray(some)
 
 
 class Repeats(NamedTuple):

@@ -198,7 +198,7 @@ def as_ids(value: Any, n_rows: int) -> Ids:
     else:
         ids = _indexes(value, n_rows)
     # as unsigned numbers the negative ones are the largest
-    if ids.size and ids.view(_UNSIGNED).max() >= n_rows:
+    if ids.size and np.maximum.reduce(ids.view(_UNSIGNED), None) >= n_rows:
         wrong = ids.reshape(-1)
         raise _out_of_range(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
     return ids

@@ -230,8 +230,8 @@ class Store(ABC):
     steps: int
 
     @abstractmethod
-    def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
-        """Write all rows, or these, to `out`. Raises Stalled."""
+    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+        """All rows, or these, in `out` or, if that is None, in fresh memory. Raises Stalled."""
 
     @abstractmethod
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:

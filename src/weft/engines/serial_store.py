@@ -26,12 +26,9 @@ class SerialStore(Store):
         if values is not None:
             self._rows[...] = values
 
-    def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
+    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
         self._check_use(timeout)
-        if ids is None:
-            np.copyto(out, self._rows)
-        else:
-            rows.read(self._rows, ids, out)
+        return rows.read(self._rows, ids, out)
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         self._check_use(timeout)

@@ -135,16 +135,16 @@ class LocalStore(Store):
 
     # reading
 
-    def get(self, ids: Ids | None, out: Array, *, timeout: float | None = None) -> None:
+    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
         if not self._roster.is_here:
             raise self._unusable()
         if timeout is not None:
             checked(timeout)
-        nested = self._in_turn == threading.get_ident()
         try:
-            self._get(ids, out, timeout)
+            found = self._get(ids, out, timeout)
         except BaseException:
-            while not nested:  # another signal may come: what it raises gives way to the first
+            # another signal may come meanwhile: what it raises gives way to the first
+            while self._in_turn != threading.get_ident():
                 try:
                     self._let_go()
                     break
@@ -152,48 +152,44 @@ class LocalStore(Store):
                     continue
             raise
         self.staleness = self._clocks.staleness()
+        return found
 
-    def _get(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
+    def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         if self._bsp:
             with self._turn:  # an add of another thread would let the others change what is read
                 self._check_turn()
                 try:
                     self._in_turn = threading.get_ident()
                     self._catch_up(self._clocks.own, self._deadline(timeout))
-                    self._copy(ids, out)
+                    return rows.read(self._rows, ids, out)
                 finally:
                     self._in_turn = 0
-        elif not self.spec.exact:
-            self._copy(ids, out)
-        elif ids is None and len(self._stripes) > 1:
-            self._copy_stripes(out, self._deadline(timeout))
-        else:
-            self._copy_whole_rows(ids, out, timeout)
+        if not self.spec.exact:
+            return rows.read(self._rows, ids, out)
+        if ids is None and len(self._stripes) > 1:
+            return self._read_stripes(out, self._deadline(timeout))
+        return self._read_whole_rows(ids, out, timeout)
 
-    def _copy(self, ids: Ids | None, out: Array) -> None:
-        if ids is None:
-            np.copyto(out, self._rows)
-        else:
-            rows.read(self._rows, ids, out)
-
-    def _copy_whole_rows(self, ids: Ids | None, out: Array, timeout: float | None) -> None:
+    def _read_whole_rows(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         """Copy rows that nobody changes meanwhile."""
         begun, ended = self._changes.begun, self._changes.ended
         for _ in range(_TRIES):
             before = ended.tolist()
             if begun.tolist() == before:
-                self._copy(ids, out)
+                found = rows.read(self._rows, ids, out)
                 if faults.armed:
                     faults.reach("table.copied")
                 if begun.tolist() == before:
-                    return
+                    return found
         with self._table.exclusive(timeout=timeout):
             self._changes.settle_deaths()
-            self._copy(ids, out)
+            return rows.read(self._rows, ids, out)
 
-    def _copy_stripes(self, out: Array, deadline: float) -> None:
+    def _read_stripes(self, out: Array | None, deadline: float) -> Array:
         """Copy the whole table, several stripes at a time."""
-        memory = self._memory
+        memory, found = self._memory, out
+        if found is None:
+            found = np.empty(self.spec.shape, self.spec.dtype)
         chunks = min(max(1, self.spec.nbytes // _CHUNK), memory.stripes)
         for chunk in range(chunks):
             stripes = range(*part_of(memory.stripes, chunks, chunk))
@@ -202,7 +198,8 @@ class LocalStore(Store):
                 self._table.shared(timeout=_left(deadline)),
                 self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
             ):
-                np.copyto(out[low:high], self._rows[low:high])
+                np.copyto(found[low:high], self._rows[low:high])
+        return found
 
     @contextmanager
     def _all_shared(self, locks: list[Lock], deadline: float) -> Iterator[None]:
