@@ -74,12 +74,8 @@ class Changes:
         For the holder of the table's lock."""
         for rank in range(self._memory.size):
             if self._died_within(rank):
-                self.note_interrupted(rank)
+                self._words[self._memory.word(rank, INTERRUPTED)] = 1
                 self.ended[rank] = self.begun[rank]
-
-    def note_interrupted(self, rank: int) -> None:
-        """Have `interrupted` tell of the rank's last change."""
-        self._words[self._memory.word(rank, INTERRUPTED)] = 1
 
     def _died_within(self, rank: int) -> bool:
         if rank == self._rank or self.begun[rank] == self.ended[rank]:

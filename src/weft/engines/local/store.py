@@ -260,7 +260,7 @@ class LocalStore(Store):
         Once it has begun it goes on to the end, beyond a deadline of the call's own.
         """
         count, rank, changes = len(self._stripes), self._rank, self._changes
-        first = count * rank // self._size
+        first, turn = count * rank // self._size, 0
         try:
             for turn in range(count):
                 stripe = (first + turn) % count
@@ -271,10 +271,15 @@ class LocalStore(Store):
                     self._add_stripe(stripe, delta)
                     if turn == count - 1:
                         changes.ended[rank] = changes.begun[rank]
-        except Stalled:
-            if changes.ended[rank] != changes.begun[rank]:
-                changes.note_interrupted(rank)
-            raise
+        except Stalled as stalled:
+            if not turn:
+                raise
+            raise Stalled(
+                f"{stalled.message}; table {self.spec.name!r} has got {turn} of {count} parts of "
+                "the delta",
+                stalled.ranks,
+                stalled.states,
+            ) from None
         finally:
             changes.ended[rank] = changes.begun[rank]
 
