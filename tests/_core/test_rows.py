@@ -40,6 +40,11 @@ def table_of(columns: int, dtype: Any = np.int64) -> Array:
     return np.full(shape, 1000, dtype)
 
 
+def added(table: Array, ids: list[int], delta: Array) -> None:
+    adder = rows.Adder(len(table), table.dtype)
+    adder.add(table, indexes(ids), delta, adder.find(indexes(ids)))
+
+
 # where ids are named again
 
 
@@ -120,7 +125,7 @@ def test_add_is_the_loop_over_rows(ids: list[int], columns: int, dtype: str) -> 
     with np.errstate(over="ignore"):
         for one, row in zip(ids, delta, strict=True):
             expected[one] += row
-    rows.add(table, indexes(ids), delta, rows.repeats(indexes(ids)), np.empty_like(delta))
+    added(table, ids, delta)
     assert np.array_equal(table, expected)
     assert np.array_equal(delta, deltas(ids, columns, dtype))
 
@@ -166,7 +171,7 @@ def test_infinities_pass_without_warning(columns: int) -> None:
     delta = np.full((4, *table.shape[1:]), 2e38, np.float32)
     delta[3] = -np.inf
     with np.errstate(all="raise"):
-        rows.add(table, indexes(ids), delta, rows.repeats(indexes(ids)), np.empty_like(delta))
+        added(table, ids, delta)
         merged, total = rows.merge(indexes(ids), delta)
     first = table.reshape(5, -1)[:, 0]
     assert first.tolist() == [np.float32(3e38), np.inf, np.inf, -np.inf, np.float32(3e38)]

@@ -147,13 +147,19 @@ class Table:
         ids = None if rows is None else as_ids(rows, spec.n_rows)
         if out is None:
             return ids, None
-        view = as_out(out, spec.shape if ids is None else ids.shape + spec.row_shape, spec.dtype)
+        shape = spec.shape if ids is None else ids.shape + spec.row_shape
+        plain = type(out) is np.ndarray and out.dtype is spec.dtype
+        if plain and out.shape == shape and out.flags.carray:
+            return ids, out  # the usual case
+        view = as_out(out, shape, spec.dtype)
         return ids, view if view.flags.c_contiguous and view.flags.aligned else None
 
     def _handed_over(self, found: Array, out: Any) -> Any:
         """What the store has found: where the user wants it, or as the table's library has it."""
         if out is None:
             return found if self._library is _NUMPY else self._deliver(found)
+        if found is out:
+            return out
         view, _ = adapters.of(out).view(out)  # type: ignore[union-attr]
         if not np.may_share_memory(view, found):  # it was not in one piece
             view[...] = found

@@ -7,12 +7,15 @@ pass without warning, as they do when all rows are updated.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft._core.tables import Array, Ids
 from weft._core.updaters import Updater
+
+#: rows for which 4 bytes each are kept, to find those that are named twice
+_SCRATCH = 1 << 20
 
 
 def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
@@ -108,15 +111,29 @@ def update(
         state[name][ids] = array
 
 
-def add(table: Array, ids: Ids, delta: Array, found: Repeats | None, room: Array) -> None:
-    """Add to some rows of a table; ids that are named again have been found before.
+class Adder:
+    """Adds to some rows of a table, as `merge` and `update` would, with memory that it uses again:
+    fresh pages cost more than the addition. For one thread at a time."""
 
-    This is `merge` and `update` without their copies: where an id is named again, the last of its
-    rows is the one that stays. `room`, of the delta's shape, is overwritten.
-    """
-    table.take(ids, 0, room, "clip")
-    with np.errstate(all="ignore"):
-        np.add(room, delta, room)
-        if found is not None:
-            np.add.at(room, found.last, delta[found.earlier])
-    table[ids] = room
+    def __init__(self, n_rows: int, dtype: np.dtype[Any]) -> None:
+        self._n_rows = n_rows
+        self._scratch: Array | None = None
+        self._room = np.empty(0, dtype)
+
+    def find(self, ids: Ids) -> Repeats | None:
+        """Where ids are named again; to be called before `add`."""
+        if self._scratch is None and self._n_rows <= _SCRATCH:
+            self._scratch = np.zeros(self._n_rows, np.int32)
+        return repeats(ids, self._scratch)
+
+    def add(self, table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
+        """Add. Where an id is named again, the last of its rows is the one that stays."""
+        if self._room.size < delta.size:
+            self._room = np.empty(delta.size, delta.dtype)
+        room = self._room[: delta.size].reshape(delta.shape)
+        table.take(ids, 0, room, "clip")
+        with np.errstate(all="ignore"):
+            np.add(room, delta, room)
+            if found is not None:
+                np.add.at(room, found.last, delta[found.earlier])
+        table[ids] = room

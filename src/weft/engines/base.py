@@ -278,6 +278,14 @@ def succeeded(group: Group) -> UsageError:
     )
 
 
+def within_itself(name: str) -> UsageError:
+    """What every engine says when a table is used in the middle of one of its own calls."""
+    return UsageError(
+        f"table {name!r} is used by an updater or a signal handler in the middle of a call of the "
+        "same thread; an updater only changes the rows it is given"
+    )
+
+
 def check_split(color: object, key: object) -> None:
     """What every engine says of a wrong color or key."""
     for name, value in (("color", color), ("key", key)):

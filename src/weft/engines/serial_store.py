@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from weft._core import rows
 from weft._core.tables import Array, Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
-from weft.engines.base import Group, Store, forked, left
+from weft.engines.base import Group, Store, forked, left, within_itself
 from weft.engines.memory import check_memory
 
 
@@ -25,19 +28,29 @@ class SerialStore(Store):
         self._state = {name: np.zeros(spec.shape, spec.dtype) for name in spec.updater.state}
         if values is not None:
             self._rows[...] = values
+        self._adder = rows.Adder(spec.n_rows, spec.dtype)
+        self._turn = threading.RLock()
+        self._in_turn = False
 
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
         self._check_use(timeout)
-        return rows.read(self._rows, ids, out)
+        with self._taking_turns():
+            return rows.read(self._rows, ids, out)
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         self._check_use(timeout)
-        updater = self.spec.updater
         if ids is not None and not ids.size:
             return
-        self.steps += 1
+        with self._taking_turns():
+            self.steps += 1
+            self._add(delta, ids)
+
+    def _add(self, delta: Array, ids: Ids | None) -> None:
+        updater = self.spec.updater
         if ids is None:
             updater.update(self._rows, self._state, delta, self.steps)
+        elif updater.name == "add":
+            self._adder.add(self._rows, ids, delta, self._adder.find(ids))
         else:
             ids, delta = rows.merge(ids, delta)
             rows.update((self._rows, self._state), ids, delta, updater, self.steps)
@@ -48,6 +61,18 @@ class SerialStore(Store):
     def arrays(self) -> dict[str, Array]:
         self._check_use(None)
         return {"rows": self._rows, **self._state}
+
+    @contextmanager
+    def _taking_turns(self) -> Iterator[None]:
+        """One thread after the other, and none within itself."""
+        with self._turn:
+            if self._in_turn:
+                raise within_itself(self.spec.name)
+            try:
+                self._in_turn = True
+                yield
+            finally:
+                self._in_turn = False
 
     def _check_use(self, timeout: float | None) -> None:
         if os.getpid() != self._process:

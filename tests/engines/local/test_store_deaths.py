@@ -50,7 +50,7 @@ class Place:
 
     def __init__(self, rank: int, dead: set[int]) -> None:
         self.roster, self.members = Roster(rank, dead), tuple(range(SIZE))
-        self.rank, self.generation = rank, 5
+        self.rank, self.generation, self.free_cores = rank, 5, False
 
 
 class Job:

@@ -150,6 +150,11 @@ class LocalGroup(Group):
         )
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
+        if self.size == 1:  # nobody to share it with, and ordinary memory has larger pages
+            from weft.engines.serial_store import SerialStore
+
+            self._check_usable()
+            return SerialStore(self, spec, values)
         from weft.engines.local.store import make_store
 
         with self._calling(spec.kind):

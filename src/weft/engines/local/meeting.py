@@ -75,7 +75,7 @@ class Meeting:
         self._place = self.ranks.index(roster.rank)
         self._memory = MeetingMemory(block, size=len(ranks), generation=generation)
         self._words = block.words
-        self._free_cores = free_cores
+        self.free_cores = free_cores
         self._waiter = Waiter(
             block,
             flags_at=self._memory.flags_at,
@@ -247,7 +247,7 @@ class Meeting:
             places=places,
             name=self.name,
             generation=self.generation + 1,
-            free_cores=self._free_cores,
+            free_cores=self.free_cores,
         )
 
     def end(self) -> None:

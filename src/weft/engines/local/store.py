@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import partial
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from weft._core import rows
 from weft._core.split import part_of
 from weft._core.tables import Array, Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
-from weft.engines.base import Store
+from weft.engines.base import Store, within_itself
 from weft.engines.local.changes import Changes
 from weft.engines.local.clocks import Clocks
 from weft.engines.local.common import make_block
@@ -47,13 +47,11 @@ from weft.engines.local.segment import Block
 from weft.engines.local.staging import Staging
 from weft.engines.local.table_memory import TableMemory
 from weft.engines.memory import check_memory
-from weft.errors import OutOfMemory, Stalled, UsageError
+from weft.errors import OutOfMemory, Stalled
 
 #: bytes that are read at a time: the C library writes past the cache only in large copies, which
 #: is twice as fast
 _CHUNK = 32 << 20
-#: rows for which each rank keeps 4 bytes of its own, to find those that are named twice
-_SCRATCH = 1 << 20
 #: how often rows are copied again before a reader takes the lock
 _TRIES = 3
 
@@ -114,10 +112,9 @@ class LocalStore(Store):
         self._memory = memory = TableMemory(spec, self._size, block)
         self._rows, self._state = self._arrays = memory.rows, memory.state
         self._steps = memory.steps
-        self._table, *self._stripes = (
-            Lock(one, roster=roster, log=log, members=members, timeout=timeout)
-            for one in memory.lock_blocks()
-        )
+        lock = partial(Lock, roster=roster, log=log, members=members, timeout=timeout)
+        locks = (lock(one, free_cores=meeting.free_cores) for one in memory.lock_blocks())
+        self._table, *self._stripes = locks
         self._clocks = Clocks(block, memory, meeting=meeting, log=log)
         self._changes = Changes(block, memory, meeting=meeting)
         self._staging = Staging(
@@ -126,7 +123,7 @@ class LocalStore(Store):
         self._bsp = spec.consistency.name == "bsp"
         #: whether deltas are added to rows at once, by the quick way
         self._adds_rows = spec.updater.name == "add" and not self._bsp
-        self._room = np.empty(0, spec.dtype)
+        self._adder = rows.Adder(spec.n_rows, spec.dtype)
         #: threads of this rank add, and under bsp get, one after the other
         self._turn = threading.RLock()
         #: the thread that is in the middle of its turn; 0 if none
@@ -249,10 +246,7 @@ class LocalStore(Store):
     def _check_turn(self) -> None:
         """Refuse a call that comes in the middle of another one of the same thread."""
         if self._in_turn:
-            raise UsageError(
-                f"table {self.spec.name!r} is used by an updater or a signal handler in the middle "
-                "of a call of the same thread; an updater only changes the rows it is given"
-            )
+            raise within_itself(self.spec.name)
 
     def _add_all(self, delta: Array, deadline: float) -> None:
         """Update every stripe. Ranks begin at different ones, so as not to meet at once.
@@ -310,7 +304,7 @@ class LocalStore(Store):
     def _add_rows(self, delta: Array, ids: Ids, deadline: float) -> None:
         if not ids.size:
             return
-        repeats = rows.repeats(ids, self._scratch) if self._adds_rows else None
+        repeats = self._adder.find(ids) if self._adds_rows else None
         rank, changes = self._rank, self._changes
         alone = self._table.exclusive(timeout=_left(deadline))
         with alone if self.spec.exact else nullcontext():
@@ -319,7 +313,7 @@ class LocalStore(Store):
                 if faults.armed:
                     faults.reach("table.adding")
                 if self._adds_rows:
-                    rows.add(self._rows, ids, delta, repeats, self._room_like(delta))
+                    self._adder.add(self._rows, ids, delta, repeats)
                 else:
                     self._steps[-1] += 1
                     rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
@@ -327,17 +321,6 @@ class LocalStore(Store):
                     faults.reach("table.added")
             finally:
                 changes.ended[rank] = changes.begun[rank]
-
-    @cached_property
-    def _scratch(self) -> Array | None:
-        """What `rows.repeats` works with; None where it would take too much memory."""
-        return np.zeros(self.spec.n_rows, np.int32) if self.spec.n_rows <= _SCRATCH else None
-
-    def _room_like(self, delta: Array) -> Array:
-        """Memory of a delta's shape that is used again: fresh pages cost more than the addition."""
-        if self._room.size < delta.size:
-            self._room = np.empty(delta.size, delta.dtype)
-        return self._room[: delta.size].reshape(delta.shape)
 
     def _catch_up(self, clock: int, deadline: float) -> None:
         """Wait until everybody has made so many adds, and see that exactly these are applied."""
