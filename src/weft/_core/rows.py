@@ -120,6 +120,11 @@ class Adder:
         self._scratch: Array | None = None
         self._room = np.empty(0, dtype)
 
+    def touch(self, table: Array, ids: Ids, delta: Array) -> None:
+        """Bring rows into this processor's cache, so that adding to them, under a lock, is soon
+        over."""
+        table.take(ids, 0, self._room_like(delta), "clip")
+
     def find(self, ids: Ids) -> Repeats | None:
         """Where ids are named again; to be called before `add`."""
         if self._scratch is None and self._n_rows <= _SCRATCH:
@@ -128,12 +133,15 @@ class Adder:
 
     def add(self, table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
         """Add. Where an id is named again, the last of its rows is the one that stays."""
-        if self._room.size < delta.size:
-            self._room = np.empty(delta.size, delta.dtype)
-        room = self._room[: delta.size].reshape(delta.shape)
+        room = self._room_like(delta)
         table.take(ids, 0, room, "clip")
         with np.errstate(all="ignore"):
             np.add(room, delta, room)
             if found is not None:
                 np.add.at(room, found.last, delta[found.earlier])
         table[ids] = room
+
+    def _room_like(self, delta: Array) -> Array:
+        if self._room.size < delta.size:
+            self._room = np.empty(delta.size, delta.dtype)
+        return self._room[: delta.size].reshape(delta.shape)

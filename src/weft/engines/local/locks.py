@@ -46,9 +46,9 @@ from weft.engines.local.waiting import SLICE, Waiter
 from weft.errors import Stalled, UsageError
 
 _HOLDER, _DIED, _FLAGS = 8, 9, 10
-#: how often a lock is tried before sleeping, where every rank has a core: some 150 us, in which a
+#: how often a lock is tried before sleeping, where every rank has a core: some 400 us, in which a
 #: table's change of a thousand rows ends
-_TRIES = 300
+_TRIES = 1000
 
 
 def words_for(size: int) -> int:

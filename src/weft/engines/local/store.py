@@ -304,7 +304,11 @@ class LocalStore(Store):
     def _add_rows(self, delta: Array, ids: Ids, deadline: float) -> None:
         if not ids.size:
             return
-        repeats = self._adder.find(ids) if self._adds_rows else None
+        repeats = None
+        if self._adds_rows:
+            repeats = self._adder.find(ids)
+            if self.spec.exact:
+                self._adder.touch(self._rows, ids, delta)
         rank, changes = self._rank, self._changes
         alone = self._table.exclusive(timeout=_left(deadline))
         with alone if self.spec.exact else nullcontext():
