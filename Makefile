@@ -13,13 +13,18 @@ PIP := $(BIN)/python -m pip install --quiet
 PORTABLE := tests/_api/test_sharing.py tests/contracts tests/engines/local/test_locks.py \
 	tests/engines/local/test_meeting.py tests/failures/test_fork.py
 
-.PHONY: demo test lint types portable soak bench clean
+.PHONY: demo test lint types pure portable soak bench clean
 
 demo: .venv/core
 	$(BIN)/python examples/demo.py
 
-test: lint types portable
-	$(BIN)/python -m pytest
+# what needs no other process, or does not mind waiting for its turn, first and two at a time
+test: .venv/test
+	$(MAKE) -j2 --output-sync=target lint types pure portable
+	$(BIN)/python -m pytest --ignore=tests/_core
+
+pure: .venv/test
+	$(BIN)/python -m pytest -q tests/_core
 
 # what shares memory, once more on the portable kind of it; tests of both kinds have been there
 portable: .venv/test
