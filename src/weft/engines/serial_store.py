@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -29,21 +27,31 @@ class SerialStore(Store):
         if values is not None:
             self._rows[...] = values
         self._adder = rows.Adder(spec.n_rows, spec.dtype)
+        #: threads take turns
         self._turn = threading.RLock()
+        #: whether one is in the middle of an add
         self._in_turn = False
 
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
         self._check_use(timeout)
-        with self._taking_turns():
+        with self._turn:
+            if self._in_turn:
+                raise within_itself(self.spec.name)
             return rows.read(self._rows, ids, out)
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         self._check_use(timeout)
         if ids is not None and not ids.size:
             return
-        with self._taking_turns():
-            self.steps += 1
-            self._add(delta, ids)
+        with self._turn:
+            if self._in_turn:
+                raise within_itself(self.spec.name)
+            try:
+                self._in_turn = True
+                self.steps += 1
+                self._add(delta, ids)
+            finally:
+                self._in_turn = False
 
     def _add(self, delta: Array, ids: Ids | None) -> None:
         updater = self.spec.updater
@@ -61,18 +69,6 @@ class SerialStore(Store):
     def arrays(self) -> dict[str, Array]:
         self._check_use(None)
         return {"rows": self._rows, **self._state}
-
-    @contextmanager
-    def _taking_turns(self) -> Iterator[None]:
-        """One thread after the other, and none within itself."""
-        with self._turn:
-            if self._in_turn:
-                raise within_itself(self.spec.name)
-            try:
-                self._in_turn = True
-                yield
-            finally:
-                self._in_turn = False
 
     def _check_use(self, timeout: float | None) -> None:
         if os.getpid() != self._process:
