@@ -121,6 +121,8 @@ class Background:
         #: calls that have not ended; the first one is being carried out
         self.pending: deque[PendingCall] = deque()
         self._thread: threading.Thread | None = None
+        #: the last ones: where starting one was interrupted there may be two
+        self._threads: deque[threading.Thread] = deque(maxlen=8)
         self._turn = threading.Lock()
         #: unlocked when there may be something new
         self._news = threading.Lock()
@@ -151,9 +153,9 @@ class Background:
         """Return when the thread has ended. For a group whose calls all fail from now on."""
         self._closing = True
         self._tell()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_ENDING)
+        for thread in list(self._threads):
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(_ENDING)
 
     def see_to_thread(self) -> None:
         """Start the thread if there is work and no thread. One that runs may end soon, but before
@@ -163,6 +165,7 @@ class Background:
                 target=self._run, name=f"weft async {self._name}", daemon=True
             )
             self._thread = thread
+            self._threads.append(thread)
             try:
                 thread.start()
             except BaseException:
