@@ -37,19 +37,21 @@ class _Owner:
     segments: weakref.WeakValueDictionary[int, Segment] = field(
         default_factory=weakref.WeakValueDictionary
     )
-    #: requests whose leases have ended but were not given back yet
-    ended: set[int] = field(default_factory=set)
+    #: requests whose leases have ended but were not given back yet; a dict, because an item is set
+    #: without a call, between which and the next no signal handler can come
+    ended: dict[int, bool] = field(default_factory=dict)
 
     def release(self, request: int) -> None:
         """End a lease, now or with the next one. Safe in a finalizer; twice does no harm."""
-        self.ended.add(request)
+        self.ended[request] = True
         self.send_releases()
 
     def send_releases(self) -> bool:
         """Whether the socket took them."""
         requests = list(self.ended.copy())[:_MOST_RELEASES]
         if self.channel.send_now(Release(requests)):
-            self.ended.difference_update(requests)
+            for request in requests:
+                self.ended.pop(request, None)
             return True
         return False
 
@@ -90,6 +92,7 @@ class Attachments:
                 return self._views.get(name)  # its memory may still be mapped here
             except BaseException:
                 if owner is not None:  # it may have answered, and an interrupt lost the answer
+                    owner.ended[request] = True  # first, should another interrupt come now
                     self._end_lease(request, owner)
                 raise
 
