@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from weft._api.models import ModelTable
     from weft._api.saving import load, save_all
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
-    from weft._api.sharing import SharedArray, share
+    from weft._api.sharing import share
     from weft._api.tables import ArrayTable, MatrixTable
     from weft._core import updaters
     from weft._core.consistency import ssp
     from weft._core.tables import Interrupted
     from weft.adapters.holder import Holder
     from weft.engines.base import Group, Handle
+    from weft.engines.local.shared_arrays import SharedArray
     from weft.errors import (
         DamagedFile,
         Disagreement,
@@ -64,7 +65,7 @@ _HOMES = {
     "MatrixTable": "weft._api.tables",
     "ModelTable": "weft._api.models",
     "PeerLost": "weft.errors",
-    "SharedArray": "weft._api.sharing",
+    "SharedArray": "weft.engines.local.shared_arrays",
     "Stalled": "weft.errors",
     "WeftError": "weft.errors",
     "all_gather": "weft._api.collectives",

@@ -1,0 +1,86 @@
+"""Arrays in shared memory, and how they travel: a pickle of one is a reference to its block."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.engines.local import blocks
+from weft.engines.local.keeper import Reference
+from weft.engines.local.mapped import buffer_of
+
+
+def copy_in(source: NDArray[Any]) -> SharedArray:
+    """A copy of an array in a new block, in the same order. Raises OutOfMemory."""
+    block = blocks.allocate(source.nbytes)
+    fortran = source.flags.f_contiguous and not source.flags.c_contiguous
+    shared = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
+    np.copyto(shared, source)
+    return shared
+
+
+def read_only(array: SharedArray) -> SharedArray:
+    """The same array over a buffer that NumPy cannot make writable again."""
+    buffer = buffer_of(array)
+    offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer)
+    return _over(
+        # frombuffer keeps the read-only view as its base; ndarray would look behind it
+        np.frombuffer(memoryview(buffer).cast("B").toreadonly(), np.uint8),
+        array.shape,
+        array.dtype,
+        offset=offset,
+        strides=array.strides,
+    )
+
+
+class SharedArray(np.ndarray[Any, np.dtype[Any]]):
+    """An ndarray in shared memory. Made by `weft.share`; what is computed from it is ordinary."""
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        buffer = buffer_of(self)
+        if buffer is None:
+            return self.view(np.ndarray).__reduce__()
+        offset = self.__array_interface__["data"][0] - ctypes.addressof(buffer)
+        return _attach, (
+            blocks.refer(buffer),
+            self.shape,
+            self.dtype,
+            offset,
+            self.strides,
+            self.flags.writeable,
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        # ndarray has its own for protocol 5, which would send the bytes
+        return self.__reduce__()
+
+    def __array_wrap__(
+        self, array: NDArray[Any], context: Any = None, return_scalar: bool = False
+    ) -> Any:
+        """Results of arithmetic are ordinary arrays, unless they were written into a shared one."""
+        if array is self:
+            return array
+        if return_scalar or array.shape == ():
+            return array[()]
+        return array.view(np.ndarray)
+
+
+def _attach(  # noqa: PLR0917  pickle calls it with positions only
+    reference: Reference,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    offset: int,
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> SharedArray:
+    """What unpickling a shared array calls."""
+    block = blocks.attach(reference)
+    array = _over(block.buffer, shape, dtype, offset=offset, strides=strides)
+    return array if writeable else read_only(array)
+
+
+def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: Any) -> SharedArray:
+    return cast(SharedArray, np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout))
