@@ -8,6 +8,7 @@
     │   ├── AlreadyInitialized (RuntimeError) weft.init() twice
     │   ├── UsedAfterFork   (RuntimeError)    a group used in a forked child
     │   ├── UsedConcurrently (RuntimeError)   one group used by two threads at once
+    │   ├── AlreadyFinished (RuntimeError)    a distributed function called after its end
     │   └── Disagreement    (RuntimeError)    ranks made different calls; shows what each did
     ├── SetupError                      a group, engine or launch could not start
     │   ├── UnknownEngine   (ValueError)      lists the known ones
@@ -21,6 +22,10 @@
     ├── SegmentGone         (RuntimeError)    a shared array's memory was given back too early
     ├── DamagedFile         (ValueError)      a saved table that is not as it was written
     ├── PeerLost            (ConnectionError) a peer died or left while it was waited for
+    ├── WorkerLost          (RuntimeError)    a worker died while it ran an item
+    ├── RemoteError         (RuntimeError)    an exception in a worker that cannot travel itself
+    ├── RemoteTraceback                       the cause of one that can: where it was raised
+    ├── Cancelled           (RuntimeError)    a map was cancelled
     └── Stalled             (TimeoutError)    a deadline passed; everybody waited for is alive
 
 `except WeftError` catches all of them; each is also the built-in error that a
@@ -31,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 
 class WeftError(Exception):
@@ -63,6 +69,10 @@ class UsedAfterFork(UsageError, RuntimeError):
 
 class UsedConcurrently(UsageError, RuntimeError):
     """Two threads used one group at the same time."""
+
+
+class AlreadyFinished(UsageError, RuntimeError):
+    """A distributed function was called after `finished`, or a second time with endaftercall."""
 
 
 class SetupError(WeftError):
@@ -172,3 +182,63 @@ class PeerLost(_WithRanks, ConnectionError):
 
 class Stalled(_WithRanks, TimeoutError):
     """A deadline passed while peers were alive but did not come."""
+
+
+class RemoteError(WeftError, RuntimeError):
+    """Stands for an exception in a worker that cannot be pickled, or that would end this process.
+
+    Its message begins with the name of the class; its cause is the RemoteTraceback.
+    """
+
+
+class RemoteTraceback(WeftError):
+    """The cause of an exception that was raised in another process: the traceback there."""
+
+    def __init__(self, text: str, where: str, item: int | None = None) -> None:
+        #: the traceback, as Python prints it
+        self.text = text
+        #: which worker it was
+        self.where = where
+        #: the index of the item; None where it was not about one
+        self.item = item
+        what = where if item is None else f"item {item}, {where}"
+        super().__init__(f"raised in {what}:\n{text.rstrip()}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.text, self.where, self.item)
+
+
+class WorkerLost(WeftError, RuntimeError):
+    """A worker died while it ran an item, or while it was getting one."""
+
+    def __init__(self, message: str, *, loss: Loss) -> None:
+        self.message = message
+        self.loss = loss
+        super().__init__(message)
+
+    @property
+    def item(self) -> int:
+        """The index of the item."""
+        return self.loss.item
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), loss=self.loss), (self.message,)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How a worker ended."""
+
+    item: int
+    worker: int
+    pid: int
+    #: its exit code, or minus the signal that killed it; None where nobody saw it end
+    code: int | None
+    #: the most memory it had, in bytes
+    memory: int
+    #: whether the kernel killed it for want of memory
+    out_of_memory: bool
+
+
+class Cancelled(WeftError, RuntimeError):
+    """The results of a map were waited for after it had been cancelled."""

@@ -50,6 +50,9 @@ POINTS = (
     "share.created",  # has made a shared array
     "share.attach",  # is about to attach somebody's shared array
     "share.attached",  # has attached it
+    "worker.started",  # a worker is about to listen to its driver
+    "work.received",  # it has the items and is about to run them
+    "work.done",  # it has run them and is about to reply
     "exit.begin",  # shutdown() was called
     "exit.left",  # has told its peers that it leaves
 )

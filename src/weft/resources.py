@@ -24,6 +24,9 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
 )
 
+#: the cores that this process may use, if somebody has said so: a worker's share of its driver's
+CORES = "WEFT_CORES"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,8 +76,21 @@ def limit_threads(
     """
     added = thread_variables(threads, environ)
     environ.update(added)
+    undo = set_threads(threads) if "OMP_NUM_THREADS" in added else None
+
+    def restore() -> None:
+        for name in added:
+            environ.pop(name, None)
+        if undo is not None:
+            undo()
+
+    return restore
+
+
+def set_threads(threads: int) -> Callable[[], None]:
+    """Hold the libraries that are loaded to `threads` threads; returns what undoes it."""
     undo: list[Callable[[], None]] = []
-    if "OMP_NUM_THREADS" in added and ("numpy" in sys.modules or "torch" in sys.modules):
+    if "numpy" in sys.modules or "torch" in sys.modules:
         from threadpoolctl import threadpool_limits
 
         if "torch" in sys.modules:
@@ -85,8 +101,6 @@ def limit_threads(
         undo.append(threadpool_limits(threads).restore_original_limits)
 
     def restore() -> None:
-        for name in added:
-            environ.pop(name, None)
         for step in reversed(undo):
             step()
 
@@ -102,21 +116,29 @@ def count_cores() -> tuple[int, str]:
     for quota, where in _cpu_quotas(_cgroups("cpu")):
         if quota < found:
             found, reason = max(1, int(quota)), f"CPU quota in {where}"
+    said = os.environ.get(CORES, "")
+    if said.isdecimal() and 0 < int(said) < found:
+        found, reason = int(said), CORES
     return found, reason
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """How many GPUs of NVIDIA's this process may use: those that CUDA_VISIBLE_DEVICES names up to
+    """How many GPUs of NVIDIA's this process may use."""
+    return len(visible_gpus(environ, devices))
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """The GPUs of NVIDIA's that this process may use: those that CUDA_VISIBLE_DEVICES names up to
     the first that cannot be, as CUDA reads it; if it is not set, all that have a device file."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     present = len(list(devices.glob("nvidia[0-9]*")))
     if visible is None:
-        return present
+        return [str(number) for number in range(present)]
     named = [one.strip() for one in visible.split(",")]
-    usable = [
+    wrong = [
         not one or (one.lstrip("-").isdigit() and not 0 <= int(one) < present) for one in named
     ]
-    return usable.index(True) if True in usable else len(named)
+    return named[: wrong.index(True)] if True in wrong else named
 
 
 def available_memory() -> tuple[int, str]:

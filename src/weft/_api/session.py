@@ -56,6 +56,8 @@ _session: _Session | None = None
 _forked_from: int | None = None
 _launched: Launched | None = None
 _rounds = 0
+#: what else ends at shutdown, in this order
+_at_shutdown: list[Callable[[], None]] = []
 
 
 def init(
@@ -107,10 +109,13 @@ def init(
 def shutdown() -> None:
     """Leave the group. Whoever still waits for this rank gets PeerLost.
 
+    The workers of `map` and `distribute` end too; a later call starts new ones.
     Called at exit by itself; does nothing without a session, or twice.
     """
     global _session
     with _lock:
+        for ends in _at_shutdown:
+            ends()
         session, _session = _session, None
         if session is None:
             return
@@ -122,6 +127,11 @@ def shutdown() -> None:
         session.restore_threads()
         if faults.armed:
             faults.reach("exit.left")
+
+
+def at_shutdown(ends: Callable[[], None]) -> None:
+    """Have something ended by `shutdown`, every time."""
+    _at_shutdown.append(ends)
 
 
 def group() -> Group:

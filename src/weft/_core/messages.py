@@ -11,6 +11,12 @@ of the local engine).
             <-  Rejected        Pin     ->
                                         <-  Pinned | Gone
                                 Release ->
+
+    starting workers
+    driver      fork server
+    Start   ->                  (+ descriptors: its connection, its stdout and stderr)
+            <-  Started         (+ descriptor: tells when it ends)
+            <-  Ended
 """
 
 from __future__ import annotations
@@ -113,7 +119,50 @@ class Release:
     requests: list[int]
 
 
-Message = Hello | Welcome | Rejected | Attach | Pin | Pinned | Attached | Gone | Release
+@dataclass(frozen=True)
+class Start:
+    """A driver asks for a worker; its end of their connection and its outputs come beside it."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """The fork server has one; a pidfd comes beside it."""
+
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker has ended."""
+
+    worker: int
+    #: an exit code, or minus a signal
+    code: int
+    #: the index of the last item that it began; -1 if it began none
+    item: int
+    #: the most memory it had, in bytes
+    memory: int
+    #: 1 if the kernel killed it for want of memory
+    out_of_memory: int
+
+
+Message = (
+    Hello
+    | Welcome
+    | Rejected
+    | Attach
+    | Pin
+    | Pinned
+    | Attached
+    | Gone
+    | Release
+    | Start
+    | Started
+    | Ended
+)
 
 #: each kind by its name, with the types of its fields
 _KINDS: dict[str, tuple[type[Any], tuple[type[Any], ...]]] = {

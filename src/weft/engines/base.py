@@ -12,8 +12,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from weft._core.calls import Call
     from weft._core.tables import Array, Ids, Interrupted, TableSpec
+    from weft._core.work import Finished, Job
 
 from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 
@@ -247,6 +250,38 @@ class Store(ABC):
 
         They are the store's own memory, to be read or written while nobody adds. What the
         consistency holds back has been applied.
+        """
+
+
+class Team(ABC):
+    """A driver and its workers: the driver says what to do, the workers do it."""
+
+    #: how many workers there are
+    size: int
+
+    @abstractmethod
+    def prepare(self, function: Callable[[Any], Any]) -> Any:
+        """A snapshot of a function, for a Job. Raises InvalidType if it cannot be sent."""
+
+    @abstractmethod
+    def forget(self, prepared: Any) -> None:
+        """Drop the memory that a function holds, here and in the workers."""
+
+    @abstractmethod
+    def place(self, array: Array, *, readonly: bool = False) -> Array:
+        """An array's values where every worker can see them: what several items use."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers; a later job starts new ones."""
+
+    @abstractmethod
+    def run(self, job: Job) -> Generator[Finished, None, None]:
+        """Carry out a job; yields what has ended, in the order in which it ends.
+
+        When the job fails, and when the generator is closed, what still runs is ended. An item
+        that fails is among the failures of its batch. Raises Stalled at the job's deadline,
+        Cancelled, and what the items' iterator raises.
         """
 
 

@@ -12,6 +12,7 @@ process has, and starts anew in a forked child.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 
@@ -21,7 +22,10 @@ from weft.engines.local.keeper import Keeper, Reference
 from weft.engines.local.processes import this_process
 from weft.engines.local.segment import Block
 from weft.engines.local.views import Views
-from weft.errors import InvalidValue, SegmentGone
+from weft.errors import InvalidValue, SegmentGone, Stalled
+
+#: seconds that an owner may take to give up a pin that is not needed
+_PATIENCE = 1.0
 
 
 class _Memory:
@@ -65,6 +69,15 @@ def refer(buffer: object) -> Reference:
     if _here.keeper.owns(name):
         return _here.keeper.refer(name)
     return _here.attachments.refer(name, _here.keeper)
+
+
+def unpin(reference: Reference) -> None:
+    """Give up a reference made here that nobody will attach any more."""
+    if reference.sources[0].pid == os.getpid():
+        _here.keeper.unpin(reference.block, reference.pin)
+    else:
+        with contextlib.suppress(SegmentGone, Stalled):
+            attach(reference, _PATIENCE)  # the pin is gone with it, and the view at once
 
 
 def attach(reference: Reference, timeout: float | None = None) -> Block:

@@ -135,6 +135,15 @@ class Keeper:
             source = self._serve()
             return Reference(name, self._pin(self._kept[name]), (source,))
 
+    def unpin(self, name: int, pin: int) -> None:
+        """Give up a pin: nobody will attach what it stands for."""
+        with self._lock:
+            self._on_behalf.pop(pin, None)
+            kept = self._kept.get(name)
+            if kept is not None:
+                kept.pins.discard(pin)
+                self._free_if_unused(name)
+
     def refer_on_behalf(self, name: int, block: Block) -> Reference:
         """Pin a block here whose owner has ended."""
         with self._lock:

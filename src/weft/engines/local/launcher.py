@@ -33,6 +33,7 @@ from weft._core import timeouts
 from weft._core.launched import environment
 from weft.engines.local import libc
 from weft.engines.local.output import Stream
+from weft.engines.local.processes import oom_kills, peek_end
 from weft.engines.local.rendezvous import create_memory, roster_block
 from weft.engines.local.roster import Roster
 from weft.engines.local.translation import translated
@@ -103,7 +104,7 @@ class _Launcher:
         self._killed: set[int] = set()
         self._signalled: int | None = None
         self._tell_at = self._kill_at = math.inf
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
 
     def run(self) -> int:
         self._take_signals()
@@ -229,8 +230,8 @@ class _Launcher:
 
     def _note_ends(self, ended: list[_Rank]) -> None:
         for rank in ended:
-            code = _peek(rank.process.pid)
-            out_of_memory = code == -signal.SIGKILL and _oom_kills() > self._oom_kills
+            code = peek_end(rank.process.pid)
+            out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
             self._roster.publish_end(rank.number, code, out_of_memory=out_of_memory)
             for pipe in list(rank.pipes):
                 self._read_rest(rank, pipe)
@@ -339,20 +340,3 @@ def first_failure(failed: Sequence[int], blames: Mapping[int, int | None]) -> in
         if blamed is not None and blamed in failed:
             first = blamed
     return first
-
-
-def _peek(pid: int) -> int:
-    """How a process ended, without reaping it: an exit code, or minus a signal."""
-    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    if result is None:
-        return 0
-    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started."""
-    try:
-        with open("/proc/vmstat") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -62,6 +63,38 @@ def readable(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def peek_end(pid: int) -> int:
+    """How a process ended, without reaping it: an exit code, or minus a signal."""
+    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if result is None:
+        return 0
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+def end_as_text(code: int, *, out_of_memory: bool = False) -> str:
+    """An exit code, or minus a signal, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    likely = ", likely out of memory" if out_of_memory else ""
+    return f"killed by {_signal_name(-code)}{likely}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _environment(pid: int) -> dict[str, str] | None:

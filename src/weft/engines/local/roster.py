@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 import weakref
@@ -24,7 +23,13 @@ from collections.abc import Iterable, Sequence
 from weft._core.messages import Process
 from weft.engines.base import forked, left
 from weft.engines.local import recorder
-from weft.engines.local.processes import open_pidfd, process_start, readable, state_letter
+from weft.engines.local.processes import (
+    end_as_text,
+    open_pidfd,
+    process_start,
+    readable,
+    state_letter,
+)
 from weft.engines.local.segment import Block
 from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
 
@@ -216,10 +221,8 @@ class Roster:
         ended: int = self._words[at]
         if not ended:
             return "ended, cause unknown" if not self.has_left(rank) else "left, then ended"
-        if ended & _BY_SIGNAL:
-            likely = ", likely out of memory" if ended & _OUT_OF_MEMORY else ""
-            return f"killed by {_signal_name(ended & 0xFF)}{likely}"
-        return f"exit code {ended & 0xFF}"
+        code = -(ended & 0xFF) if ended & _BY_SIGNAL else ended & 0xFF
+        return end_as_text(code, out_of_memory=bool(ended & _OUT_OF_MEMORY))
 
     def _died(self, rank: int) -> bool:
         pidfd = self._pidfds.get(rank)
@@ -245,10 +248,3 @@ def _mark_forked() -> None:
 
 
 os.register_at_fork(after_in_child=_mark_forked)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

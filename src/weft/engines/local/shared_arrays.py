@@ -44,7 +44,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         if buffer is None:
             return self.view(np.ndarray).__reduce__()
         offset = self.__array_interface__["data"][0] - ctypes.addressof(buffer)
-        return _attach, (
+        return attach, (
             blocks.refer(buffer),
             self.shape,
             self.dtype,
@@ -68,7 +68,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         return array.view(np.ndarray)
 
 
-def _attach(  # noqa: PLR0917  pickle calls it with positions only
+def attach(  # noqa: PLR0917  pickle calls it with positions only
     reference: Reference,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],

@@ -1,0 +1,249 @@
+"""`distribute`: a function over lists and matrices, as if it ran here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from weft._api.mapping import check_count, check_shared_data
+from weft._api.progress import Bar, check_progress
+from weft._api.teams import make_team, place_all
+from weft._core.calling import NOTHING, bind, check_callable, takes_an_item
+from weft._core.collect import Collected
+from weft._core.split import part_of
+from weft._core.work import Finished, Job
+from weft.engines.memory import amount
+from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
+from weft.resources import count_cores, visible_gpus
+
+if TYPE_CHECKING:
+    from weft._core.elements import Array
+    from weft.engines.base import Team
+
+POLICIES = ("no_gpu", "prefer_gpu", "require_all")
+
+
+def distribute(
+    fun: Callable[..., Any],
+    *,
+    shared_data: Mapping[str, Any] | None = None,
+    max_cpu: int | None = None,
+    max_gpu: int | None = None,
+    gpu_policy: str = "no_gpu",
+    machines: Sequence[str] = (),
+    named_pipe: bool | str | None = None,
+    port: int | None = None,
+    accept_lists: bool = False,
+    endaftercall: bool = False,
+    verbose: bool = False,
+    seed: int | None = None,
+    retries: int = 0,
+    progress: bool | str = False,
+) -> DistributedFunction:
+    """`fun` as a function that uses all cores of this machine.
+
+    Call it with a list to get the list of results, with an array to have it split along its last
+    axis and the results pasted together, or with None to call `fun` once in every worker.
+
+    >>> import numpy, weft
+    >>> weft.distribute(lambda x: x * x)([1, 2, 3])
+    [1, 4, 9]
+    >>> weft.distribute(lambda x: x.sum(axis=0))(numpy.ones((5, 4)))
+    array([5., 5., 5., 5.])
+
+    The function is sent as it is now: later changes of its globals are not seen.
+
+    shared_data   a dict that every call gets: `fun(x, shared_data)`. Its arrays lie in read-only
+                  shared memory, once for all workers.
+    max_cpu       how many workers at most; more than there are cores is no error.
+    max_gpu       how many GPUs at most, if any are used.
+    gpu_policy    "no_gpu"; "prefer_gpu" and, on one machine the same, "require_all": one worker
+                  for each GPU, which sees only this one, if there are any. A function with a
+                  parameter `use_gpu` is told.
+    named_pipe    True or a name: the workers come from `weft open --pipe NAME`.
+    accept_lists  the function takes a list and returns one: each worker gets its share at once.
+    endaftercall  whether the function can be called only once.
+    verbose       print who ran what, for how long, and how many bytes moved; show a bar.
+    seed, retries, progress  as in `weft.map`.
+
+    Raises InvalidType and InvalidValue for what makes no sense, EngineUnavailable for `machines`
+    and `port`, which come with a later release.
+    """
+    check_callable(fun, "distribute")
+    check_shared_data(shared_data)
+    for value, name in ((max_cpu, "max_cpu"), (max_gpu, "max_gpu")):
+        if value is not None:
+            check_count(value, f"distribute({name}=", least=1)
+    if gpu_policy not in POLICIES:
+        known = ", ".join(map(repr, POLICIES))
+        raise InvalidValue(f"distribute(gpu_policy={gpu_policy!r}): expected one of {known}")
+    if machines or port is not None:
+        raise EngineUnavailable(
+            "distribute(machines=, port=): other machines come with a later release of weft; "
+            "leave both out to use this one"
+        )
+    check_count(retries, "distribute(retries=", least=0)
+    if seed is not None:
+        check_count(seed, "distribute(seed=", least=None)
+    check_progress(progress)
+    gpus = [] if gpu_policy == "no_gpu" else visible_gpus(os.environ)[:max_gpu]
+    size = min(max_cpu or sys.maxsize, count_cores()[0])
+    team = make_team(None, size, gpus=gpus, named_pipe=named_pipe)
+    how = _How(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
+    return DistributedFunction(fun, team, how, shared_data=shared_data, use_gpu=bool(gpus))
+
+
+@dataclass(frozen=True)
+class _How:
+    accept_lists: bool
+    endaftercall: bool
+    verbose: bool
+    seed: int | None
+    retries: int
+    progress: bool | str
+
+
+class DistributedFunction:
+    """What `distribute` returns: call it as the function itself."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        team: Team,
+        how: _How,
+        *,
+        shared_data: Mapping[str, Any] | None,
+        use_gpu: bool,
+    ) -> None:
+        self._fun = fun
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._how = how
+        self._team = team
+        data = place_all(team, shared_data)
+        self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
+        self._prepared = team.prepare(bind(fun, shared_data=data, use_gpu=use_gpu))
+        self._over = ""
+
+    def __call__(self, x: Any) -> Any:
+        """The function on every item of a list, on an array, or with None once per worker.
+
+        Raises AlreadyFinished, InvalidType, InvalidValue, and what `weft.map` raises.
+        """
+        if self._over:
+            raise AlreadyFinished(self._over)
+        call = self._call_for(x)
+        try:
+            return call(x)
+        finally:
+            if self._how.endaftercall:
+                self.finished()
+                self._over = (
+                    f"the distributed function {self._name!r} has been called, and was made to "
+                    "end after its first call; to call it several times:\n"
+                    "    dfun = distribute(fun, endaftercall=False)"
+                )
+
+    def finished(self) -> None:
+        """Drop the function and its shared data. Workers behind a named pipe stay."""
+        if not self._over:
+            self._team.forget(self._prepared)
+            self._over = (
+                f"the distributed function {self._name!r} has been finished; make a new one:\n"
+                "    dfun = distribute(fun)"
+            )
+
+    def shutdown(self) -> None:
+        """`finished`, and end the workers: those behind a named pipe for everybody."""
+        self.finished()
+        self._team.close()
+
+    def __enter__(self) -> DistributedFunction:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.finished()
+
+    def __repr__(self) -> str:
+        return f"<DistributedFunction {self._name!r} on {self._team.size} workers>"
+
+    # the ways to call it
+
+    def _call_for(self, x: Any) -> Callable[[Any], Any]:
+        if x is None:
+            return self._once_each
+        if isinstance(x, (list, tuple, range)):
+            return self._on_sublists if self._how.accept_lists else self._on_list
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(x, numpy.ndarray):
+            from weft._core.columns import check_columns
+
+            check_columns(x)
+            return self._on_array
+        raise InvalidType(
+            f"{self._name!r}, distributed, got a {type(x).__name__}; expected a list (one call "
+            "for each element), an array (split along its last axis), or None (one call in each "
+            "worker)"
+        )
+
+    def _once_each(self, _: None) -> list[Any]:
+        item = None if self._takes_an_item else NOTHING
+        return self._run([item] * self._team.size, one_each=True)
+
+    def _on_list(self, items: Sequence[Any]) -> list[Any]:
+        return self._run(items)
+
+    def _on_sublists(self, items: Sequence[Any]) -> list[Any]:
+        count = min(len(items), self._team.size)
+        bounds = [part_of(len(items), count, part) for part in range(count)]
+        parts = self._run([list(items[start:stop]) for start, stop in bounds])
+        for (start, stop), part in zip(bounds, parts, strict=True):
+            if not isinstance(part, (list, tuple)) or len(part) != stop - start:
+                got = f"{len(part)}" if isinstance(part, (list, tuple)) else type(part).__name__
+                raise InvalidValue(
+                    f"{self._name!r} got the list of items {start} to {stop - 1} and returned "
+                    f"{got}; with accept_lists expected a list of {stop - start} results"
+                )
+        return [result for part in parts for result in part]
+
+    def _on_array(self, array: Array) -> Array:
+        from weft._core.columns import FIXED, cut, paste
+
+        # with a seed the parts are the same for any number of workers, so the numbers are too
+        count = self._team.size if self._how.seed is None else FIXED
+        parts = cut(self._team.place(array), count)
+        return paste(parts, self._run(parts))
+
+    def _run(self, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
+        how = self._how
+        job = Job(self._prepared, items, how.seed, how.retries, one_each=one_each)
+        collected = Collected(len(items), keep_failures=False)
+        with (
+            Bar(how.progress, len(items), self._name) as bar,
+            closing(self._team.run(job)) as finished,
+        ):
+            for part in finished:
+                if how.verbose:
+                    self._tell(part)
+                collected.add(part)
+                bar.show(collected)
+        return collected.results
+
+    def _tell(self, part: Finished) -> None:
+        last = part.first + len(part.values) - 1
+        which = f"item {last}" if last == part.first else f"items {part.first} to {last}"
+        print(
+            f"weft: worker {part.worker} (pid {part.pid}) ran {which} of {self._name!r} "
+            f"in {part.seconds * 1000:.3g} ms; {amount(part.sent)} there, "
+            f"{amount(part.received)} back",
+            file=sys.stderr,
+        )

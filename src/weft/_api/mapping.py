@@ -1,0 +1,271 @@
+"""`map` and `map_async`: one function, many items, all cores, the same answer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft._api import session
+from weft._api.progress import Bar, check_progress
+from weft._api.teams import make_team, place_all
+from weft._core import timeouts
+from weft._core.calling import bind, check_callable
+from weft._core.collect import Collected
+from weft._core.work import Finished, Job
+from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled
+
+
+def map(  # what the built-in does, on all cores
+    fun: Callable[..., Any],
+    items: Iterable[Any],
+    *,
+    n: int | None = None,
+    engine: str | None = None,
+    shared_data: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    retries: int = 0,
+    on_error: str = "raise",
+    progress: bool | str = False,
+    timeout: float | None = None,
+) -> list[Any]:
+    """`[fun(item) for item in items]`, computed by `n` worker processes: by default one per core.
+
+    >>> import weft
+    >>> weft.map(lambda x: x * x, [1, 2, 3])
+    [1, 4, 9]
+
+    Functions of any kind travel, also lambdas and those of a notebook. Large arrays go through
+    shared memory. Workers stay alive for the next call. `items` may be a generator: it is asked
+    for more only when a worker is free.
+
+    shared_data  a dict that every call gets: `fun(item, shared_data)`. Its arrays lie in
+                 read-only shared memory, once for all workers.
+    seed         seeds `random`, NumPy and torch before each item from (seed, index of the item):
+                 the results do not depend on the number of workers.
+    retries      how often an item whose worker died is run again, on a fresh one.
+    on_error     "raise": the first failure ends the others and is raised, with the worker's
+                 traceback as its cause. "return": the exception is in the place of its result.
+    progress     True, or a label: shows a bar.
+    timeout      seconds for all of it.
+    engine       "local", or "serial": in this process, for debugging.
+
+    Items that are short are sent several at a time. If a worker dies, those that it had together
+    with the lost one are run again.
+
+    Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
+    """
+    options = _Options(n, engine, shared_data, seed, retries, on_error, progress, timeout)
+    options.check("map")
+    check_callable(fun, "map")
+    return _Mapping(fun, items, options).run()
+
+
+def map_async(
+    fun: Callable[..., Any],
+    items: Iterable[Any],
+    *,
+    n: int | None = None,
+    engine: str | None = None,
+    shared_data: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    retries: int = 0,
+    on_error: str = "raise",
+    progress: bool | str = False,
+    timeout: float | None = None,
+) -> MapHandle:
+    """`map` that returns at once, with a handle. A thread of this process looks after the workers.
+
+    >>> import weft
+    >>> handle = weft.map_async(abs, [-1, -2])
+    >>> handle.wait()
+    [1, 2]
+    """
+    options = _Options(n, engine, shared_data, seed, retries, on_error, progress, timeout)
+    options.check("map_async")
+    check_callable(fun, "map_async")
+    return MapHandle(_Mapping(fun, items, options))
+
+
+@dataclass(frozen=True)
+class _Options:
+    n: int | None
+    engine: str | None
+    shared_data: Mapping[str, Any] | None
+    seed: int | None
+    retries: int
+    on_error: str
+    progress: bool | str
+    timeout: float | None
+
+    def check(self, where: str) -> None:
+        check_count(self.retries, f"{where}(retries=", least=0)
+        if self.seed is not None:
+            check_count(self.seed, f"{where}(seed=", least=None)
+        if self.on_error not in ("raise", "return"):
+            raise InvalidValue(f"{where}(on_error={self.on_error!r}): expected 'raise' or 'return'")
+        check_progress(self.progress)
+        check_shared_data(self.shared_data)
+        if self.timeout is not None:
+            timeouts.checked(self.timeout)
+
+
+def check_count(value: object, what: str, *, least: int | None) -> None:
+    """Raise unless a value is a whole number, and not below the least."""
+    rule = "a whole number" + ("" if least is None else f", {least} or more")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{what}{value!r}): expected {rule}, got {type(value).__name__}")
+    if least is not None and value < least:
+        raise InvalidValue(f"{what}{value!r}): expected {rule}")
+
+
+def check_shared_data(shared_data: object) -> None:
+    if shared_data is not None and not isinstance(shared_data, Mapping):
+        raise InvalidType(
+            f"shared_data is a {type(shared_data).__name__}; expected a dict, for example "
+            "shared_data={'table': array}"
+        )
+
+
+class _Mapping:
+    """One map: what is asked for, and what has come of it."""
+
+    def __init__(self, fun: Callable[..., Any], items: Iterable[Any], options: _Options) -> None:
+        try:
+            iter(items)
+        except TypeError:
+            raise InvalidType(
+                f"map got items of type {type(items).__name__}, which cannot be gone through; "
+                "expected a list, an array, a generator, ..."
+            ) from None
+        self.team = make_team(options.engine, options.n)
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._progress = options.progress
+        data = place_all(self.team, options.shared_data)
+        bound = fun if data is None else bind(fun, shared_data=data)
+        self.job = Job(
+            self.team.prepare(bound),
+            items,
+            seed=options.seed,
+            retries=options.retries,
+            keep_going=options.on_error == "return",
+            timeout=options.timeout,
+        )
+        total = len(items) if isinstance(items, Sized) else None
+        self.collected = Collected(total, keep_failures=options.on_error == "return")
+
+    def run(self) -> list[Any]:
+        for _ in self.steps():
+            pass
+        return self.collected.results
+
+    def steps(self) -> Generator[Finished, None, None]:
+        """Carry it out; yields whenever something has been collected."""
+        with Bar(self._progress, self.collected.total, self._name) as bar:
+            try:
+                with closing(self.team.run(self.job)) as parts:
+                    for part in parts:
+                        self.collected.add(part)
+                        bar.show(self.collected)
+                        yield part
+            finally:
+                self.team.forget(self.job.function)
+
+
+class MapHandle:
+    """A map that is under way."""
+
+    def __init__(self, mapping: _Mapping) -> None:
+        self._mapping = mapping
+        self._mapping.job = replace(mapping.job, cancelled=lambda: self._cancelled)
+        self._news = threading.Condition()
+        self._order: list[int] = []
+        self._error: BaseException | None = None
+        self._cancelled = self._ended = False
+        self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
+        _handles.add(self)
+        self._thread.start()
+
+    @property
+    def status(self) -> str:
+        """ "running", "finished", "failed" or "cancelled"."""
+        if not self._ended:
+            return "running"
+        if isinstance(self._error, Cancelled):
+            return "cancelled"
+        return "finished" if self._error is None else "failed"
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """How many items have ended, and how many there are; None while nobody knows."""
+        collected = self._mapping.collected
+        return collected.finished, collected.total
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """The results in order, once all are there; raises what failed.
+
+        Raises Stalled when `timeout` seconds have passed; the map goes on.
+        """
+        seconds = None if timeout is None else timeouts.checked(timeout)
+        with self._news:
+            if not self._news.wait_for(lambda: self._ended, seconds):
+                finished, total = self.progress
+                raise Stalled(
+                    f"{seconds} s have passed, and {finished} of {total} items are finished; wait "
+                    "again, or cancel()"
+                )
+        if self._error is not None:
+            raise self._error
+        return self._mapping.collected.results
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        """Each item's index and result, in the order in which they come. Raises what failed."""
+        seen = 0
+        while new := self._after(seen):
+            for index in new:
+                yield index, self._mapping.collected.results[index]
+            seen += len(new)
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """End it, and what still runs. Returns when it has ended; `wait` then raises Cancelled."""
+        self._cancelled = True
+        self._thread.join()
+
+    def _after(self, seen: int) -> list[int]:
+        """The items that have ended after so many others; none: all have."""
+        with self._news:
+            self._news.wait_for(lambda: self._ended or len(self._order) > seen)
+            return self._order[seen:]
+
+    def _run(self) -> None:
+        try:
+            for part in self._mapping.steps():
+                with self._news:
+                    self._order += range(part.first, part.first + len(part.values))
+                    self._news.notify_all()
+        except BaseException as error:  # it is raised in whoever waits
+            self._error = error
+        finally:
+            with self._news:
+                self._ended = True
+                self._news.notify_all()
+
+
+_handles: weakref.WeakSet[MapHandle] = weakref.WeakSet()
+
+
+def _cancel_all() -> None:
+    for handle in list(_handles):
+        handle.cancel()
+
+
+session.at_shutdown(_cancel_all)

@@ -1,0 +1,66 @@
+"""Which team does the work, and what all its workers see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft._api import session
+from weft.engines.serial_team import SerialTeam
+from weft.errors import InvalidType, InvalidValue, UnknownEngine
+from weft.resources import count_cores
+
+if TYPE_CHECKING:
+    from weft.engines.base import Team
+    from weft.engines.local.workers import Workers
+
+ENGINES = ("local", "serial")
+_registered = False
+
+
+def make_team(
+    engine: str | None,
+    size: int | None,
+    *,
+    gpus: Sequence[str] = (),
+    named_pipe: bool | str | None = None,
+) -> Team:
+    """A team of so many workers, by default one per core; with `gpus` one for each of them."""
+    if engine not in (None, *ENGINES):
+        raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise InvalidType(f"n={size!r}: expected a whole number of workers, or None")
+    if size is not None and size < 1:
+        raise InvalidValue(f"n={size}: expected one worker or more, or None for one per core")
+    if engine == "serial":
+        return SerialTeam()
+    from weft.engines.local.group import check_system
+    from weft.engines.local.team import LocalTeam
+
+    check_system()
+    pool = _own_workers()
+    return LocalTeam(size or count_cores()[0], pool, gpus=gpus)
+
+
+def _own_workers() -> Workers:
+    """The workers of this process, who end with it."""
+    global _registered
+    from weft.engines.local.workers import close_workers, workers
+
+    if not _registered:
+        session.at_shutdown(close_workers)
+        _registered = True
+    return workers()
+
+
+def place_all(team: Team, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Shared data with its arrays where every worker sees them, read-only."""
+    if shared_data is None:
+        return None
+    return {key: _placed(team, value) for key, value in shared_data.items()}
+
+
+def _placed(team: Team, value: Any) -> Any:
+    import numpy as np
+
+    return team.place(value, readonly=True) if isinstance(value, np.ndarray) else value

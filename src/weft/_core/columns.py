@@ -1,0 +1,75 @@
+"""An array cut along its last axis, and the results pasted together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft._core.elements import Array
+from weft._core.split import part_of
+from weft.errors import InvalidType, InvalidValue
+
+#: with one column NumPy and BLAS may take another way, and differ in the last bit
+_FEWEST = 2
+#: into how many parts an array is cut where the cut must not depend on the workers
+FIXED = 32
+
+
+@dataclass(frozen=True)
+class Part:
+    """The columns `start` to `stop` of an array, which is sent whole or seen where it lies: a
+    view has the array's own strides, and what is computed from it the same bits."""
+
+    array: Array
+    start: int
+    stop: int
+
+    def view(self) -> Array:
+        return self.array[..., self.start : self.stop]
+
+
+def check_columns(array: Array) -> None:
+    """Raise unless an array can be cut."""
+    if array.ndim == 0:
+        raise InvalidType(
+            f"a distributed function got an array without axes, {array!r}; expected a list, or an "
+            "array that can be split along its last axis"
+        )
+    if array.shape[-1] == 0:
+        raise InvalidValue(
+            f"a distributed function got an array of shape {array.shape}, which has no columns; "
+            "expected one column or more along its last axis"
+        )
+
+
+def cut(array: Array, parts: int) -> list[Part]:
+    """An array as at most so many parts, as even as can be."""
+    columns = array.shape[-1]
+    parts = max(1, min(parts, columns // _FEWEST))
+    return [Part(array, *part_of(columns, parts, part)) for part in range(parts)]
+
+
+def paste(parts: Sequence[Part], results: Sequence[object]) -> Array:
+    """The parts' results as one array, joined along the last axis."""
+    arrays = [np.asanyarray(result) for result in results]
+    for part, array in zip(parts, arrays, strict=True):
+        columns = part.stop - part.start
+        if array.ndim == 0 or array.shape[-1] != columns:
+            raise InvalidValue(
+                f"the function got columns {part.start} to {part.stop - 1} as an array of shape "
+                f"{part.view().shape} and returned {_described(array)}; expected one result for "
+                f"each column: a last axis of {columns}"
+            )
+        if array.shape[:-1] != arrays[0].shape[:-1]:
+            raise InvalidValue(
+                f"the function's results do not fit together: {_described(arrays[0])} for columns "
+                f"{parts[0].start} to {parts[0].stop - 1}, {_described(array)} for columns "
+                f"{part.start} to {part.stop - 1}; expected the same shape but for the last axis"
+            )
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
+
+
+def _described(array: Array) -> str:
+    return "a single value" if array.ndim == 0 else f"an array of shape {array.shape}"

@@ -1,0 +1,51 @@
+"""An exception on its way from the process in which it was raised to the one that asked."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import NamedTuple
+
+import cloudpickle
+
+from weft.errors import RemoteError, RemoteTraceback
+
+
+class Failure(NamedTuple):
+    """An exception, ready to travel."""
+
+    #: the exception itself; None where it cannot be pickled
+    error: bytes | None
+    #: its class and its message, should it not arrive
+    kind: str
+    message: str
+    #: its traceback, as text
+    text: str
+
+
+def describe(error: BaseException) -> Failure:
+    """An exception as what can be sent. Takes nothing from it: its frames can go."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        packed = cloudpickle.dumps(error) if isinstance(error, Exception) else None
+    except Exception:  # whatever an exception's own pickling raises
+        packed = None
+    return Failure(packed, type(error).__qualname__, str(error), text)
+
+
+def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
+    """The exception, with its remote traceback as its cause.
+
+    It has its own class. One that cannot be pickled, or that would end this process (SystemExit),
+    becomes a RemoteError.
+    """
+    error: object = None
+    if failure.error is not None:
+        try:
+            error = pickle.loads(failure.error)
+        except Exception:  # a class that takes other arguments than it keeps, ...
+            error = None
+    if not isinstance(error, Exception):
+        error = RemoteError(f"{failure.kind}: {failure.message}")
+    error.__cause__ = RemoteTraceback(failure.text, where, item)
+    return error

@@ -1,0 +1,96 @@
+"""Which items are run next, and how many at once. Pure: events in, batches out.
+
+Nobody knows beforehand how long an item takes. The first batches have one item; then, as long as
+items prove short, batches grow, so that sending them costs little beside running them. A batch
+never holds more than its share of what is left, so that the workers end together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, NamedTuple
+
+#: seconds that a batch should take: some thirty times what sending it costs
+_SECONDS = 0.003
+#: bytes of arrays in a batch, unless one item has more
+_BYTES = 4 << 20
+#: how much a batch may be longer than those before
+_GROWTH = 4
+
+
+class Batch(NamedTuple):
+    """Consecutive items, and the index of the first."""
+
+    first: int
+    items: list[Any]
+
+
+class Schedule:
+    """The items of one job, on their way to the workers."""
+
+    def __init__(self, items: Iterable[Any], workers: int, *, retries: int = 0) -> None:
+        #: how many items there are in all; None while nobody knows
+        self.total = len(items) if isinstance(items, Sized) else None
+        self._items: Iterator[Any] = iter(items)
+        self._workers = workers
+        self._retries = retries
+        self._taken = 0
+        self._again: deque[Batch] = deque()
+        self._losses: dict[int, int] = {}
+        # measured
+        self._done = 0
+        self._longest = 0
+        self._seconds = 0.0
+        self._bytes = 0
+
+    def next(self) -> Batch | None:
+        """What to run next; None when everything has been given out."""
+        if self._again:
+            return self._again.popleft()
+        items = list(itertools.islice(self._items, self._size()))
+        if not items:
+            self.total = self._taken
+            return None
+        batch = Batch(self._taken, items)
+        self._taken += len(items)
+        return batch
+
+    def done(self, batch: Batch, seconds: float, size: int) -> None:
+        """A batch has ended: how long its calls took, and how many bytes its arrays had."""
+        self._done += len(batch.items)
+        self._longest = max(self._longest, len(batch.items))
+        self._seconds += seconds
+        self._bytes += size
+
+    def lost(self, batch: Batch, item: int) -> bool:
+        """A batch's worker died in this item; whether the item is to be run again.
+
+        The others of the batch are: those before it lost their results, those after it never ran.
+        """
+        self._losses[item] = self._losses.get(item, 0) + 1
+        again = self._losses[item] <= self._retries
+        if item > batch.first:
+            self._again.append(Batch(batch.first, batch.items[: item - batch.first]))
+        if again:
+            self._again.append(Batch(item, [batch.items[item - batch.first]]))
+        if rest := batch.items[item - batch.first + 1 :]:
+            self._again.append(Batch(item + 1, rest))
+        return again
+
+    def one_by_one(self, batch: Batch) -> None:
+        """Run a batch again with one item at a time."""
+        self._again.extend(Batch(batch.first + i, [item]) for i, item in enumerate(batch.items))
+
+    def _size(self) -> int:
+        if self._done == 0:
+            return 1
+        size = self._longest * _GROWTH
+        if self._seconds > 0:
+            size = min(size, int(_SECONDS * self._done / self._seconds))
+        if self._bytes > 0:
+            size = min(size, _BYTES * self._done // self._bytes)
+        if self.total is not None:
+            size = min(size, -(-(self.total - self._taken) // (2 * self._workers)))
+        return max(1, size)

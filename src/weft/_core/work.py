@@ -1,0 +1,110 @@
+"""What a driver and its workers say to each other.
+
+    driver            worker
+    Settings  ->                     takes over folder, paths, environment, threads
+    Learn     ->                     keeps a function under its digest
+    Work      ->                     calls it on some consecutive items
+              <-  Done               the results in order, and what failed
+              <-  Unreadable         the function or the items could not be loaded there
+              <-  Stopped            a SIGINT of the driver's ended it
+    Forget    ->                     drops a function, and what it holds
+
+These are pickled, so they pass only between processes that know each other. Functions, items and
+results are bytes here, packed by the engine: it knows which arrays need not be in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from weft._core.failures import Failure
+
+
+class Settings(NamedTuple):
+    """How a worker sees the world: as its driver does."""
+
+    folder: str
+    paths: list[str]
+    threads: int
+    #: None: leave it as it is
+    environment: dict[str, str] | None
+
+
+class Learn(NamedTuple):
+    digest: bytes
+    function: bytes
+
+
+class Forget(NamedTuple):
+    digest: bytes
+
+
+class Work(NamedTuple):
+    #: which function
+    digest: bytes
+    #: the index of the first item
+    first: int
+    items: bytes
+    seed: int | None
+    #: whether the items after one that fails are run
+    keep_going: bool
+
+
+class Done(NamedTuple):
+    #: the results; None in the place of an item that failed
+    values: bytes
+    #: the position of each item that failed, and how
+    failures: list[tuple[int, Failure]]
+    #: how long the calls took, all together
+    seconds: float
+    #: bytes of arrays that went through shared memory
+    shared: int
+
+
+class Unreadable(NamedTuple):
+    failure: Failure
+    #: or about the items
+    about_function: bool
+
+
+class Stopped(NamedTuple):
+    """The driver has interrupted it and wants no results."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Many calls of one function, as a team carries them out."""
+
+    #: what the team's `prepare` returned
+    function: Any
+    items: Iterable[Any]
+    #: seeds the random generators before each item; None leaves them alone
+    seed: int | None = None
+    #: how often an item may lose its worker and be run again
+    retries: int = 0
+    #: whether the rest is run when an item fails
+    keep_going: bool = False
+    #: whether every worker runs exactly one item
+    one_each: bool = False
+    #: seconds for all of it
+    timeout: float | None = None
+    #: whether somebody wants it to end
+    cancelled: Callable[[], bool] = lambda: False
+
+
+class Finished(NamedTuple):
+    """A batch of items that has ended."""
+
+    first: int
+    #: the results; None in the place of an item that failed
+    values: list[Any]
+    #: what to raise for the items that failed, by index
+    failures: dict[int, Exception]
+    worker: int
+    pid: int
+    seconds: float
+    #: bytes there and back
+    sent: int
+    received: int

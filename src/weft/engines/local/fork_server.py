@@ -1,0 +1,251 @@
+"""The process that starts workers, by forking itself.
+
+    driver ── Start ──> fork server ──fork──> worker ── a session of its own,
+      │                  no threads,                     outputs through pipes
+      │                  numpy loaded
+      └────────────── Settings, Learn, Work ──────┘
+
+A driver may have threads and half-finished work, of which a fork would be a broken copy; a new
+interpreter for each worker would load everything anew. So one new interpreter, which does nothing
+else, loads it once. It sees how workers end, and ends them when their driver is gone. Should it
+be killed itself, the kernel kills the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weft._core.messages import Ended, Process, Start, Started
+from weft.engines.local import libc
+from weft.engines.local.channel import Channel, Closed
+from weft.engines.local.processes import oom_kills, open_pidfd, peek_end, process_start
+from weft.errors import WeftError
+
+#: workers at once, of all drivers
+_MOST = 4096
+#: seconds from the end of a driver until its workers are killed; idle ones end by themselves
+_GRACE = 0.2
+#: what `item` says before the first
+_NO_ITEM = (1 << 64) - 1
+
+
+class Door(Protocol):
+    """Where drivers come in that did not start the server themselves."""
+
+    def fileno(self) -> int: ...
+
+    def accept(self) -> Channel | None: ...
+
+
+@dataclass(eq=False)
+class _Client:
+    """A driver."""
+
+    channel: Channel
+    pidfd: int
+    children: list[_Child] = field(default_factory=list)
+    gone: bool = False
+
+
+@dataclass(eq=False)
+class _Child:
+    """A worker."""
+
+    number: int
+    pid: int
+    pidfd: int
+    slot: int
+    client: _Client
+
+
+class Server:
+    """Starts workers for its clients until the last is gone and no door is open."""
+
+    def __init__(self, clients: Sequence[Channel], door: Door | None = None) -> None:
+        self._door = door
+        self._clients: list[_Client] = []
+        self._children: dict[int, _Child] = {}
+        #: the item that each worker is in: written by it, read here when it has ended
+        self._items = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("Q")
+        self._slots = list(range(_MOST))
+        self._oom_kills = oom_kills()
+        self._kill_at: dict[_Child, float] = {}
+        for channel in clients:
+            self._add(channel)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many drivers and workers there are."""
+        return len(self._clients), len(self._children)
+
+    def run(self) -> None:
+        while self._clients or self._children or self._door is not None:
+            self.step()
+
+    def step(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        ready = self._wait()
+        if self._door is not None and self._door.fileno() in ready:
+            channel = self._door.accept()
+            if channel is not None:
+                self._add(channel)
+        for client in list(self._clients):
+            if client.channel.fileno() in ready:
+                self._answer(client)
+            elif client.pidfd in ready:
+                self._forget(client)
+        for pidfd in ready & set(self._children):
+            self._reap(self._children.pop(pidfd))
+        for child in [child for child, due in self._kill_at.items() if due <= time.monotonic()]:
+            del self._kill_at[child]
+            self._kill(child)
+
+    def close_door(self) -> None:
+        """Let nobody else in, and end the workers."""
+        self._door = None
+        for client in list(self._clients):
+            self._forget(client)
+
+    def _wait(self) -> set[int]:
+        poll = select.poll()
+        watched = [fd for client in self._clients for fd in (client.channel.fileno(), client.pidfd)]
+        if self._door is not None:
+            watched.append(self._door.fileno())
+        for descriptor in (*watched, *self._children):
+            poll.register(descriptor, select.POLLIN)
+        due = min(self._kill_at.values(), default=None)
+        limit = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
+        return {descriptor for descriptor, _ in poll.poll(limit)}
+
+    def _add(self, channel: Channel) -> None:
+        pidfd = open_pidfd(Process(channel.pid, process_start(channel.pid)))
+        if pidfd < 0:
+            channel.close()
+        else:
+            self._clients.append(_Client(channel, pidfd))
+
+    def _answer(self, client: _Client) -> None:
+        try:
+            message, descriptors = client.channel.receive(Start)
+        except (Closed, WeftError):
+            self._forget(client)
+            return
+        try:
+            self._start(client, message.worker, descriptors)
+        except (Closed, OSError):  # it is gone, or this process can start no more
+            self._forget(client)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _start(self, client: _Client, number: int, descriptors: list[int]) -> None:
+        slot = self._slots.pop()
+        self._items[slot] = _NO_ITEM
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(server, number, slot, descriptors)
+        with contextlib.suppress(OSError):  # it does so itself; whoever is first
+            os.setpgid(pid, pid)
+        child = _Child(number, pid, os.pidfd_open(pid), slot, client)
+        self._children[child.pidfd] = child
+        client.children.append(child)
+        client.channel.send(Started(number, pid), [child.pidfd])
+
+    def _become_worker(self, server: int, number: int, slot: int, descriptors: list[int]) -> None:
+        """In the child: never returns."""
+        code = 1
+        try:
+            libc.end_with_parent(signal.SIGKILL)
+            if os.getppid() == server:  # otherwise it died before the kernel was told
+                os.setpgid(0, 0)
+                self._close_inherited()
+                connection, out, err = descriptors
+                os.dup2(out, 1)
+                os.dup2(err, 2)
+                os.close(out)
+                os.close(err)
+                from weft.engines.local.worker import serve
+
+                serve(socket.socket(fileno=connection), number, self._items[slot : slot + 1])
+                code = 0
+        except BaseException:  # nothing may go on in the server's frames
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _close_inherited(self) -> None:
+        """What a worker would keep open: that somebody has gone would not be seen."""
+        for client in self._clients:
+            client.channel.close()
+            os.close(client.pidfd)
+        for pidfd in self._children:
+            os.close(pidfd)
+        if self._door is not None:
+            os.close(self._door.fileno())
+
+    def _reap(self, child: _Child) -> None:
+        code = peek_end(child.pid)
+        out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
+        with contextlib.suppress(OSError):  # what it has started; before its pid is free
+            os.killpg(child.pid, signal.SIGKILL)
+        usage = os.wait4(child.pid, 0)[2]
+        os.close(child.pidfd)
+        self._kill_at.pop(child, None)
+        item = self._items[child.slot]
+        self._slots.append(child.slot)
+        child.client.children.remove(child)
+        if not child.client.gone:
+            ended = Ended(
+                child.number,
+                code,
+                -1 if item == _NO_ITEM else item,
+                usage.ru_maxrss * 1024,
+                int(out_of_memory),
+            )
+            child.client.channel.send_now(ended)
+
+    def _forget(self, client: _Client) -> None:
+        client.gone = True
+        self._clients.remove(client)
+        client.channel.close()
+        os.close(client.pidfd)
+        for child in client.children:
+            self._kill_at[child] = time.monotonic() + _GRACE
+
+    @staticmethod
+    def _kill(child: _Child) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def main(descriptor: int, *, numpy: bool) -> None:
+    """What the server's interpreter runs; `descriptor` is its end of the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    preload(numpy=numpy)
+    Server([channel]).run()
+
+
+def preload(*, numpy: bool) -> None:
+    """Load what every worker needs, once; what is there already is not looked at by collections."""
+    import weft.engines.local.worker
+
+    if numpy:
+        import weft.engines.local.large_arrays  # noqa: F401
+    gc.collect()
+    gc.freeze()

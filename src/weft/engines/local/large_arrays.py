@@ -1,0 +1,68 @@
+"""Arrays that are part of items and results: in and out through blocks of shared memory.
+
+They arrive as what they were: plain arrays, writable if they were. An item's array is a copy of
+its own, so that a function may work in place. Its block is free again when its last view is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from weft._core.elements import Array
+from weft.engines.local.keeper import Reference
+from weft.engines.local.mapped import buffer_of
+from weft.engines.local.shared_arrays import SharedArray, attach, copy_in, read_only
+from weft.engines.local.wire import LARGE
+
+#: exactly these classes; others are pickled as they want to be
+KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray)
+
+
+def is_large(array: Array) -> bool:
+    """Whether an array goes through shared memory: also a small one that lies there already."""
+    if array.dtype.hasobject:
+        return False
+    lies_there = isinstance(array, SharedArray) and buffer_of(array) is not None
+    return lies_there or array.nbytes >= LARGE
+
+
+def reduce(array: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What to pickle in the place of an array that is large; the reference is the first of it."""
+    shared = array.view(SharedArray) if buffer_of(array) is not None else copy_in(array)
+    arguments: Any = shared.__reduce__()[1]
+    if isinstance(array, SharedArray):
+        return attach, arguments
+    return _plain, (*arguments[:-1], array.flags.writeable)
+
+
+def place(array: Array, *, readonly: bool) -> Array:
+    """A plain array in shared memory with the same values: the array itself if it lies there."""
+    if array.dtype.hasobject:
+        return array
+    shared = array.view(SharedArray) if buffer_of(array) is not None else copy_in(array)
+    return (read_only(shared) if readonly else shared).view(np.ndarray)
+
+
+def reduce_tensor(tensor: Any) -> Any:
+    """A CPU tensor as an array, where that is possible and worth it."""
+    torch = sys.modules["torch"]
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.requires_grad or tensor.nbytes < LARGE or tensor.is_conj():
+        return tensor.__reduce_ex__(5)
+    try:
+        return _tensor, (tensor.numpy(),)
+    except (TypeError, RuntimeError):  # bfloat16 and other types that NumPy has not
+        return tensor.__reduce_ex__(5)
+
+
+def _plain(reference: Reference, *arguments: Any) -> Any:
+    return attach(reference, *arguments).view(np.ndarray)
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array)

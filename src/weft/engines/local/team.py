@@ -1,0 +1,308 @@
+"""A driver and its workers, over sockets and shared memory.
+
+    driver                                   worker
+    schedule: which items next
+    pack them         ──── Work ────>        load, run, pack
+    load the results  <─── Done ─────
+    yield them                               waits
+
+One thread of the driver does all of it: it sends a batch to each idle worker, then sleeps until a
+worker answers, prints or ends. A worker has one batch at a time, so that a long item keeps no
+other item waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+from weft._core.elements import Array
+from weft._core.failures import restore
+from weft._core.schedule import Batch, Schedule
+from weft._core.work import Done, Finished, Job, Unreadable, Work
+from weft.engines.base import Team
+from weft.engines.local.channel import Closed
+from weft.engines.local.processes import end_as_text
+from weft.engines.local.wire import Packed, load, pack, pack_function
+from weft.engines.local.workers import Worker, Workers
+from weft.engines.memory import amount
+from weft.errors import Cancelled, Loss, Stalled, WorkerLost
+
+#: seconds that an interrupted function has to end
+_GRACE = 0.3
+#: seconds between two looks at whether a job was cancelled
+_LOOK = 0.05
+
+
+class LocalTeam(Team):
+    """Processes of this machine."""
+
+    def __init__(self, size: int, workers: Workers, *, gpus: Sequence[str] = ()) -> None:
+        self.size = len(gpus) or size
+        self._workers = workers
+        self._gpus = gpus
+
+    def prepare(self, function: Callable[[Any], Any]) -> Packed:
+        return pack_function(function)
+
+    def forget(self, prepared: Packed) -> None:
+        if prepared.refers:  # others hold nothing, and are kept for the next call
+            self._workers.forget(prepared.digest)
+            prepared.release()
+
+    def place(self, array: Array, *, readonly: bool = False) -> Array:
+        from weft.engines.local.large_arrays import place
+
+        return place(array, readonly=readonly)
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def run(self, job: Job) -> Generator[Finished, None, None]:
+        running = _Run(job, self._workers, self._workers.lend(self.size, gpus=self._gpus))
+        try:
+            yield from running.steps()
+        finally:
+            running.end()
+
+
+class _Task(NamedTuple):
+    """A batch in a worker's hands."""
+
+    batch: Batch
+    packed: Packed
+
+
+class _Run:
+    """One job, from the first batch to the last."""
+
+    def __init__(self, job: Job, workers: Workers, lent: list[Worker]) -> None:
+        self._job = job
+        self._workers = workers
+        self._schedule = Schedule(job.items, len(lent), retries=job.retries)
+        self._idle = lent
+        self._busy: dict[Worker, _Task] = {}
+        #: workers that have had their one item
+        self._served: list[Worker] = []
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, Worker] = {}
+        self._deadline = math.inf if job.timeout is None else time.monotonic() + job.timeout
+        for worker in lent:
+            self._watch(worker)
+
+    def steps(self) -> Generator[Finished, None, None]:
+        while True:
+            yield from self._hand_out()
+            if not self._busy:
+                return
+            for worker, events in self._wait().items():
+                yield from self._attend(worker, events)
+
+    def end(self) -> None:
+        """Give the workers back; end what still runs."""
+        for worker in self._busy:
+            worker.interrupt()
+        deadline = time.monotonic() + _GRACE
+        while self._busy and time.monotonic() < deadline:
+            for worker, events in self._wait(deadline).items():
+                self._dismiss(worker, events)
+        for worker in self._busy:
+            self._workers.end(worker)
+        for task in self._busy.values():
+            task.packed.release()
+        self._busy.clear()
+        for worker in (*self._idle, *self._served):
+            worker.echo()
+            self._workers.give_back(worker)
+        self._idle, self._served = [], []
+
+    # giving out
+
+    def _hand_out(self) -> list[Finished]:
+        """Give every idle worker a batch; returns what failed on the way."""
+        failed = []
+        while self._idle:
+            batch = self._schedule.next()
+            if batch is None:
+                break
+            try:
+                packed = pack(batch.items, "items")
+            except Exception as error:  # it is one of the items'
+                if len(batch.items) > 1:
+                    self._schedule.one_by_one(batch)
+                else:
+                    failed.append(self._unsent(batch, error))
+                continue
+            self._give(self._idle.pop(), _Task(batch, packed))
+        return failed
+
+    def _give(self, worker: Worker, task: _Task) -> None:
+        job = self._job
+        digest = job.function.digest
+        work = Work(digest, task.batch.first, task.packed.payload, job.seed, job.keep_going)
+        self._busy[worker] = task
+        with contextlib.suppress(Closed):  # its pidfd says so too
+            worker.frames.send(*worker.lesson(digest, job.function), work)
+        if worker.frames.unsent:
+            self._poll.modify(worker.frames, select.POLLIN | select.POLLOUT)
+
+    def _unsent(self, batch: Batch, error: Exception) -> Finished:
+        return Finished(batch.first, [None], {batch.first: error}, -1, 0, 0.0, 0, 0)
+
+    # waiting
+
+    def _watch(self, worker: Worker) -> None:
+        for descriptor in (
+            worker.frames.fileno(),
+            worker.pidfd,
+            *(echo.descriptor for echo in worker.echoes),
+        ):
+            self._poll.register(descriptor, select.POLLIN)
+            self._by_descriptor[descriptor] = worker
+
+    def _unwatch(self, worker: Worker) -> None:
+        for descriptor in [fd for fd, one in self._by_descriptor.items() if one is worker]:
+            self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+
+    def _wait(self, until: float | None = None) -> dict[Worker, set[int]]:
+        """The workers that want something, each with the descriptors on which it does."""
+        while True:
+            now = time.monotonic()
+            deadline = self._deadline if until is None else until
+            if now >= deadline and until is None:
+                raise self._stalled()
+            if until is None and self._job.cancelled():
+                raise Cancelled("the map was cancelled")
+            ready = self._poll.poll(min(_LOOK, max(0.0, deadline - now)) * 1000 + 1)
+            if ready or until is not None:
+                found: dict[Worker, set[int]] = {}
+                for descriptor, _ in ready:
+                    found.setdefault(self._by_descriptor[descriptor], set()).add(descriptor)
+                return found
+
+    def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
+        worker.echo()
+        message: Done | Unreadable | None = None
+        if worker.frames.fileno() in events:
+            with contextlib.suppress(Closed):  # its pidfd says so too
+                if worker.frames.unsent:
+                    worker.frames.flush()
+                    if not worker.frames.unsent:
+                        self._poll.modify(worker.frames, select.POLLIN)
+                message = worker.frames.receive()
+        if message is not None:
+            yield from self._take(worker, message)
+        elif worker.pidfd in events:
+            yield from self._lose(worker)
+
+    # taking back
+
+    def _take(self, worker: Worker, message: Done | Unreadable) -> Generator[Finished, None, None]:
+        batch, packed = self._busy.pop(worker)
+        (self._served if self._job.one_each else self._idle).append(worker)
+        if isinstance(message, Unreadable):
+            packed.release()
+            if len(batch.items) > 1 and not message.about_function:
+                self._schedule.one_by_one(batch)
+                return
+            error = restore(message.failure, str(worker), batch.first)
+            yield self._finished(worker, batch, [None] * len(batch.items), {batch.first: error})
+            return
+        values = load(message.values)
+        errors = {
+            batch.first + position: restore(failure, str(worker), batch.first + position)
+            for position, failure in message.failures
+        }
+        self._schedule.done(batch, message.seconds, packed.shared + message.shared)
+        yield self._finished(worker, batch, values, errors)._replace(
+            seconds=message.seconds,
+            sent=len(packed.payload) + packed.shared,
+            received=len(message.values) + message.shared,
+        )
+
+    @staticmethod
+    def _finished(
+        worker: Worker, batch: Batch, values: list[Any], errors: dict[int, Exception]
+    ) -> Finished:
+        return Finished(batch.first, values, errors, worker.number, worker.pid, 0.0, 0, 0)
+
+    def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
+        """A worker has ended: have another in its place, and its items run again or failed."""
+        self._unwatch(worker)
+        task = self._busy.pop(worker, None)
+        ended = self._workers.end(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        replacement = self._workers.lend(1, gpus=[worker.gpu] if worker.gpu else ())[0]
+        self._watch(replacement)
+        self._idle.append(replacement)
+        if task is None:
+            return
+        batch, packed = task
+        packed.release()
+        item = ended.item if ended is not None else -1
+        if not batch.first <= item < batch.first + len(batch.items):
+            item = batch.first  # it had not begun any of these
+        if self._schedule.lost(batch, item):
+            return
+        loss = Loss(
+            item,
+            worker.number,
+            worker.pid,
+            ended.code if ended is not None else None,
+            ended.memory if ended is not None else 0,
+            bool(ended is not None and ended.out_of_memory),
+        )
+        error = WorkerLost(_loss_as_text(loss, self._job.retries), loss=loss)
+        one = Batch(item, [None])
+        yield self._finished(worker, one, [None], {item: error})
+
+    def _dismiss(self, worker: Worker, events: set[int]) -> None:
+        """After an interrupt: the worker has stopped, has finished in time, or has ended."""
+        if worker not in self._busy:
+            return
+        worker.echo()
+        try:
+            if worker.frames.unsent or worker.frames.broken:
+                return  # it has not all of its items, or what it says cannot be understood
+            message = worker.frames.receive()
+        except Closed:
+            return
+        if message is None:
+            return
+        if isinstance(message, Done):
+            load(message.values)  # takes the arrays over, and gives them back
+        self._busy.pop(worker).packed.release()
+        self._idle.append(worker)
+
+    def _stalled(self) -> Stalled:
+        where = "\n".join(
+            f"  {worker} has items {batch.first} to {batch.first + len(batch.items) - 1}"
+            for worker, (batch, _) in self._busy.items()
+        )
+        return Stalled(
+            f"map: {self._job.timeout} s have passed and items are not finished; pass a longer "
+            f"timeout=, or find out why these take so long:\n{where}"
+        )
+
+
+def _loss_as_text(loss: Loss, retries: int) -> str:
+    parts = [f"worker {loss.worker} (pid {loss.pid})"]
+    if loss.code is None:
+        parts.append("ended, cause unknown (the process that starts workers was ended too),")
+    else:
+        parts.append(("was " if loss.code < 0 else "ended with ") + end_as_text(loss.code))
+    parts.append(f"while it ran item {loss.item}")
+    if retries:
+        parts.append(f"for the {retries + 1}. time")
+    text = " ".join(parts)
+    if loss.memory:
+        text += f"; it had at most {amount(loss.memory)} of memory"
+    if loss.out_of_memory:
+        text += ", and the kernel killed it for want of memory: smaller items, or fewer workers"
+    return text if retries else text + "; retries=1 runs such items again on a fresh worker"

@@ -1,0 +1,153 @@
+"""Functions, items and results as bytes; large arrays stay out of them.
+
+    here                                         there
+    array of 64 KB or more  -> copied into a block, its reference in the pickle
+    array in shared memory  -> its reference      -> an array over the same memory
+    everything else         -> pickled by value   -> unpickled
+
+Pickle's own pickler is several times faster than cloudpickle's and knows all that most items are
+made of. What it cannot do (lambdas, local classes), or would do wrong (what is defined in the
+user's script, `__main__`, which is another module in a worker), is packed by cloudpickle.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import cloudpickle
+
+from weft._core.unpicklable import path_to_fault
+from weft.engines.local import blocks
+from weft.errors import InvalidType, WeftError
+
+#: from how many bytes on an array goes through shared memory
+LARGE = 1 << 16
+
+_PROTOCOL = 5
+
+
+class Packed:
+    """Something as bytes, and the blocks of shared memory that they refer to."""
+
+    def __init__(self) -> None:
+        self.payload = b""
+        #: bytes of arrays that are not in the payload
+        self.shared = 0
+        self._references: list[Any] = []
+        #: what each large array became, should a second pickler come across it
+        self._reduced: dict[int, tuple[Any, Any]] = {}
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.blake2b(self.payload, digest_size=16).digest()
+
+    @property
+    def refers(self) -> bool:
+        """Whether it is of use only as long as the memory that it refers to is there."""
+        return bool(self._references)
+
+    def release(self) -> None:
+        """Give up what nobody has attached yet: it will not be."""
+        for reference in self._references:
+            blocks.unpin(reference)
+        self._reduced.clear()
+
+    def dump(self, value: Any) -> None:
+        """Pickle a value by pickle's own pickler."""
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, _PROTOCOL)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **self._reducers()}
+        pickler.dump(value)
+        self.payload = file.getvalue()
+
+    def dump_by_value(self, value: Any) -> None:
+        """Pickle a value by cloudpickle's."""
+        file = io.BytesIO()
+        pickler = cloudpickle.Pickler.__new__(cloudpickle.Pickler)
+        # before it is initialised, which is when it looks at the table
+        pickler.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reducers()}
+        pickler.__init__(file, _PROTOCOL)
+        pickler.dump(value)
+        self.payload = file.getvalue()
+
+    def _reducers(self) -> dict[type, Callable[[Any], Any]]:
+        if "numpy" not in sys.modules:
+            return {}
+        from weft.engines.local import large_arrays
+
+        found: dict[type, Callable[[Any], Any]] = dict.fromkeys(large_arrays.KINDS, self._array)
+        if "torch" in sys.modules:
+            found[sys.modules["torch"].Tensor] = large_arrays.reduce_tensor
+        return found
+
+    def _array(self, array: Any) -> Any:
+        from weft.engines.local import large_arrays
+
+        if not large_arrays.is_large(array):
+            return array.__reduce_ex__(_PROTOCOL)
+        if id(array) not in self._reduced:
+            reduced = large_arrays.reduce(array)
+            self._references.append(reduced[1][0])
+            self._reduced[id(array)] = (array, reduced)
+            self.shared += array.nbytes
+        return self._reduced[id(array)][1]
+
+
+def pack(value: Any, name: str) -> Packed:
+    """A value ready to be sent. Raises InvalidType, which says what in `name` is in the way."""
+    packed = Packed()
+    try:
+        packed.dump(value)
+        if b"__main__" not in packed.payload:
+            return packed
+    except WeftError:
+        packed.release()
+        raise
+    except Exception:  # a class's own pickling may raise anything
+        packed.payload = b""
+    return _pack_by_value(packed, value, name)
+
+
+def pack_function(function: Callable[..., Any]) -> Packed:
+    """A function ready to be sent. Raises InvalidType."""
+    return _pack_by_value(Packed(), function, "the function")
+
+
+def load(payload: bytes) -> Any:
+    return pickle.loads(payload)
+
+
+def _pack_by_value(packed: Packed, value: Any, name: str) -> Packed:
+    try:
+        packed.dump_by_value(value)
+    except WeftError:
+        packed.release()
+        raise
+    except Exception as error:  # see above
+        packed.release()
+        raise _unpicklable(value, name, error) from error
+    return packed
+
+
+def _unpicklable(value: Any, name: str, error: Exception) -> InvalidType:
+    path, part = path_to_fault(value, name, _pickles)
+    kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+    return InvalidType(
+        f"{path} is a {kind}, which cannot be sent to another process ({error}); leave it out, or "
+        "make it inside the function"
+    )
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value, _PROTOCOL)
+    except Exception:  # see above
+        return False
+    return True

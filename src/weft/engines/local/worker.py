@@ -1,0 +1,179 @@
+"""A worker: receive, run, reply."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TextIO
+
+from weft import faults
+from weft._core.failures import Failure, describe
+from weft._core.work import Done, Forget, Learn, Settings, Stopped, Unreadable, Work
+from weft._core.worker import carry_out
+from weft.engines.local.channel import Closed
+from weft.engines.local.frames import Frames
+from weft.engines.local.wire import Packed, load, pack
+from weft.resources import CORES, set_threads, thread_variables
+
+#: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
+_interruptible = False
+#: of BLAS and the like, and the variables that say so to those still to be loaded
+_threads = 1
+_added: dict[str, str] = {}
+
+
+def serve(connection: socket.socket, number: int, item: memoryview) -> None:
+    """Do what the driver says until it hangs up. `item` is where to note what is being run."""
+    _settle_in(number)
+    frames = Frames(connection)
+    functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
+
+    def note(index: int) -> None:
+        item[0] = index
+
+    try:
+        while True:
+            message = frames.receive()
+            if isinstance(message, Work):
+                frames.send(_reply(message, functions[message.digest], note))
+            elif isinstance(message, Learn):
+                functions[message.digest] = _learn(message)
+            elif isinstance(message, Forget):
+                functions.pop(message.digest, None)
+            else:
+                _adopt(message)
+            del message
+    except Closed:
+        atexit._run_exitfuncs()  # it ends without unwinding the server's frames
+
+
+def _settle_in(number: int) -> None:
+    faults.set_rank(number)
+    if faults.armed:
+        faults.reach("worker.started")
+    signal.signal(signal.SIGINT, _on_interrupt)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout, sys.stderr = _line_writer(1), _line_writer(2)
+    _start_generators()
+
+
+def _line_writer(descriptor: int) -> TextIO:
+    """A stream that sends each line when it is complete."""
+    return open(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False)
+
+
+def _start_generators() -> None:
+    """Workers are copies of one process; their random numbers must not be."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _adopt(settings: Settings) -> None:
+    """See the world as the driver does."""
+    if settings.environment is not None:
+        os.environ.clear()
+        os.environ.update(settings.environment)
+    os.environ[CORES] = str(settings.threads)
+    _limit_threads(settings.threads)
+    sys.path[:] = settings.paths
+    try:
+        os.chdir(settings.folder)
+    except OSError as error:  # the driver's folder is gone; its own would be as useless
+        print(f"weft: a worker cannot enter {settings.folder!r}: {error}", file=sys.stderr)
+
+
+def _limit_threads(threads: int) -> None:
+    """The plan's number of threads, unless the user's environment says another.
+
+    NumPy was loaded with one thread, the fork server's.
+    """
+    global _threads
+    for name in _added:
+        os.environ.pop(name, None)
+    _added.clear()
+    _added.update(thread_variables(threads, os.environ))
+    os.environ.update(_added)
+    said = os.environ["OMP_NUM_THREADS"]
+    wanted = int(said) if said.isdecimal() else threads
+    if wanted != _threads:
+        _threads = wanted
+        set_threads(wanted)
+
+
+def _learn(message: Learn) -> Callable[[Any], Any] | Failure:
+    try:
+        function: Callable[[Any], Any] = load(message.function)
+        return function
+    except BaseException as error:  # whatever a module raises that is imported now
+        return describe(error)
+
+
+def _reply(
+    work: Work, function: Callable[[Any], Any] | Failure, note: Callable[[int], None]
+) -> Done | Unreadable | Stopped:
+    """Run the items."""
+    global _interruptible
+    if isinstance(function, Failure):
+        return Unreadable(function, about_function=True)
+    try:
+        items = load(work.items)
+    except Exception as error:  # whatever a class's own unpickling raises
+        return Unreadable(describe(error), about_function=False)
+    if faults.armed:
+        faults.reach("work.received")
+    start = time.perf_counter()
+    try:
+        _interruptible = True
+        values, failures = carry_out(
+            function,
+            items,
+            first=work.first,
+            seed=work.seed,
+            keep_going=work.keep_going,
+            note=note,
+        )
+        _interruptible = False
+    except KeyboardInterrupt:
+        return Stopped()
+    finally:
+        _interruptible = False
+    seconds = time.perf_counter() - start
+    if faults.armed:
+        faults.reach("work.done")
+    packed = _pack_values(values, failures, work.first)
+    _flush()
+    return Done(packed.payload, failures, seconds, packed.shared)
+
+
+def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Packed:
+    """The results, without those that cannot be sent: these are failures of their items."""
+    try:
+        return pack(values, "the results")
+    except Exception:  # a class's own pickling may raise anything
+        for position, value in enumerate(values):
+            try:
+                pack(value, f"the result of item {first + position}").release()
+            except Exception as error:  # this is the one, or one of them
+                failures.append((position, describe(error)))
+                values[position] = None
+        failures.sort(key=lambda failure: failure[0])
+        return pack(values, "the results")
+
+
+def _flush() -> None:
+    """What was printed by now is seen before the results are."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _on_interrupt(_: int, __: FrameType | None) -> None:
+    if _interruptible:
+        raise KeyboardInterrupt
