@@ -74,28 +74,33 @@ def distribute(
     Raises InvalidType and InvalidValue for what makes no sense, EngineUnavailable for `machines`
     and `port`, which come with a later release.
     """
+    how = _How(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
+    how.check()
     check_callable(fun, "distribute")
     check_shared_data(shared_data)
-    for value, name in ((max_cpu, "max_cpu"), (max_gpu, "max_gpu")):
-        if value is not None:
-            check_count(value, f"distribute({name}=", least=1)
-    if gpu_policy not in POLICIES:
-        known = ", ".join(map(repr, POLICIES))
-        raise InvalidValue(f"distribute(gpu_policy={gpu_policy!r}): expected one of {known}")
     if machines or port is not None:
         raise EngineUnavailable(
             "distribute(machines=, port=): other machines come with a later release of weft; "
             "leave both out to use this one"
         )
-    check_count(retries, "distribute(retries=", least=0)
-    if seed is not None:
-        check_count(seed, "distribute(seed=", least=None)
-    check_progress(progress)
-    gpus = [] if gpu_policy == "no_gpu" else visible_gpus(os.environ)[:max_gpu]
-    size = min(max_cpu or sys.maxsize, count_cores()[0])
-    team = make_team(None, size, gpus=gpus, named_pipe=named_pipe)
-    how = _How(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
+    gpus = _gpus(gpu_policy, max_gpu)
+    team = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
     return DistributedFunction(fun, team, how, shared_data=shared_data, use_gpu=bool(gpus))
+
+
+def _size(max_cpu: int | None) -> int:
+    if max_cpu is not None:
+        check_count(max_cpu, "distribute(max_cpu=", least=1)
+    return min(max_cpu or sys.maxsize, count_cores()[0])
+
+
+def _gpus(policy: str, most: int | None) -> list[str]:
+    if most is not None:
+        check_count(most, "distribute(max_gpu=", least=1)
+    if policy not in POLICIES:
+        known = ", ".join(map(repr, POLICIES))
+        raise InvalidValue(f"distribute(gpu_policy={policy!r}): expected one of {known}")
+    return [] if policy == "no_gpu" else visible_gpus(os.environ)[:most]
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,12 @@ class _How:
     seed: int | None
     retries: int
     progress: bool | str
+
+    def check(self) -> None:
+        check_count(self.retries, "distribute(retries=", least=0)
+        if self.seed is not None:
+            check_count(self.seed, "distribute(seed=", least=None)
+        check_progress(self.progress)
 
 
 class DistributedFunction:

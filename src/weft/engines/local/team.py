@@ -187,18 +187,23 @@ class _Run:
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         worker.echo()
-        message: Done | Unreadable | None = None
-        if worker.frames.fileno() in events:
-            with contextlib.suppress(Closed):  # its pidfd says so too
-                if worker.frames.unsent:
-                    worker.frames.flush()
-                    if not worker.frames.unsent:
-                        self._poll.modify(worker.frames, select.POLLIN)
-                message = worker.frames.receive()
+        message = self._receive(worker) if worker.frames.fileno() in events else None
         if message is not None:
             yield from self._take(worker, message)
         elif worker.pidfd in events:
             yield from self._lose(worker)
+
+    def _receive(self, worker: Worker) -> Done | Unreadable | None:
+        """What a worker says, if all of it is there."""
+        try:
+            if worker.frames.unsent:
+                worker.frames.flush()
+                if not worker.frames.unsent:
+                    self._poll.modify(worker.frames, select.POLLIN)
+            message: Done | Unreadable | None = worker.frames.receive()
+        except Closed:
+            return None  # its pidfd says so too
+        return message
 
     # taking back
 
