@@ -18,6 +18,9 @@ _MOST_RANKS = 1024
 _USAGE = """\
 usage: weft run -n N [options] script.py [arguments]
        weft run -n N [options] -m module [arguments]
+       weft open [--pipe NAME] [-n N]
+       weft status
+       weft close [--pipe NAME]
        weft doctor [--json]
        weft --version
 
@@ -25,6 +28,10 @@ usage: weft run -n N [options] script.py [arguments]
   --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
   --no-prefix   do not begin each line of output with its rank
   --keep-going  let the other ranks go on when one fails (default: they are ended)
+
+weft open keeps workers ready behind a named pipe, by default "weft", until weft close: any script
+of this user gets up to N of them (default: one per core) by distribute(fun, named_pipe="NAME").
+weft status tells which pipes are open and how busy.
 
 weft doctor tells what this machine offers to ranks and what would go wrong; its exit code is 1
 where ranks cannot run. --json prints the same for programs.
@@ -97,7 +104,65 @@ def _doctor(arguments: list[str]) -> int:
     return doctor.report(as_json=bool(arguments))
 
 
-_COMMANDS = {"run": _run, "doctor": _doctor}
+def _open(arguments: list[str]) -> int:
+    from weft.engines.local import named
+    from weft.engines.local.group import check_system
+    from weft.resources import count_cores
+
+    options = _named_options("open", arguments, "--pipe", "-n")
+    size = _whole_number(options["-n"]) if "-n" in options else count_cores()[0]
+    pipe = named.check_name(options.get("--pipe", True))
+    check_system()
+    named.open_pipe(pipe, size)
+    print(f"weft: the pipe {pipe!r} is open: distribute(fun, named_pipe={pipe!r})")
+    return 0
+
+
+def _status(arguments: list[str]) -> int:
+    from weft.engines.local import named
+
+    _named_options("status", arguments)
+    served = named.names()
+    if not served:
+        print("weft: no pipe is open")
+    for pipe in served:
+        try:
+            channel, pool = named.connect(pipe)
+        except WeftError as error:
+            print(f"{pipe}: {error}")
+            continue
+        channel.close()
+        print(
+            f"{pipe}: pid {pool.pid}, {pool.drivers} scripts have {pool.workers} workers, "
+            f"up to {pool.size} each"
+        )
+    return 0
+
+
+def _close(arguments: list[str]) -> int:
+    from weft.engines.local import named
+
+    pipe = named.check_name(_named_options("close", arguments, "--pipe").get("--pipe", True))
+    named.close_pipe(pipe)
+    print(f"weft: the pipe {pipe!r} is closed")
+    return 0
+
+
+def _named_options(command: str, arguments: list[str], *known: str) -> dict[str, str]:
+    """Options that all have a value, as `--name value` or `--name=value`."""
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in known:
+            raise LaunchError(f"weft {command} has no option {name!r}\n{_USAGE}")
+        if not equals and not rest:
+            raise LaunchError(f"weft {command}: {name} needs a value\n{_USAGE}")
+        found[name] = value if equals else rest.pop(0)
+    return found
+
+
+_COMMANDS = {"run": _run, "open": _open, "status": _status, "close": _close, "doctor": _doctor}
 
 
 class _Options(TypedDict):

@@ -16,6 +16,7 @@
     │   ├── MissingPackage  (ImportError)     prints the pip line
     │   ├── MissingRank     (TimeoutError)    names the ranks that never came
     │   ├── Refused         (ConnectionError) a peer of another user, version, job or size
+    │   ├── NoSuchPipe      (ConnectionError) nobody serves a named pipe
     │   └── LaunchError     (RuntimeError)    `weft run` was asked for something it cannot start
     ├── OutOfMemory         (MemoryError)     asked for more than this machine can give
     ├── OutOfDescriptors    (OSError)         the table of open files is full
@@ -93,6 +94,10 @@ class MissingPackage(SetupError, ImportError):
 
 class Refused(SetupError, ConnectionError):
     """A peer was turned away: another user, weft version, job or group size."""
+
+
+class NoSuchPipe(SetupError, ConnectionError):
+    """Nobody serves the named pipe that was asked for."""
 
 
 class LaunchError(SetupError, RuntimeError):

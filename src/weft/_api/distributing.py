@@ -96,7 +96,7 @@ def _size(max_cpu: int | None) -> int:
 
 def _gpus(policy: str, most: int | None) -> list[str]:
     if most is not None:
-        check_count(most, "distribute(max_gpu=", least=1)
+        check_count(most, "distribute(max_gpu=", least=0)
     if policy not in POLICIES:
         known = ", ".join(map(repr, POLICIES))
         raise InvalidValue(f"distribute(gpu_policy={policy!r}): expected one of {known}")

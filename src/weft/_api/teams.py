@@ -38,19 +38,26 @@ def make_team(
     from weft.engines.local.team import LocalTeam
 
     check_system()
-    pool = _own_workers()
-    return LocalTeam(size or count_cores()[0], pool, gpus=gpus)
+    size = size or count_cores()[0]
+    if not named_pipe:
+        return LocalTeam(size, _workers(None), gpus=gpus)
+    from weft.engines.local import named
+
+    pipe = named.check_name(named_pipe)
+    channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
+    channel.close()
+    return LocalTeam(min(size, pool.size), _workers(pipe), gpus=gpus)
 
 
-def _own_workers() -> Workers:
-    """The workers of this process, who end with it."""
+def _workers(pipe: str | None) -> Workers:
+    """The workers of this process, which end with it."""
     global _registered
     from weft.engines.local.workers import close_workers, workers
 
     if not _registered:
         session.at_shutdown(close_workers)
         _registered = True
-    return workers()
+    return workers(pipe)
 
 
 def place_all(team: Team, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:

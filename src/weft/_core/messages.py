@@ -17,6 +17,8 @@ of the local engine).
     Start   ->                  (+ descriptors: its connection, its stdout and stderr)
             <-  Started         (+ descriptor: tells when it ends)
             <-  Ended
+            <-  Pool            (behind a named pipe: the first message)
+    Close   ->
 """
 
 from __future__ import annotations
@@ -149,6 +151,25 @@ class Ended:
     out_of_memory: int
 
 
+@dataclass(frozen=True)
+class Pool:
+    """A server behind a named pipe says who it is, and how busy."""
+
+    version: str
+    python: str
+    pid: int
+    #: workers for one driver, at most
+    size: int
+    #: at this moment
+    drivers: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """Somebody wants a server behind a named pipe to end."""
+
+
 Message = (
     Hello
     | Welcome
@@ -162,6 +183,8 @@ Message = (
     | Start
     | Started
     | Ended
+    | Pool
+    | Close
 )
 
 #: each kind by its name, with the types of its fields

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weft._core.messages import Ended, Process, Start, Started
+from weft._core.messages import Close, Ended, Process, Start, Started
 from weft.engines.local import libc
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.processes import oom_kills, open_pidfd, peek_end, process_start
@@ -111,12 +111,6 @@ class Server:
             del self._kill_at[child]
             self._kill(child)
 
-    def close_door(self) -> None:
-        """Let nobody else in, and end the workers."""
-        self._door = None
-        for client in list(self._clients):
-            self._forget(client)
-
     def _wait(self) -> set[int]:
         poll = select.poll()
         watched = [fd for client in self._clients for fd in (client.channel.fileno(), client.pidfd)]
@@ -137,9 +131,12 @@ class Server:
 
     def _answer(self, client: _Client) -> None:
         try:
-            message, descriptors = client.channel.receive(Start)
+            message, descriptors = client.channel.receive(Start, Close)
         except (Closed, WeftError):
             self._forget(client)
+            return
+        if isinstance(message, Close):
+            self._close()
             return
         try:
             self._start(client, message.worker, descriptors)
@@ -218,6 +215,12 @@ class Server:
                 int(out_of_memory),
             )
             child.client.channel.send_now(ended)
+
+    def _close(self) -> None:
+        """Let nobody else in, and end all workers."""
+        self._door = None
+        for client in list(self._clients):
+            self._forget(client)
 
     def _forget(self, client: _Client) -> None:
         client.gone = True

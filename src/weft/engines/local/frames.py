@@ -41,8 +41,8 @@ class Frames:
         self._outgoing = memoryview(b"".join(frames))
         self.flush()
 
-    def flush(self) -> None:
-        """Go on sending. Raises Closed."""
+    def flush(self) -> bool:
+        """Go on sending; whether everything is sent. Raises Closed."""
         self.broken = True
         try:
             while self._outgoing:
@@ -52,6 +52,7 @@ class Frames:
         except ConnectionError as error:
             raise Closed(str(error)) from None
         self.broken = False
+        return not self._outgoing
 
     @property
     def unsent(self) -> bool:

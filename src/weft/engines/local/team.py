@@ -60,7 +60,7 @@ class LocalTeam(Team):
         return place(array, readonly=readonly)
 
     def close(self) -> None:
-        self._workers.close()
+        self._workers.shut_down()
 
     def run(self, job: Job) -> Generator[Finished, None, None]:
         running = _Run(job, self._workers, self._workers.lend(self.size, gpus=self._gpus))
@@ -196,10 +196,8 @@ class _Run:
     def _receive(self, worker: Worker) -> Done | Unreadable | None:
         """What a worker says, if all of it is there."""
         try:
-            if worker.frames.unsent:
-                worker.frames.flush()
-                if not worker.frames.unsent:
-                    self._poll.modify(worker.frames, select.POLLIN)
+            if worker.frames.unsent and worker.frames.flush():
+                self._poll.modify(worker.frames, select.POLLIN)
             message: Done | Unreadable | None = worker.frames.receive()
         except Closed:
             return None  # its pidfd says so too

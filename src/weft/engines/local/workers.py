@@ -143,9 +143,10 @@ class Echo:
 
 
 class Workers:
-    """All workers from one fork server."""
+    """All workers of this process from one fork server: its own, or that behind a named pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipe: str | None = None) -> None:
+        self._pipe = pipe
         self._lock = threading.Lock()
         self._server: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -198,8 +199,16 @@ class Workers:
         worker.close()
         return ended
 
+    def shut_down(self) -> None:
+        """End all workers and the fork server; behind a named pipe, those of everybody."""
+        self.close()
+        if self._pipe is not None:
+            from weft.engines.local import named
+
+            named.close_pipe(self._pipe)
+
     def close(self) -> None:
-        """End all workers and the fork server."""
+        """End all workers of this process, and the fork server, if it is its own."""
         with self._lock:
             for worker in self._idle:
                 worker.close()
@@ -226,10 +235,7 @@ class Workers:
         except Closed:
             self._hang_up()
             ours.close()
-            raise LaunchError(
-                "the process that starts workers has ended before it started one; what it printed "
-                "says why"
-            ) from None
+            raise self._server_ended() from None
         finally:
             for descriptor in (out[1], err[1]):
                 os.close(descriptor)
@@ -240,6 +246,17 @@ class Workers:
         worker = Worker(number, pid, pidfd, Frames(ours), echoes)
         worker.gpu = gpu
         return worker
+
+    def _server_ended(self) -> LaunchError:
+        if self._pipe is not None:
+            return LaunchError(
+                f"the pipe {self._pipe!r} was closed; it is opened again by\n"
+                f"    weft open --pipe {self._pipe}"
+            )
+        return LaunchError(
+            "the process that starts workers has ended before it started one; what it printed "
+            "says why"
+        )
 
     def _await_start(self, server: Channel, number: int) -> tuple[int, int]:
         deadline = time.monotonic() + _START
@@ -252,8 +269,13 @@ class Workers:
         raise Closed("the fork server does not answer")
 
     def _connect(self) -> Channel:
-        if self._server is None or self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
             self._hang_up()
+        if self._server is None and self._pipe is not None:
+            from weft.engines.local import named  # which loads much, and is seldom needed
+
+            self._server, _ = named.connect(self._pipe)
+        elif self._server is None:
             self._server, self._process = start_server()
         return self._server
 
@@ -304,30 +326,27 @@ def start_server() -> tuple[Channel, subprocess.Popen[bytes]]:
     return Channel(ours), process
 
 
-_workers: Workers | None = None
+#: by the pipe behind which they are; None for this process's own
+_all: dict[str | None, Workers] = {}
 
 
-def workers() -> Workers:
-    """This process's own."""
-    global _workers
-    if _workers is None:
-        _workers = Workers()
-    return _workers
+def workers(pipe: str | None = None) -> Workers:
+    """This process's own, or those it has from behind a named pipe."""
+    if pipe not in _all:
+        _all[pipe] = Workers(pipe)
+    return _all[pipe]
 
 
 def close_workers() -> None:
     """End this process's workers. New calls start new ones."""
-    global _workers
-    closing, _workers = _workers, None
-    if closing is not None:
-        closing.close()
+    while _all:
+        _all.popitem()[1].close()
 
 
 def _in_child() -> None:
-    global _workers
-    if _workers is not None:
-        _workers.abandon()
-    _workers = None
+    for inherited in _all.values():
+        inherited.abandon()
+    _all.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
