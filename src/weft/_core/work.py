@@ -7,6 +7,7 @@
               <-  Done               the results in order, and what failed
               <-  Unreadable         the function or the items could not be loaded there
               <-  Stopped            a SIGINT of the driver's ended it
+              <-  Logged             what was logged meanwhile
     Forget    ->                     drops a function, and what it holds
 
 These are pickled, so they pass only between processes that know each other. Functions, items and
@@ -28,6 +29,8 @@ class Settings(NamedTuple):
     folder: str
     paths: list[str]
     threads: int
+    #: from which level on the driver wants to hear what is logged
+    log_level: int
     #: None: leave it as it is
     environment: dict[str, str] | None
 
@@ -71,6 +74,12 @@ class Unreadable(NamedTuple):
 
 class Stopped(NamedTuple):
     """The driver has interrupted it and wants no results."""
+
+
+class Logged(NamedTuple):
+    """Something was logged in the worker; comes at any time."""
+
+    record: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from weft._core.elements import Array
 from weft._core.failures import restore
 from weft._core.schedule import Batch, Schedule
-from weft._core.work import Done, Finished, Job, Unreadable, Work
+from weft._core.work import Done, Finished, Job, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.local.channel import Closed
 from weft.engines.local.processes import end_as_text
@@ -193,19 +193,23 @@ class _Run:
         elif worker.pidfd in events:
             yield from self._lose(worker)
 
-    def _receive(self, worker: Worker) -> Done | Unreadable | None:
+    def _receive(self, worker: Worker) -> Done | Unreadable | Stopped | None:
         """What a worker says, if all of it is there."""
         try:
             if worker.frames.unsent and worker.frames.flush():
                 self._poll.modify(worker.frames, select.POLLIN)
-            message: Done | Unreadable | None = worker.frames.receive()
+            return worker.receive()
         except Closed:
             return None  # its pidfd says so too
-        return message
 
     # taking back
 
-    def _take(self, worker: Worker, message: Done | Unreadable) -> Generator[Finished, None, None]:
+    def _take(
+        self, worker: Worker, message: Done | Unreadable | Stopped
+    ) -> Generator[Finished, None, None]:
+        if isinstance(message, Stopped):  # by a SIGINT from somebody else
+            worker.kill()
+            return
         batch, packed = self._busy.pop(worker)
         (self._served if self._job.one_each else self._idle).append(worker)
         if isinstance(message, Unreadable):
@@ -273,7 +277,7 @@ class _Run:
         try:
             if worker.frames.unsent or worker.frames.broken:
                 return  # it has not all of its items, or what it says cannot be understood
-            message = worker.frames.receive()
+            message = worker.receive()
         except Closed:
             return
         if message is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -19,6 +21,7 @@ from weft._core.work import Done, Forget, Learn, Settings, Stopped, Unreadable, 
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
+from weft.engines.local.logs import Forwarder
 from weft.engines.local.wire import Packed, load, pack
 from weft.resources import CORES, set_threads, thread_variables
 
@@ -33,6 +36,13 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     """Do what the driver says until it hangs up. `item` is where to note what is being run."""
     _settle_in(number)
     frames = Frames(connection)
+    sending = threading.Lock()
+
+    def send(message: object) -> None:
+        with sending:  # any thread may log
+            frames.send(message)
+
+    logging.getLogger().addHandler(Forwarder(send))
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
 
     def note(index: int) -> None:
@@ -42,7 +52,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
-                frames.send(_reply(message, functions[message.digest], note))
+                send(_reply(message, functions[message.digest], note))
             elif isinstance(message, Learn):
                 functions[message.digest] = _learn(message)
             elif isinstance(message, Forget):
@@ -81,6 +91,7 @@ def _adopt(settings: Settings) -> None:
     if settings.environment is not None:
         os.environ.clear()
         os.environ.update(settings.environment)
+    logging.getLogger().setLevel(settings.log_level)
     os.environ[CORES] = str(settings.threads)
     _limit_threads(settings.threads)
     sys.path[:] = settings.paths

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from weft._core.messages import Ended, Start, Started
-from weft._core.work import Forget, Learn, Settings
+from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
+from weft.engines.local.logs import level_here, replay
 from weft.engines.local.output import Lines
 from weft.engines.local.processes import readable
 from weft.engines.local.translation import translated
@@ -85,6 +86,13 @@ class Worker:
             del self._known[digest]
             with contextlib.suppress(Closed):
                 self.frames.send(Forget(digest))
+
+    def receive(self) -> Done | Unreadable | Stopped | None:
+        """Its answer; None if that is not here yet. Raises Closed."""
+        while isinstance(message := self.frames.receive(), Logged):
+            replay(message)
+        answer: Done | Unreadable | Stopped | None = message
+        return answer
 
     def echo(self) -> None:
         """Print what it has printed by now."""
@@ -162,7 +170,7 @@ class Workers:
             for gpu in wanted:
                 lent.append(self.lend_one(gpu))
             threads = plan(len(wanted)).threads
-            settings = Settings(os.getcwd(), sys.path[:], threads, None)
+            settings = Settings(os.getcwd(), sys.path[:], threads, level_here(), None)
             for worker in lent:
                 with contextlib.suppress(Closed):  # who sends it work finds out
                     worker.settle(settings)
