@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 #: what BLAS and OpenMP libraries read when they are loaded
@@ -113,7 +115,7 @@ def count_cores() -> tuple[int, str]:
         found, reason = len(os.sched_getaffinity(0)), "CPU affinity"
     except AttributeError:  # systems without affinity
         found, reason = os.cpu_count() or 1, "CPU count"
-    for quota, where in _cpu_quotas(_cgroups("cpu")):
+    for quota, where in _quotas_of(int(time.monotonic())):
         if quota < found:
             found, reason = max(1, int(quota)), f"CPU quota in {where}"
     said = os.environ.get(CORES, "")
@@ -182,6 +184,12 @@ def _cgroups(
                 folder = root.joinpath(*parts[:depth])
                 if folder.is_dir():
                     yield folder
+
+
+@lru_cache(maxsize=1)
+def _quotas_of(second: int) -> list[tuple[float, Path]]:
+    """The quotas, read once a second at most: a dozen files, for every call of `weft.map`."""
+    return list(_cpu_quotas(_cgroups("cpu")))
 
 
 def _cpu_quotas(folders: Iterator[Path]) -> Iterator[tuple[float, Path]]:

@@ -2,7 +2,8 @@
 
 Nobody knows beforehand how long an item takes. The first batches have one item; then, as long as
 items prove short, batches grow, so that sending them costs little beside running them. A batch
-never holds more than its share of what is left, so that the workers end together.
+never holds more than its share of what is left, so that the workers end together, unless that
+would be so little that sending it costs more.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
-#: seconds that a batch should take: some thirty times what sending it costs
-_SECONDS = 0.003
+#: seconds that a batch should take: some thirty times what sending it costs; and near the end,
+#: some three times
+_SECONDS, _FEWEST_SECONDS = 0.003, 0.0003
 #: bytes of arrays in a batch, unless one item has more
 _BYTES = 4 << 20
 #: how much a batch may be longer than those before
-_GROWTH = 4
+_GROWTH = 16
 
 
 class Batch(NamedTuple):
@@ -86,11 +88,11 @@ class Schedule:
     def _size(self) -> int:
         if self._done == 0:
             return 1
-        size = self._longest * _GROWTH
-        if self._seconds > 0:
-            size = min(size, int(_SECONDS * self._done / self._seconds))
+        each = max(self._seconds / self._done, 1e-9)
+        size = min(self._longest * _GROWTH, int(_SECONDS / each))
         if self._bytes > 0:
             size = min(size, _BYTES * self._done // self._bytes)
         if self.total is not None:
-            size = min(size, -(-(self.total - self._taken) // (2 * self._workers)))
+            share = -(-(self.total - self._taken) // (2 * self._workers))
+            size = min(size, max(share, int(_FEWEST_SECONDS / each)))
         return max(1, size)

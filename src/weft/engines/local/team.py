@@ -170,7 +170,10 @@ class _Run:
             del self._by_descriptor[descriptor]
 
     def _wait(self, until: float | None = None) -> dict[Worker, set[int]]:
-        """The workers that want something, each with the descriptors on which it does."""
+        """The workers that want something, each with the descriptors on which it does.
+
+        Answers are looked for first, so what a worker printed before its answer is seen with it.
+        """
         while True:
             now = time.monotonic()
             deadline = self._deadline if until is None else until
@@ -186,7 +189,7 @@ class _Run:
                 return found
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
-        worker.echo()
+        worker.echo(events)
         message = self._receive(worker) if worker.frames.fileno() in events else None
         if message is not None:
             yield from self._take(worker, message)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TextIO
 
 from weft._core.messages import Ended, Start, Started
@@ -94,10 +94,11 @@ class Worker:
         answer: Done | Unreadable | Stopped | None = message
         return answer
 
-    def echo(self) -> None:
-        """Print what it has printed by now."""
+    def echo(self, ready: Container[int] | None = None) -> None:
+        """Print what it has printed by now, if anything is ready."""
         for echo in self.echoes:
-            echo.read()
+            if ready is None or echo.descriptor in ready:
+                echo.read()
 
     def interrupt(self) -> None:
         """End the function that it runs."""
