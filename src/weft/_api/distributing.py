@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from weft._api.mapping import check_count, check_shared_data
 from weft._api.progress import Bar, check_progress
-from weft._api.teams import make_team, place_all
+from weft._api.teams import make_team, place_all, share_of_cores
 from weft._core.calling import NOTHING, bind, check_callable, takes_an_item
 from weft._core.collect import Collected
 from weft._core.split import part_of
 from weft._core.work import Finished, Job
 from weft.engines.memory import amount
 from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
-from weft.resources import count_cores, visible_gpus
+from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -91,7 +91,7 @@ def distribute(
 def _size(max_cpu: int | None) -> int:
     if max_cpu is not None:
         check_count(max_cpu, "distribute(max_cpu=", least=1)
-    return min(max_cpu or sys.maxsize, count_cores()[0])
+    return min(max_cpu or sys.maxsize, share_of_cores())
 
 
 def _gpus(policy: str, most: int | None) -> list[str]:

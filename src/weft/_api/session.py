@@ -152,6 +152,11 @@ def size() -> int:
     return group().size
 
 
+def ranks_here() -> int:
+    """How many ranks share this machine; 1 without a session."""
+    return 1 if _session is None else _session.group.latest.size
+
+
 def is_master() -> bool:
     """Whether this is rank 0, which by custom prints, validates and saves."""
     return group().is_master

@@ -38,15 +38,21 @@ def make_team(
     from weft.engines.local.team import LocalTeam
 
     check_system()
-    size = size or count_cores()[0]
+    cores = share_of_cores()
+    size = size or cores
     if not named_pipe:
-        return LocalTeam(size, _workers(None), gpus=gpus)
+        return LocalTeam(size, _workers(None), cores=cores, gpus=gpus)
     from weft.engines.local import named
 
     pipe = named.check_name(named_pipe)
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
     channel.close()
-    return LocalTeam(min(size, pool.size), _workers(pipe), gpus=gpus)
+    return LocalTeam(min(size, pool.size), _workers(pipe), cores=cores, gpus=gpus)
+
+
+def share_of_cores() -> int:
+    """The cores for the workers of this process: it shares the machine with the other ranks."""
+    return max(1, count_cores()[0] // session.ranks_here())
 
 
 def _workers(pipe: str | None) -> Workers:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from typing import Any
 
+from weft._core.work import Message, as_tuple, from_tuple
 from weft.engines.local.channel import Closed
 
 _LENGTH = struct.Struct("=Q")
@@ -32,11 +32,11 @@ class Frames:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, *messages: object) -> None:
+    def send(self, *messages: Message) -> None:
         """Send messages one after the other, or as much as goes. Raises Closed."""
         frames = [bytes(self._outgoing)]
         for message in messages:
-            data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps(as_tuple(message), pickle.HIGHEST_PROTOCOL)
             frames += (_LENGTH.pack(len(data)), data)
         self._outgoing = memoryview(b"".join(frames))
         self.flush()
@@ -58,7 +58,7 @@ class Frames:
     def unsent(self) -> bool:
         return bool(self._outgoing)
 
-    def receive(self) -> Any:
+    def receive(self) -> Message | None:
         """The next message; None if it is not here yet. Raises Closed."""
         self.broken = True
         while self._missing > 0:
@@ -78,7 +78,7 @@ class Frames:
         del self._incoming[:end]
         self._count()
         self.broken = False
-        return pickle.loads(data)
+        return from_tuple(pickle.loads(data))
 
     def _count(self) -> None:
         """How many bytes are missing until the next message is whole; 0 or less if it is."""

@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-import select
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from weft._core.elements import Array
 from weft._core.failures import restore
+from weft._core.messages import Ended
 from weft._core.schedule import Batch, Schedule
 from weft._core.work import Done, Finished, Job, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.local.channel import Closed
 from weft.engines.local.processes import end_as_text
+from weft.engines.local.remote_worker import Worker
+from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
-from weft.engines.local.workers import Worker, Workers
+from weft.engines.local.workers import Workers
 from weft.engines.memory import amount
 from weft.errors import Cancelled, Loss, Stalled, WorkerLost
 
@@ -41,10 +43,14 @@ _LOOK = 0.05
 class LocalTeam(Team):
     """Processes of this machine."""
 
-    def __init__(self, size: int, workers: Workers, *, gpus: Sequence[str] = ()) -> None:
-        self.size = len(gpus) or size
+    def __init__(
+        self, size: int, workers: Workers, *, cores: int, gpus: Sequence[str] = ()
+    ) -> None:
+        """`size` workers that share so many cores; with `gpus` one for each of these."""
+        self._wanted: list[str | None] = list(gpus) or [None] * size
+        self.size = len(self._wanted)
+        self._threads = max(1, cores // self.size)
         self._workers = workers
-        self._gpus = gpus
 
     def prepare(self, function: Callable[[Any], Any]) -> Packed:
         return pack_function(function)
@@ -63,7 +69,7 @@ class LocalTeam(Team):
         self._workers.shut_down()
 
     def run(self, job: Job) -> Generator[Finished, None, None]:
-        running = _Run(job, self._workers, self._workers.lend(self.size, gpus=self._gpus))
+        running = _Run(job, self._workers, *self._workers.lend(self._wanted, self._threads))
         try:
             yield from running.steps()
         finally:
@@ -80,21 +86,20 @@ class _Task(NamedTuple):
 class _Run:
     """One job, from the first batch to the last."""
 
-    def __init__(self, job: Job, workers: Workers, lent: list[Worker]) -> None:
+    def __init__(self, job: Job, workers: Workers, lent: list[Worker], watch: Watch) -> None:
         self._job = job
         self._workers = workers
+        self._watch = watch
         self._schedule = Schedule(job.items, len(lent), retries=job.retries)
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
         #: workers that have had their one item
         self._served: list[Worker] = []
-        self._poll = select.poll()
-        self._by_descriptor: dict[int, Worker] = {}
         self._deadline = math.inf if job.timeout is None else time.monotonic() + job.timeout
-        for worker in lent:
-            self._watch(worker)
 
     def steps(self) -> Generator[Finished, None, None]:
+        for worker in self._watch.ended():  # while it was idle: nothing is lost
+            self._replace(worker)
         while True:
             yield from self._hand_out()
             if not self._busy:
@@ -107,18 +112,19 @@ class _Run:
         for worker in self._busy:
             worker.interrupt()
         deadline = time.monotonic() + _GRACE
-        while self._busy and time.monotonic() < deadline:
-            for worker, events in self._wait(deadline).items():
-                self._dismiss(worker, events)
+        while self._busy and (remaining := deadline - time.monotonic()) > 0:
+            for worker in self._watch.wait(remaining):
+                self._dismiss(worker)
         for worker in self._busy:
+            self._watch.remove(worker)
             self._workers.end(worker)
         for task in self._busy.values():
             task.packed.release()
         self._busy.clear()
-        for worker in (*self._idle, *self._served):
+        rested = [*self._idle, *self._served]
+        for worker in rested:
             worker.echo()
-            self._workers.give_back(worker)
-        self._idle, self._served = [], []
+        self._workers.give_back(rested, self._watch)
 
     # giving out
 
@@ -130,7 +136,7 @@ class _Run:
             if batch is None:
                 break
             try:
-                packed = pack(batch.items, "items")
+                packed = pack(batch.items, batch.first)
             except Exception as error:  # it is one of the items'
                 if len(batch.items) > 1:
                     self._schedule.one_by_one(batch)
@@ -148,45 +154,24 @@ class _Run:
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.frames.send(*worker.lesson(digest, job.function), work)
         if worker.frames.unsent:
-            self._poll.modify(worker.frames, select.POLLIN | select.POLLOUT)
+            self._watch.follow_sending(worker)
 
     def _unsent(self, batch: Batch, error: Exception) -> Finished:
         return Finished(batch.first, [None], {batch.first: error}, -1, 0, 0.0, 0, 0)
 
     # waiting
 
-    def _watch(self, worker: Worker) -> None:
-        for descriptor in (
-            worker.frames.fileno(),
-            worker.pidfd,
-            *(echo.descriptor for echo in worker.echoes),
-        ):
-            self._poll.register(descriptor, select.POLLIN)
-            self._by_descriptor[descriptor] = worker
-
-    def _unwatch(self, worker: Worker) -> None:
-        for descriptor in [fd for fd, one in self._by_descriptor.items() if one is worker]:
-            self._poll.unregister(descriptor)
-            del self._by_descriptor[descriptor]
-
-    def _wait(self, until: float | None = None) -> dict[Worker, set[int]]:
-        """The workers that want something, each with the descriptors on which it does.
-
-        Answers are looked for first, so what a worker printed before its answer is seen with it.
-        """
+    def _wait(self) -> Wants:
+        """The workers that want something. Raises Stalled, Cancelled."""
         while True:
-            now = time.monotonic()
-            deadline = self._deadline if until is None else until
-            if now >= deadline and until is None:
+            remaining = self._deadline - time.monotonic()
+            if remaining <= 0:
                 raise self._stalled()
-            if until is None and self._job.cancelled():
+            if self._job.cancelled():
                 raise Cancelled("the map was cancelled")
-            ready = self._poll.poll(min(_LOOK, max(0.0, deadline - now)) * 1000 + 1)
-            if ready or until is not None:
-                found: dict[Worker, set[int]] = {}
-                for descriptor, _ in ready:
-                    found.setdefault(self._by_descriptor[descriptor], set()).add(descriptor)
-                return found
+            wants = self._watch.wait(min(_LOOK, remaining))
+            if wants:
+                return wants
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         worker.echo(events)
@@ -200,7 +185,7 @@ class _Run:
         """What a worker says, if all of it is there."""
         try:
             if worker.frames.unsent and worker.frames.flush():
-                self._poll.modify(worker.frames, select.POLLIN)
+                self._watch.follow_sending(worker)
             return worker.receive()
         except Closed:
             return None  # its pidfd says so too
@@ -243,14 +228,8 @@ class _Run:
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
         """A worker has ended: have another in its place, and its items run again or failed."""
-        self._unwatch(worker)
         task = self._busy.pop(worker, None)
-        ended = self._workers.end(worker)
-        if worker in self._idle:
-            self._idle.remove(worker)
-        replacement = self._workers.lend(1, gpus=[worker.gpu] if worker.gpu else ())[0]
-        self._watch(replacement)
-        self._idle.append(replacement)
+        ended = self._replace(worker)
         if task is None:
             return
         batch, packed = task
@@ -272,7 +251,19 @@ class _Run:
         one = Batch(item, [None])
         yield self._finished(worker, one, [None], {item: error})
 
-    def _dismiss(self, worker: Worker, events: set[int]) -> None:
+    def _replace(self, worker: Worker) -> Ended | None:
+        """Have a fresh worker in the place of one that has ended; how that was."""
+        self._watch.remove(worker)
+        for rested in (self._idle, self._served):
+            if worker in rested:
+                rested.remove(worker)
+        ended = self._workers.end(worker)
+        fresh = self._workers.replace(worker)
+        self._watch.add(fresh)
+        self._idle.append(fresh)
+        return ended
+
+    def _dismiss(self, worker: Worker) -> None:
         """After an interrupt: the worker has stopped, has finished in time, or has ended."""
         if worker not in self._busy:
             return

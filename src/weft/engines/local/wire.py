@@ -100,11 +100,14 @@ class Packed:
         return self._reduced[id(array)][1]
 
 
-def pack(value: Any, name: str) -> Packed:
-    """A value ready to be sent. Raises InvalidType, which says what in `name` is in the way."""
+def pack(items: list[Any], first: int, name: str = "items") -> Packed:
+    """Items, or results, ready to be sent; `first` is the index of the first of them.
+
+    Raises InvalidType, which says what in which of them is in the way.
+    """
     packed = Packed()
     try:
-        packed.dump(value)
+        packed.dump(items)
         if b"__main__" not in packed.payload:
             return packed
     except WeftError:
@@ -112,28 +115,36 @@ def pack(value: Any, name: str) -> Packed:
         raise
     except Exception:  # a class's own pickling may raise anything
         packed.payload = b""
-    return _pack_by_value(packed, value, name)
+    try:
+        packed.dump_by_value(items)
+    except WeftError:
+        packed.release()
+        raise
+    except Exception as error:
+        packed.release()
+        for index, item in enumerate(items, first):
+            if not _pickles(item):
+                raise _unpicklable(item, f"{name}[{index}]", error) from error
+        raise
+    return packed
 
 
 def pack_function(function: Callable[..., Any]) -> Packed:
     """A function ready to be sent. Raises InvalidType."""
-    return _pack_by_value(Packed(), function, "the function")
+    packed = Packed()
+    try:
+        packed.dump_by_value(function)
+    except WeftError:
+        packed.release()
+        raise
+    except Exception as error:
+        packed.release()
+        raise _unpicklable(function, "the function", error) from error
+    return packed
 
 
 def load(payload: bytes) -> Any:
     return pickle.loads(payload)
-
-
-def _pack_by_value(packed: Packed, value: Any, name: str) -> Packed:
-    try:
-        packed.dump_by_value(value)
-    except WeftError:
-        packed.release()
-        raise
-    except Exception as error:  # see above
-        packed.release()
-        raise _unpicklable(value, name, error) from error
-    return packed
 
 
 def _unpicklable(value: Any, name: str, error: Exception) -> InvalidType:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from weft import faults
 from weft._core.failures import Failure, describe
-from weft._core.work import Done, Forget, Learn, Settings, Stopped, Unreadable, Work
+from weft._core.work import Done, Forget, Learn, Message, Settings, Stopped, Unreadable, Work
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
@@ -38,7 +38,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     frames = Frames(connection)
     sending = threading.Lock()
 
-    def send(message: object) -> None:
+    def send(message: Message) -> None:
         with sending:  # any thread may log
             frames.send(message)
 
@@ -57,7 +57,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 functions[message.digest] = _learn(message)
             elif isinstance(message, Forget):
                 functions.pop(message.digest, None)
-            else:
+            elif isinstance(message, Settings):
                 _adopt(message)
             del message
     except Closed:
@@ -167,16 +167,16 @@ def _reply(
 def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Packed:
     """The results, without those that cannot be sent: these are failures of their items."""
     try:
-        return pack(values, "the results")
+        return pack(values, first, "results")
     except Exception:  # a class's own pickling may raise anything
         for position, value in enumerate(values):
             try:
-                pack(value, f"the result of item {first + position}").release()
+                pack([value], first + position, "results").release()
             except Exception as error:  # this is the one, or one of them
                 failures.append((position, describe(error)))
                 values[position] = None
         failures.sort(key=lambda failure: failure[0])
-        return pack(values, "the results")
+        return pack(values, first)
 
 
 def _flush() -> None:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Container, Sequence
-from typing import TextIO
+from collections.abc import Sequence
 
 from weft._core.messages import Ended, Start, Started
-from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
+from weft._core.work import Settings
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
-from weft.engines.local.logs import level_here, replay
-from weft.engines.local.output import Lines
-from weft.engines.local.processes import readable
+from weft.engines.local.logs import level_here
+from weft.engines.local.remote_worker import Echo, Worker
 from weft.engines.local.translation import translated
-from weft.engines.local.wire import Packed
+from weft.engines.local.watching import Watch
 from weft.errors import LaunchError
-from weft.resources import THREAD_VARIABLES, plan
+from weft.resources import THREAD_VARIABLES
 
-#: functions that a worker keeps
-_FUNCTIONS = 64
 #: seconds for the fork server to load what workers need, and for one worker to start
 _START = 60.0
 #: seconds for the fork server to say how a worker ended
@@ -41,116 +35,6 @@ main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 """
 
 
-class Worker:
-    """A worker, as its driver sees it."""
-
-    def __init__(self, number: int, pid: int, pidfd: int, frames: Frames, echoes: list[Echo]):
-        self.number, self.pid, self.pidfd = number, pid, pidfd
-        self.frames = frames
-        self.echoes = echoes
-        #: the one GPU that it sees; None for one that sees what the driver does
-        self.gpu: str | None = None
-        self._settings: Settings | None = None
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-
-    def __str__(self) -> str:
-        return f"worker {self.number} (pid {self.pid})"
-
-    @property
-    def ended(self) -> bool:
-        return readable(self.pidfd)
-
-    def settle(self, settings: Settings) -> None:
-        """Have it see the world as this process does now."""
-        if self._settings is None:
-            environment = dict(os.environ)
-            if self.gpu is not None:
-                environment["CUDA_VISIBLE_DEVICES"] = self.gpu
-            self.frames.send(settings._replace(environment=environment))
-        elif settings != self._settings:
-            self.frames.send(settings)
-        self._settings = settings
-
-    def lesson(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
-        """What to send it so that it knows a function."""
-        if digest in self._known:
-            self._known.move_to_end(digest)
-            return []
-        self._known[digest] = None
-        forgotten = [self._known.popitem(last=False)[0]] if len(self._known) > _FUNCTIONS else []
-        return [*map(Forget, forgotten), Learn(digest, function.payload)]
-
-    def forget(self, digest: bytes) -> None:
-        """Have it drop a function, if it knows it."""
-        if digest in self._known:
-            del self._known[digest]
-            with contextlib.suppress(Closed):
-                self.frames.send(Forget(digest))
-
-    def receive(self) -> Done | Unreadable | Stopped | None:
-        """Its answer; None if that is not here yet. Raises Closed."""
-        while isinstance(message := self.frames.receive(), Logged):
-            replay(message)
-        answer: Done | Unreadable | Stopped | None = message
-        return answer
-
-    def echo(self, ready: Container[int] | None = None) -> None:
-        """Print what it has printed by now, if anything is ready."""
-        for echo in self.echoes:
-            if ready is None or echo.descriptor in ready:
-                echo.read()
-
-    def interrupt(self) -> None:
-        """End the function that it runs."""
-        self._signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
-
-    def close(self) -> None:
-        self.frames.close()
-        for echo in self.echoes:
-            echo.close()
-        os.close(self.pidfd)
-
-
-class Echo:
-    """A worker's stdout or stderr, line by line into this process's own."""
-
-    def __init__(self, descriptor: int, name: str) -> None:
-        self.descriptor = descriptor
-        self._name = name
-        self._lines = Lines()
-        os.set_blocking(descriptor, False)
-
-    def read(self) -> None:
-        """Print the lines that have come."""
-        while True:
-            try:
-                data = os.read(self.descriptor, 1 << 16)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self._print(self._lines.feed(data))
-
-    def close(self) -> None:
-        self.read()
-        self._print(self._lines.finish())
-        os.close(self.descriptor)
-
-    def _print(self, lines: list[bytes]) -> None:
-        stream: TextIO | None = getattr(sys, self._name)  # now: it may have been replaced
-        if lines and stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                stream.write(b"".join(lines).decode(errors="backslashreplace"))
-                stream.flush()
-
-
 class Workers:
     """All workers of this process from one fork server: its own, or that behind a named pipe."""
 
@@ -162,38 +46,43 @@ class Workers:
         self._idle: list[Worker] = []
         self._started = 0
         self._ends: dict[int, Ended] = {}
+        #: of the workers that were given back last
+        self._watch: Watch | None = None
 
-    def lend(self, count: int, *, gpus: Sequence[str] = ()) -> list[Worker]:
-        """Workers for one call, warm ones first; with `gpus` one for each of these GPUs."""
-        wanted: list[str | None] = list(gpus) or [None] * count
+    def lend(self, wanted: Sequence[str | None], threads: int) -> tuple[list[Worker], Watch]:
+        """Workers for one call, warm ones first: for each wanted GPU, or None, one that sees it."""
         lent: list[Worker] = []
         try:
-            for gpu in wanted:
-                lent.append(self.lend_one(gpu))
-            threads = plan(len(wanted)).threads
-            settings = Settings(os.getcwd(), sys.path[:], threads, level_here(), None)
-            for worker in lent:
-                with contextlib.suppress(Closed):  # who sends it work finds out
-                    worker.settle(settings)
+            with self._lock:
+                for gpu in wanted:
+                    lent.append(self._take(gpu) or self._start(gpu))
+                watch, self._watch = self._watch, None
+            self._settle(lent, threads)
         except BaseException:
             for worker in lent:
                 self.end(worker)
             raise
-        return lent
+        return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
 
-    def lend_one(self, gpu: str | None) -> Worker:
+    def replace(self, worker: Worker) -> Worker:
+        """A worker in the place of one that has ended."""
         with self._lock:
-            for worker in [one for one in self._idle if one.gpu == gpu]:
-                self._idle.remove(worker)
-                if not worker.ended:
-                    return worker
-                worker.close()
-            return self._start(gpu)
+            fresh = self._start(worker.gpu)
+        self._settle([fresh], worker.threads)
+        return fresh
 
-    def give_back(self, worker: Worker) -> None:
+    def give_back(self, workers: Sequence[Worker], watch: Watch) -> None:
         """After a call, in the middle of nothing."""
         with self._lock:
-            self._idle.append(worker)
+            self._idle += workers
+            self._watch = watch
+
+    @staticmethod
+    def _settle(workers: Sequence[Worker], threads: int) -> None:
+        settings = Settings(os.getcwd(), sys.path[:], threads, level_here(), None)
+        for worker in workers:
+            with contextlib.suppress(Closed):  # who sends it work finds out
+                worker.settle(settings)
 
     def forget(self, digest: bytes) -> None:
         """Have the idle workers drop a function."""
@@ -232,6 +121,14 @@ class Workers:
             self._server.close()
 
     # with the lock held
+
+    def _take(self, gpu: str | None) -> Worker | None:
+        """An idle worker. Whether it has ended since is seen when it is given work."""
+        for worker in self._idle:
+            if worker.gpu == gpu:
+                self._idle.remove(worker)
+                return worker
+        return None
 
     def _start(self, gpu: str | None) -> Worker:
         server = self._connect()

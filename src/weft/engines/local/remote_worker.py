@@ -1,0 +1,133 @@
+"""A worker, as its driver sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Container
+from typing import TextIO, cast
+
+from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
+from weft.engines.local.channel import Closed
+from weft.engines.local.frames import Frames
+from weft.engines.local.logs import replay
+from weft.engines.local.output import Lines
+from weft.engines.local.wire import Packed
+
+#: functions that a worker keeps
+_FUNCTIONS = 64
+
+
+class Worker:
+    """Its connection, its outputs, and what it knows."""
+
+    def __init__(self, number: int, pid: int, pidfd: int, frames: Frames, echoes: list[Echo]):
+        self.number, self.pid, self.pidfd = number, pid, pidfd
+        self.frames = frames
+        self.echoes = echoes
+        #: where it answers, where it ends, where it prints
+        self.descriptors = (frames.fileno(), pidfd, *(echo.descriptor for echo in echoes))
+        #: the one GPU that it sees; None for one that sees what the driver does
+        self.gpu: str | None = None
+        self._settings: Settings | None = None
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.pid})"
+
+    @property
+    def threads(self) -> int:
+        """Of BLAS and the like, as it was told."""
+        return self._settings.threads if self._settings is not None else 1
+
+    def settle(self, settings: Settings) -> None:
+        """Have it see the world as this process does now."""
+        if self._settings is None:
+            environment = dict(os.environ)
+            if self.gpu is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = self.gpu
+            self.frames.send(settings._replace(environment=environment))
+        elif settings != self._settings:
+            self.frames.send(settings)
+        self._settings = settings
+
+    def lesson(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
+        """What to send it so that it knows a function."""
+        if digest in self._known:
+            self._known.move_to_end(digest)
+            return []
+        self._known[digest] = None
+        forgotten = [self._known.popitem(last=False)[0]] if len(self._known) > _FUNCTIONS else []
+        return [*map(Forget, forgotten), Learn(digest, function.payload)]
+
+    def forget(self, digest: bytes) -> None:
+        """Have it drop a function, if it knows it."""
+        if digest in self._known:
+            del self._known[digest]
+            with contextlib.suppress(Closed):
+                self.frames.send(Forget(digest))
+
+    def receive(self) -> Done | Unreadable | Stopped | None:
+        """Its answer; None if that is not here yet. Raises Closed."""
+        while isinstance(message := self.frames.receive(), Logged):
+            replay(message)
+        return cast("Done | Unreadable | Stopped | None", message)
+
+    def echo(self, ready: Container[int] | None = None) -> None:
+        """Print what it has printed by now, if anything is ready."""
+        for echo in self.echoes:
+            if ready is None or echo.descriptor in ready:
+                echo.read()
+
+    def interrupt(self) -> None:
+        """End the function that it runs."""
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        self.frames.close()
+        for echo in self.echoes:
+            echo.close()
+        os.close(self.pidfd)
+
+
+class Echo:
+    """A worker's stdout or stderr, line by line into this process's own."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.descriptor = descriptor
+        self._name = name
+        self._lines = Lines()
+        os.set_blocking(descriptor, False)
+
+    def read(self) -> None:
+        """Print the lines that have come."""
+        while True:
+            try:
+                data = os.read(self.descriptor, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._print(self._lines.feed(data))
+
+    def close(self) -> None:
+        self.read()
+        self._print(self._lines.finish())
+        os.close(self.descriptor)
+
+    def _print(self, lines: list[bytes]) -> None:
+        stream: TextIO | None = getattr(sys, self._name)  # now: it may have been replaced
+        if lines and stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it
+                stream.write(b"".join(lines).decode(errors="backslashreplace"))
+                stream.flush()

@@ -1,0 +1,52 @@
+"""Waiting for several workers at once: for what they say, what they print, and their end."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable
+
+from weft.engines.local.remote_worker import Worker
+
+Wants = dict[Worker, set[int]]
+
+
+class Watch:
+    """Some workers and their descriptors. Kept from call to call: registering them takes longer
+    than a short call."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._poll = select.poll()
+        self._owners: dict[int, Worker] = {}
+        for worker in workers:
+            self.add(worker)
+
+    def add(self, worker: Worker) -> None:
+        # answers first: with an answer is seen what was printed before it
+        for descriptor in worker.descriptors:
+            self._poll.register(descriptor, select.POLLIN)
+            self._owners[descriptor] = worker
+
+    def remove(self, worker: Worker) -> None:
+        for descriptor in worker.descriptors:
+            self._poll.unregister(descriptor)
+            del self._owners[descriptor]
+
+    def follow_sending(self, worker: Worker) -> None:
+        """Look also for when it takes more, if not everything was sent."""
+        more = select.POLLOUT if worker.frames.unsent else 0
+        self._poll.modify(worker.frames, select.POLLIN | more)
+
+    def wait(self, seconds: float) -> Wants:
+        """The workers that want something, each with the descriptors on which it does."""
+        found: Wants = {}
+        for descriptor, _ in self._poll.poll(seconds * 1000):
+            found.setdefault(self._owners[descriptor], set()).add(descriptor)
+        return found
+
+    def ended(self) -> list[Worker]:
+        """The workers that have ended by now."""
+        return [worker for worker, wants in self.wait(0).items() if worker.pidfd in wants]
+
+    def watches(self, workers: Iterable[Worker]) -> bool:
+        """Whether it is exactly these that it watches."""
+        return set(self._owners.values()) == set(workers)
