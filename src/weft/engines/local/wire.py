@@ -139,7 +139,7 @@ def pack_function(function: Callable[..., Any]) -> Packed:
         raise
     except Exception as error:
         packed.release()
-        raise _unpicklable(function, "the function", error) from error
+        raise _unpicklable(function, "fun", error) from error
     return packed
 
 
