@@ -8,6 +8,7 @@ are compared and kept, how each peer is started, and how its processes keep step
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import mmap
 import os
@@ -29,8 +30,13 @@ Row = Mapping[str, Sequence[float]]
 RESULTS = Path(__file__).parent / "results"
 LONGEST_JOB = 900.0  # seconds
 LONGEST_WAIT = 120.0  # seconds
-#: gloo and TensorPipe would look up this host's name, which may not resolve
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+#: gloo and TensorPipe would look up this host's name, which may not resolve; Ray would listen on
+#: every interface, unless it takes this for a system on which it has no clusters
+LOOPBACK = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 
 
 def interleaved(rounds: int, measures: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
@@ -87,6 +93,10 @@ def medians(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
     }
 
 
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Those of the packages that are installed."""
     return {
@@ -136,7 +146,7 @@ def under_nobody(
                 [sys.executable, str(script), *arguments, str(rank), str(ranks), meet],
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**environment(), **LOOPBACK, **(variables or {})},
+                env={**environment(), **(variables or {})},
             )
             for rank in range(ranks)
         ]
@@ -162,7 +172,7 @@ def printed(command: list[str]) -> str:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", **LOOPBACK}
 
 
 class Meeting:

@@ -30,7 +30,6 @@ Everything is float32: "all" is 10 M elements, "rows" are 1,000 distinct random 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import secrets
@@ -43,7 +42,7 @@ from pathlib import Path
 
 import peers
 import table_jobs
-from peers import shown
+from peers import installed, shown
 from table_jobs import ROWS, UPDATERS
 
 HERE = Path(__file__)
@@ -160,10 +159,6 @@ def measured(rounds: int, chosen: list[str], quick: bool) -> tuple[Results, list
         bytes_found = in_rounds(1, "memory", {"weft": partial(job, "memory", count, quick)})
         results["memory"] |= bytes_found["memory"]
     return results, skipped
-
-
-def installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def has_models() -> bool:
