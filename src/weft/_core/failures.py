@@ -30,7 +30,14 @@ def describe(error: BaseException) -> Failure:
         packed = cloudpickle.dumps(error) if isinstance(error, Exception) else None
     except Exception:  # whatever an exception's own pickling raises
         packed = None
-    return Failure(packed, type(error).__qualname__, str(error), text)
+    return Failure(packed, type(error).__qualname__, _message(error), text)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own __str__ is wrong; that must not hide what went wrong
+        return "<its __str__ raises>"
 
 
 def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
