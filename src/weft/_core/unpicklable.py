@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,12 +41,17 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _closed_over(value)
+    elif isinstance(value, functools.partial):
+        yield from ((f".{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
     elif not isinstance(value, (type, types.ModuleType)):
         yield from ((f".{name}", part) for name, part in _attributes(value).items())
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    slots: list[str] = []
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        slots += [names] if isinstance(names, str) else names
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
 
@@ -54,7 +60,8 @@ def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """What a function takes along: its closure, its defaults and the globals it names."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
-        yield f".{name}", cell.cell_contents
+        if cell != types.CellType():  # an empty one
+            yield f".{name}", cell.cell_contents
     for index, default in enumerate(function.__defaults__ or ()):
         yield f".__defaults__[{index}]", default
     for name in function.__code__.co_names:
