@@ -53,7 +53,7 @@ def cut(array: Array, parts: int) -> list[Part]:
 
 def paste(parts: Sequence[Part], results: Sequence[object]) -> Array:
     """The parts' results as one array, joined along the last axis."""
-    arrays = [np.asanyarray(result) for result in results]
+    arrays = [_as_array(part, result) for part, result in zip(parts, results, strict=True)]
     for part, array in zip(parts, arrays, strict=True):
         columns = part.stop - part.start
         if array.ndim == 0 or array.shape[-1] != columns:
@@ -68,7 +68,24 @@ def paste(parts: Sequence[Part], results: Sequence[object]) -> Array:
                 f"{parts[0].start} to {parts[0].stop - 1}, {_described(array)} for columns "
                 f"{part.start} to {part.stop - 1}; expected the same shape but for the last axis"
             )
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
+    if len(arrays) == 1:
+        return arrays[0]
+    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        # np.concatenate would lose the masks
+        joined: Array = np.ma.concatenate(arrays, axis=-1)  # type: ignore[no-untyped-call]
+        return joined
+    return np.concatenate(arrays, axis=-1)
+
+
+def _as_array(part: Part, result: object) -> Array:
+    try:
+        return np.asanyarray(result)
+    except ValueError as error:  # lists of different lengths
+        raise InvalidValue(
+            f"the function got columns {part.start} to {part.stop - 1} and returned a "
+            f"{type(result).__name__} that is no array ({error}); expected one result for each "
+            f"column: a last axis of {part.stop - part.start}"
+        ) from None
 
 
 def _described(array: Array) -> str:
