@@ -1,0 +1,117 @@
+"""Arrays cut along their last axis, and pasted together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from weft._core.columns import check_columns, cut, paste
+from weft._core.elements import Array
+from weft.errors import InvalidType, InvalidValue
+
+arrays = st.builds(
+    lambda array, dtype: array.astype(dtype),
+    hnp.arrays(np.int8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=9)),
+    st.sampled_from([np.float64, np.float32, np.int32, np.complex64, np.bool_]),
+)
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_parts_are_even_and_never_a_single_column(columns: int, workers: int) -> None:
+    """Parts follow each other, cover all, differ by one column at most, have at least two."""
+    parts = cut(np.zeros((3, columns)), workers)
+    assert 1 <= len(parts) <= workers
+    assert (parts[0].start, parts[-1].stop) == (0, columns)
+    assert all(left.stop == right.start for left, right in zip(parts, parts[1:], strict=False))
+    widths = [part.stop - part.start for part in parts]
+    assert max(widths) - min(widths) <= 1
+    assert min(widths) >= min(2, columns)
+    assert len(parts) == min(workers, max(1, columns // 2))
+
+
+@given(arrays, st.integers(1, 12))
+def test_an_elementwise_function_gives_the_same_bits(array: Array, workers: int) -> None:
+    """What is computed from the parts and pasted together is what is computed from the whole."""
+    parts = cut(array, workers)
+    pasted = paste(parts, [part.view() * part.view() for part in parts])
+    assert pasted.dtype == (array * array).dtype
+    assert pasted.tobytes() == np.ascontiguousarray(array * array).tobytes()
+    assert pasted.shape == array.shape
+
+
+@given(arrays, st.integers(1, 6), st.integers(0, 3))
+def test_results_may_have_any_leading_axes(array: Array, workers: int, leading: int) -> None:
+    """Only the last axis has to be as long as the part's."""
+
+    def fun(x: Array) -> Array:
+        last = x.reshape(-1, x.shape[-1]).any(axis=0)
+        return np.broadcast_to(last, (*range(2, 2 + leading), x.shape[-1]))
+
+    parts = cut(array, workers)
+    assert np.array_equal(paste(parts, [fun(part.view()) for part in parts]), fun(array))
+
+
+def test_a_part_is_a_view_with_the_strides_of_the_whole() -> None:
+    """Nothing is copied, and NumPy takes the same way through it, in either order."""
+    for array in (
+        np.zeros((4, 10)),
+        np.asfortranarray(np.zeros((4, 10))),
+        np.zeros((4, 20))[:, ::2],
+    ):
+        for part in cut(array, 3):
+            assert np.shares_memory(part.view(), array)
+            assert part.view().strides == array.strides
+
+
+def test_results_that_are_lists_are_pasted() -> None:
+    """A function may return what NumPy can read."""
+    parts = cut(np.arange(4.0), 2)
+    assert paste(parts, [[1, 2], (3, 4)]).tolist() == [1, 2, 3, 4]
+
+
+def test_arrays_that_cannot_be_cut_are_refused() -> None:
+    """The message shows the array without axes, or the shape without columns."""
+    with pytest.raises(
+        InvalidType, match=r"without axes, array\(3\); expected a list, or an array"
+    ):
+        check_columns(np.array(3))
+    with pytest.raises(InvalidValue, match=r"shape \(5, 0\), which has no columns; expected one"):
+        check_columns(np.zeros((5, 0)))
+    check_columns(np.zeros((0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ([np.zeros(3), np.zeros(3)], ["columns 3 to 4", "(2, 2)", "shape (3,)", "last axis of 2"]),
+        ([7.0, np.zeros(2)], ["columns 0 to 2", "a single value", "last axis of 3"]),
+        ([None, np.zeros(2)], ["columns 0 to 2", "a single value", "last axis of 3"]),
+        ([np.zeros((3, 2)), np.zeros(2)], ["columns 0 to 2", "(3, 2)", "last axis of 3"]),
+        (
+            [np.zeros((4, 3)), np.zeros((5, 2))],
+            ["(4, 3) for columns 0 to 2", "(5, 2) for columns 3 to 4", "the same shape"],
+        ),
+        ([np.zeros(3), np.zeros((1, 2))], ["(3,)", "(1, 2)", "the same shape"]),
+        ([[[1, 2, 3], [1]], np.zeros(2)], ["columns 0 to 2", "last axis of 3"]),
+    ],
+    ids=["longer", "number", "None", "transposed", "leading", "axes", "ragged"],
+)
+def test_results_that_do_not_fit_are_refused(results: list[Any], words: list[str]) -> None:
+    """The message names the columns, what the function got and returned, and what was expected."""
+    with pytest.raises(InvalidValue) as caught:
+        paste(cut(np.zeros((2, 5)), 2), results)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_masks_are_kept() -> None:
+    """A masked array keeps its mask on the way through cut and paste."""
+    masked = np.ma.masked_less(np.arange(10.0), 4)
+    parts = cut(masked, 3)
+    pasted = paste(parts, [part.view() + 1 for part in parts])
+    assert np.ma.getmaskarray(pasted).tolist() == masked.mask.tolist()
+    assert pasted.sum() == (masked + 1).sum()

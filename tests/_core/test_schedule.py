@@ -1,0 +1,228 @@
+"""Which items are run next, and how many at once: whole runs, simulated."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft._core.schedule import Batch, Schedule
+
+#: what sending a batch costs, as measured on one machine
+OVERHEAD = 0.0001
+
+
+@dataclass
+class Simulated:
+    """Workers with a clock of their own; `run` carries out a schedule to its end."""
+
+    workers: int
+    #: how long an item takes
+    duration: Callable[[Any], float]
+    #: whether a worker dies now that it begins the item of this index
+    dies: Callable[[int], bool] = lambda index: False
+    size: Callable[[Any], int] = lambda item: 0
+    results: dict[int, Any] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    end: float = 0.0
+
+    def run(self, items: Iterable[Any], *, retries: int = 0) -> Simulated:
+        schedule = Schedule(items, self.workers, retries=retries)
+        number = itertools.count()
+        busy: list[tuple[float, int, Batch, int | None, float]] = []
+        idle, now = self.workers, 0.0
+        while True:
+            while idle and (batch := schedule.next()) is not None:
+                idle -= 1
+                self.batches.append(batch)
+                lost, seconds = self._try(batch)
+                heapq.heappush(busy, (now + OVERHEAD + seconds, next(number), batch, lost, seconds))
+            if not busy:
+                return self
+            now, _, batch, lost, seconds = heapq.heappop(busy)
+            idle += 1
+            self.end = now
+            if lost is None:
+                assert not self.results.keys() & set(_indices(batch))
+                self.results.update(zip(_indices(batch), batch.items, strict=True))
+                schedule.done(batch, seconds, sum(map(self.size, batch.items)))
+            elif not schedule.lost(batch, lost):
+                self.failed.append(lost)
+
+    def _try(self, batch: Batch) -> tuple[int | None, float]:
+        """In which item the worker dies, if it does, and how long it was at work."""
+        seconds = 0.0
+        for index, item in zip(_indices(batch), batch.items, strict=True):
+            self.begun[index] = self.begun.get(index, 0) + 1
+            if self.dies(index):
+                return index, seconds
+            seconds += self.duration(item)
+        return None, seconds
+
+
+def _indices(batch: Batch) -> range:
+    return range(batch.first, batch.first + len(batch.items))
+
+
+durations = st.lists(st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 3.0]), max_size=60)
+
+
+@given(durations, st.integers(1, 5), st.booleans())
+def test_every_item_runs_once_in_consecutive_batches(
+    seconds: list[float], workers: int, known: bool
+) -> None:
+    """Without losses each item is in one batch, under its own index, however long items take."""
+    items = list(enumerate(seconds))
+    run = Simulated(workers, lambda item: item[1]).run(items if known else iter(items))
+    assert run.results == dict(enumerate(items))
+    assert [index for batch in run.batches for index in _indices(batch)] == list(range(len(items)))
+
+
+@given(
+    durations,
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.dictionaries(st.integers(0, 59), st.integers(1, 6), max_size=10),
+)
+def test_a_lost_item_runs_again_as_often_as_asked(
+    seconds: list[float], workers: int, retries: int, deaths: dict[int, int]
+) -> None:
+    """An item that loses its worker more than `retries` times has failed; all others come out."""
+    items = list(enumerate(seconds))
+    run = Simulated(workers, lambda item: item[1], _dying(deaths)).run(items, retries=retries)
+    hopeless = {index for index, times in deaths.items() if times > retries and index < len(items)}
+    assert sorted(run.failed) == sorted(hopeless)
+    assert run.results == {i: item for i, item in enumerate(items) if i not in hopeless}
+
+
+def _dying(deaths: dict[int, int]) -> Callable[[int], bool]:
+    """Each item loses its worker so many times, then never again."""
+    left = dict(deaths)
+
+    def dies(index: int) -> bool:
+        left[index] = left.get(index, 0) - 1
+        return left[index] >= 0
+
+    return dies
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_an_item_that_always_kills_runs_retries_plus_one_times(retries: int) -> None:
+    """The item that kills is tried so often and no more, the others are not charged for it."""
+    run = Simulated(2, lambda item: 0.0, lambda index: index == 700)
+    run.run(range(1000), retries=retries)
+    assert run.begun[700] == retries + 1
+    assert run.failed == [700]
+    assert len(run.results) == 999
+
+
+def test_a_lost_batch_is_cut_at_the_item_that_lost_it() -> None:
+    """Those before it lost their results, those after never ran: both run again, it by itself."""
+    schedule = Schedule([], 1, retries=1)
+    batch = Batch(10, list("abcde"))
+    assert schedule.lost(batch, 12)
+    assert [schedule.next() for _ in range(4)] == [
+        Batch(10, ["a", "b"]),
+        Batch(12, ["c"]),
+        Batch(13, ["d", "e"]),
+        None,
+    ]
+    assert not schedule.lost(Batch(12, ["c"]), 12)
+    assert schedule.next() is None
+
+
+def test_a_batch_can_be_taken_apart() -> None:
+    """What could not be sent together is given out one item at a time, under the same indices."""
+    schedule = Schedule([], 1)
+    schedule.one_by_one(Batch(3, ["a", "b"]))
+    assert [schedule.next(), schedule.next()] == [Batch(3, ["a"]), Batch(4, ["b"])]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("seconds", [0.0, 1e-7, 1e-6, 1e-5])
+def test_tiny_items_are_batched(seconds: float, known: bool) -> None:
+    """Sending costs less than a tenth of what it would for ten thousand tiny items one by one."""
+    items: Iterable[int] = range(10_000) if known else iter(range(10_000))
+    run = Simulated(2, lambda item: seconds).run(items)
+    assert len(run.batches) < 200
+    assert len(run.results) == 10_000
+
+
+def test_long_items_are_sent_one_at_a_time() -> None:
+    """Items of some milliseconds wait for nobody: each is a batch of its own."""
+    run = Simulated(3, lambda item: 0.005).run(iter(range(100)))
+    assert {len(batch.items) for batch in run.batches} == {1}
+
+
+def test_a_batch_does_not_hold_many_bytes() -> None:
+    """However short, items with large arrays are sent few at a time."""
+    run = Simulated(2, lambda item: 0.0, size=lambda item: 1 << 20).run(range(500))
+    assert max(len(batch.items) for batch in run.batches) <= 4
+
+
+def test_items_that_turn_long_are_soon_sent_singly() -> None:
+    """After many short ones, no batch holds more than a few of those that take long."""
+    run = Simulated(2, lambda item: 1e-5 if item < 2000 else 0.05).run(range(2400))
+    long = [len(batch.items) for batch in run.batches if batch.first >= 2000]
+    assert sum(long[:3]) <= 400
+    assert set(long[-40:]) == {1}
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.3, 1.0, 2.0]))
+def test_uneven_items_end_together(seed: int, workers: int, spread: float) -> None:
+    """200 items of any lengths take a tenth more than the best possible schedule at most, but for
+    a long one that comes last: that it is long nobody can know before it has run."""
+    random = Random(seed)
+    seconds = [0.02 * random.lognormvariate(0, spread) for _ in range(200)]
+    run = Simulated(workers, lambda item: item).run(seconds)
+    assert run.end <= 1.1 * sum(seconds) / workers + max(seconds[-2 * workers :])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("order", ["mixed", "longest first", "shortest first"])
+def test_two_hundred_uneven_items_are_within_a_tenth_of_the_best(order: str, workers: int) -> None:
+    """Lengths from half a millisecond to a hundred times that, as in the benchmark."""
+    seconds = [0.0005 * 100 ** ((index * 89 % 200) / 200) for index in range(200)]
+    if order != "mixed":
+        seconds.sort(reverse=order == "longest first")
+    run = Simulated(workers, lambda item: item).run(seconds)
+    assert run.end <= 1.1 * sum(seconds) / workers
+
+
+def test_nothing_is_drawn_before_a_worker_is_free() -> None:
+    """A generator is asked only for what is given out at once."""
+    drawn = []
+
+    def items() -> Iterator[int]:
+        for index in range(1000):
+            drawn.append(index)
+            yield index
+
+    schedule = Schedule(items(), 2)
+    assert drawn == []
+    first, second = schedule.next(), schedule.next()
+    assert drawn == [0, 1]
+    assert first == Batch(0, [0])
+    assert second is not None
+    schedule.done(second, 0.1, 0)
+    assert schedule.next() == Batch(2, [2])
+    assert len(drawn) == 3
+
+
+def test_the_total_is_known_when_it_can_be() -> None:
+    """A list has one from the beginning, a generator when it has ended."""
+    assert Schedule([1, 2, 3], 2).total == 3
+    schedule = Schedule(iter([1]), 2)
+    assert schedule.total is None
+    schedule.next()
+    assert schedule.next() is None
+    assert schedule.total == 1
