@@ -71,7 +71,10 @@ class LocalTeam(Team):
     def run(self, job: Job) -> Generator[Finished, None, None]:
         running = _Run(job, self._workers, *self._workers.lend(self._wanted, self._threads))
         try:
-            yield from running.steps()
+            for part in running.steps():
+                yield part
+                if part.failures and not job.keep_going:
+                    return
         finally:
             running.end()
 
