@@ -43,6 +43,7 @@ class Packed:
         self._references: list[Any] = []
         #: what each large array became, should a second pickler come across it
         self._reduced: dict[int, tuple[Any, Any]] = {}
+        self._held: list[Any] = []
 
     @cached_property
     def digest(self) -> bytes:
@@ -53,11 +54,17 @@ class Packed:
         """Whether it is of use only as long as the memory that it refers to is there."""
         return bool(self._references)
 
+    def hold(self) -> None:
+        """Keep the memory for as long as this object lives, not until somebody has attached it."""
+        self._held = [blocks.attach(reference) for reference in self._references]
+        self._reduced.clear()
+
     def release(self) -> None:
         """Give up what nobody has attached yet: it will not be."""
         for reference in self._references:
             blocks.unpin(reference)
         self._reduced.clear()
+        self._held.clear()
 
     def dump(self, value: Any) -> None:
         """Pickle a value by pickle's own pickler."""
@@ -115,13 +122,15 @@ def pack(items: list[Any], first: int, name: str = "items") -> Packed:
         raise
     except Exception:  # a class's own pickling may raise anything
         packed.payload = b""
-    try:
-        packed.dump_by_value(items)
-    except WeftError:
+    except BaseException:  # an interrupt: nobody will attach what is pinned by now
         packed.release()
         raise
-    except Exception as error:
+    try:
+        packed.dump_by_value(items)
+    except BaseException as error:
         packed.release()
+        if isinstance(error, WeftError) or not isinstance(error, Exception):
+            raise
         for index, item in enumerate(items, first):
             if not _pickles(item):
                 raise _unpicklable(item, f"{name}[{index}]", error) from error
@@ -130,15 +139,15 @@ def pack(items: list[Any], first: int, name: str = "items") -> Packed:
 
 
 def pack_function(function: Callable[..., Any]) -> Packed:
-    """A function ready to be sent. Raises InvalidType."""
+    """A function ready to be sent to any number of workers. Raises InvalidType."""
     packed = Packed()
     try:
         packed.dump_by_value(function)
-    except WeftError:
+        packed.hold()
+    except BaseException as error:
         packed.release()
-        raise
-    except Exception as error:
-        packed.release()
+        if isinstance(error, WeftError) or not isinstance(error, Exception):
+            raise
         raise _unpicklable(function, "fun", error) from error
     return packed
 
