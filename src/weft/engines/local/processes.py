@@ -58,11 +58,11 @@ def open_pidfd(process: Process) -> int:
     return pidfd
 
 
-def readable(descriptor: int) -> bool:
+def readable(descriptor: int, seconds: float = 0.0) -> bool:
     """Whether there is something to read; of a pidfd: whether the process has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(seconds * 1000))
 
 
 def peek_end(pid: int) -> int:

@@ -19,6 +19,8 @@ from weft.engines.local.wire import Packed
 
 #: functions that a worker keeps
 _FUNCTIONS = 64
+#: bytes of its output at once, as many as a pipe holds, and how often without a look at the others
+_READ, _READS = 1 << 16, 16
 
 
 class Worker:
@@ -76,11 +78,11 @@ class Worker:
             replay(message)
         return cast("Done | Unreadable | Stopped | None", message)
 
-    def echo(self, ready: Container[int] | None = None) -> None:
-        """Print what it has printed by now, if anything is ready."""
-        for echo in self.echoes:
-            if ready is None or echo.descriptor in ready:
-                echo.read()
+    def echo(self, ready: Container[int] | None = None) -> list[int]:
+        """Print what it has printed by now, if anything is ready; the descriptors that are at
+        their end."""
+        asked = [echo for echo in self.echoes if ready is None or echo.descriptor in ready]
+        return [echo.descriptor for echo in asked if not echo.read()]
 
     def interrupt(self) -> None:
         """End the function that it runs."""
@@ -90,14 +92,17 @@ class Worker:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
+        """Once or several times: an interrupt may have come in the middle."""
         self.frames.close()
         for echo in self.echoes:
             echo.close()
-        os.close(self.pidfd)
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 class Echo:
@@ -109,21 +114,28 @@ class Echo:
         self._lines = Lines()
         os.set_blocking(descriptor, False)
 
-    def read(self) -> None:
-        """Print the lines that have come."""
-        while True:
+    def read(self) -> bool:
+        """Print the lines that have come; whether there may be more to come.
+
+        Not for as long as somebody prints without a pause: the others want to be heard too.
+        """
+        for _ in range(_READS):
             try:
-                data = os.read(self.descriptor, 1 << 16)
+                data = os.read(self.descriptor, _READ)
             except BlockingIOError:
-                return
+                return True
             if not data:
-                return
+                return False
             self._print(self._lines.feed(data))
+        return True
 
     def close(self) -> None:
-        self.read()
-        self._print(self._lines.finish())
-        os.close(self.descriptor)
+        """Once or several times."""
+        if self.descriptor >= 0:
+            self.read()
+            self._print(self._lines.finish())
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
 
     def _print(self, lines: list[bytes]) -> None:
         stream: TextIO | None = getattr(sys, self._name)  # now: it may have been replaced

@@ -28,8 +28,17 @@ class Watch:
 
     def remove(self, worker: Worker) -> None:
         for descriptor in worker.descriptors:
-            self._poll.unregister(descriptor)
-            del self._owners[descriptor]
+            if descriptor in self._owners:
+                self._forget(descriptor)
+
+    def echo(self, worker: Worker, ready: set[int]) -> None:
+        """Print what it has printed by now, if anything is ready."""
+        for descriptor in worker.echo(ready):  # its function has closed it: it would always be
+            self._forget(descriptor)
+
+    def _forget(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        del self._owners[descriptor]
 
     def follow_sending(self, worker: Worker) -> None:
         """Look also for when it takes more, if not everything was sent."""
