@@ -20,24 +20,26 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from weft._core.elements import Array
-from weft._core.failures import restore
+from weft._core.failures import Failure, restore
 from weft._core.messages import Ended
 from weft._core.schedule import Batch, Schedule
 from weft._core.work import Done, Finished, Job, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.local.channel import Closed
-from weft.engines.local.processes import end_as_text
+from weft.engines.local.processes import end_as_text, readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.memory import amount
-from weft.errors import Cancelled, Loss, Stalled, WorkerLost
+from weft.errors import Cancelled, InvalidType, Loss, SegmentGone, Stalled, WorkerLost
 
 #: seconds that an interrupted function has to end
 _GRACE = 0.3
 #: seconds between two looks at whether a job was cancelled
 _LOOK = 0.05
+#: an item that was ended by a SIGINT that did not come from here, or that raised this itself
+_INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "KeyboardInterrupt")
 
 
 class LocalTeam(Team):
@@ -112,22 +114,31 @@ class _Run:
 
     def end(self) -> None:
         """Give the workers back; end what still runs."""
+        try:
+            if self._busy:
+                self._interrupt()
+        finally:  # also when the user is impatient, and interrupts this too
+            for worker in self._busy:
+                worker.kill()
+            for worker in list(self._busy):
+                self._drop(worker)
+            rested = [*self._idle, *self._served]
+            for worker in rested:
+                worker.echo()
+            self._workers.give_back(rested, self._watch)
+
+    def _interrupt(self) -> None:
+        """Have those functions end that do so in time."""
         for worker in self._busy:
             worker.interrupt()
+        watch = Watch(self._busy)
         deadline = time.monotonic() + _GRACE
         while self._busy and (remaining := deadline - time.monotonic()) > 0:
-            for worker in self._watch.wait(remaining):
-                self._dismiss(worker)
-        for worker in self._busy:
-            self._watch.remove(worker)
-            self._workers.end(worker)
-        for task in self._busy.values():
-            task.packed.release()
-        self._busy.clear()
-        rested = [*self._idle, *self._served]
-        for worker in rested:
-            worker.echo()
-        self._workers.give_back(rested, self._watch)
+            for worker, events in watch.wait(remaining).items():
+                watch.echo(worker, events)
+                self._dismiss(worker, events)
+                if worker not in self._busy:
+                    watch.remove(worker)
 
     # giving out
 
@@ -177,41 +188,49 @@ class _Run:
                 return wants
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
-        worker.echo(events)
-        message = self._receive(worker) if worker.frames.fileno() in events else None
+        self._watch.echo(worker, events)
+        message = None
+        lost = worker.pidfd in events
+        if worker.frames.fileno() in events:
+            try:
+                message = self._receive(worker)
+            except Closed:  # it has ended, or its function has closed what it could answer by
+                lost = True
         if message is not None:
             yield from self._take(worker, message)
-        elif worker.pidfd in events:
+        elif lost:
             yield from self._lose(worker)
 
     def _receive(self, worker: Worker) -> Done | Unreadable | Stopped | None:
-        """What a worker says, if all of it is there."""
-        try:
-            if worker.frames.unsent and worker.frames.flush():
-                self._watch.follow_sending(worker)
-            return worker.receive()
-        except Closed:
-            return None  # its pidfd says so too
+        """What a worker says, if all of it is there. Raises Closed."""
+        if worker.frames.unsent and worker.frames.flush():
+            self._watch.follow_sending(worker)
+        return worker.receive()
 
     # taking back
 
     def _take(
         self, worker: Worker, message: Done | Unreadable | Stopped
     ) -> Generator[Finished, None, None]:
-        if isinstance(message, Stopped):  # by a SIGINT from somebody else
-            worker.kill()
-            return
-        batch, packed = self._busy.pop(worker)
-        (self._served if self._job.one_each else self._idle).append(worker)
+        batch, packed = self._busy[worker]
+        if isinstance(message, Stopped):
+            message = Unreadable(_INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
             packed.release()
+            self._free(worker)
             if len(batch.items) > 1 and not message.about_function:
                 self._schedule.one_by_one(batch)
                 return
-            error = restore(message.failure, str(worker), batch.first)
-            yield self._finished(worker, batch, [None] * len(batch.items), {batch.first: error})
+            which = range(batch.first, batch.first + len(batch.items))
+            errors = {item: restore(message.failure, str(worker), item) for item in which}
+            yield self._finished(worker, batch, [None] * len(batch.items), errors)
             return
-        values = load(message.values)
+        try:
+            values = load(message.values)
+        except Exception as error:  # a class's own unpickling may raise anything
+            yield from self._not_loaded(worker, message, error)
+            return
+        self._free(worker)
         errors = {
             batch.first + position: restore(failure, str(worker), batch.first + position)
             for position, failure in message.failures
@@ -223,6 +242,33 @@ class _Run:
             received=len(message.values) + message.shared,
         )
 
+    def _free(self, worker: Worker) -> None:
+        """Its answer is here, and whole."""
+        (self._served if self._job.one_each else self._idle).append(worker)
+        del self._busy[worker]
+
+    def _not_loaded(
+        self, worker: Worker, message: Done, error: Exception
+    ) -> Generator[Finished, None, None]:
+        """Its results cannot be loaded: it ended before their memory was here, or they cannot."""
+        if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
+            yield from self._lose(worker)
+            return
+        batch = self._busy[worker].batch
+        if message.shared:  # what else it has sent stays pinned there
+            self._replace(worker)
+        else:
+            self._free(worker)
+        if len(batch.items) > 1:
+            self._schedule.one_by_one(batch)
+            return
+        failed = InvalidType(
+            f"the result of item {batch.first} has come and cannot be unpickled here: "
+            f"{type(error).__name__}: {error}"
+        )
+        failed.__cause__ = error
+        yield self._finished(worker, batch, [None], {batch.first: failed})
+
     @staticmethod
     def _finished(
         worker: Worker, batch: Batch, values: list[Any], errors: dict[int, Exception]
@@ -230,13 +276,13 @@ class _Run:
         return Finished(batch.first, values, errors, worker.number, worker.pid, 0.0, 0, 0)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
-        """A worker has ended: have another in its place, and its items run again or failed."""
-        task = self._busy.pop(worker, None)
-        ended = self._replace(worker)
+        """A worker has ended: have its items run again, or failed."""
+        task = self._busy.get(worker)
         if task is None:
+            self._drop(worker)
             return
-        batch, packed = task
-        packed.release()
+        batch = task.batch
+        ended = self._replace(worker)
         item = ended.item if ended is not None else -1
         if not batch.first <= item < batch.first + len(batch.items):
             item = batch.first  # it had not begun any of these
@@ -256,33 +302,40 @@ class _Run:
 
     def _replace(self, worker: Worker) -> Ended | None:
         """Have a fresh worker in the place of one that has ended; how that was."""
+        ended = self._drop(worker)
+        fresh = self._workers.replace(worker)
+        self._idle.append(fresh)
+        self._watch.add(fresh)
+        return ended
+
+    def _drop(self, worker: Worker) -> Ended | None:
+        """End a worker, if it has not ended; how it did."""
+        worker.kill()
         self._watch.remove(worker)
+        task = self._busy.pop(worker, None)
+        if task is not None:
+            task.packed.release()
         for rested in (self._idle, self._served):
             if worker in rested:
                 rested.remove(worker)
-        ended = self._workers.end(worker)
-        fresh = self._workers.replace(worker)
-        self._watch.add(fresh)
-        self._idle.append(fresh)
-        return ended
+        return self._workers.end(worker)
 
-    def _dismiss(self, worker: Worker) -> None:
+    def _dismiss(self, worker: Worker, events: set[int]) -> None:
         """After an interrupt: the worker has stopped, has finished in time, or has ended."""
-        if worker not in self._busy:
-            return
-        worker.echo()
         try:
             if worker.frames.unsent or worker.frames.broken:
-                return  # it has not all of its items, or what it says cannot be understood
+                raise Closed("it has not all of its items, or cannot be understood")
             message = worker.receive()
-        except Closed:
+            if isinstance(message, Done):
+                load(message.values)  # takes the arrays over, and gives them back
+        except Exception:  # see `_take`
+            self._drop(worker)
             return
-        if message is None:
-            return
-        if isinstance(message, Done):
-            load(message.values)  # takes the arrays over, and gives them back
-        self._busy.pop(worker).packed.release()
-        self._idle.append(worker)
+        if message is not None:
+            self._busy[worker].packed.release()
+            self._free(worker)
+        elif worker.pidfd in events:
+            self._drop(worker)
 
     def _stalled(self) -> Stalled:
         where = "\n".join(
