@@ -3,6 +3,9 @@ test_collectives.py and test_tables.py have the rest).
 
 Whatever happens to one rank, wherever: the others get the right error in time or finish, nobody
 hangs, the exit code is right, and (by the fixture in conftest) nothing is left.
+
+`make test` has every point with every action and every point with every size, but not every action
+with every size; those are left to `make soak`.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import json
 import os
 import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,37 +87,75 @@ EARLY = ("join.start", "join.sent", "join.mapped")
 CODES = {"kill": 137, "segv": 139, "exit": 7, "raise": 1}
 
 
-CASES = [
-    (point, size)
-    for point in faults.POINTS
-    for size in ([3] if point.startswith(("collective", "table")) else [2, 3, 4])
-]
+#: what happens to a rank, by the test that has it happen
+KINDS = (("kill", "segv"), ("exit=7", "raise"), ("delay=0.3",), ("stop",))
 
 
-@pytest.mark.parametrize("actions", [("kill", "segv"), ("exit=7", "raise")], ids=" and ".join)
-@pytest.mark.parametrize(("point", "size"), CASES)
-def test_one_rank_ends(point: str, actions: tuple[str, ...], size: int, tmp_path: Path) -> None:
+def sizes_of(point: str) -> tuple[int, ...]:
+    return (3,) if point.startswith(("collective", "table")) else (2, 3, 4)
+
+
+def size_in_make_test(point: str, kind: int) -> int:
+    """From one kind to the next the sizes of a point take turns, and so they do from one point to
+    the next."""
+    sizes = sizes_of(point)
+    return sizes[(faults.POINTS.index(point) + kind) % len(sizes)]
+
+
+def cases(*kinds: int) -> list[Any]:
+    """Point, size and actions; marked if `make soak` has them."""
+    return [
+        pytest.param(
+            point,
+            size,
+            KINDS[kind],
+            marks=() if size == size_in_make_test(point, kind) else pytest.mark.soak,
+            id=f"{point}-{size}-{' and '.join(KINDS[kind])}",
+        )
+        for point in faults.POINTS
+        for size in sizes_of(point)
+        for kind in kinds
+    ]
+
+
+def test_every_point_has_every_size_in_make_test() -> None:
+    """Every action it has, as each kind has one size of it; and each kind has every size."""
+    kinds = range(len(KINDS))
+    for point in faults.POINTS:
+        assert {size_in_make_test(point, kind) for kind in kinds} == set(sizes_of(point))
+    for kind in kinds:
+        assert {size_in_make_test(point, kind) for point in faults.POINTS} == {2, 3, 4}
+    assert {action.partition("=")[0] for kind in KINDS for action in kind} == set(faults.ACTIONS)
+
+
+@pytest.mark.parametrize(("point", "size", "actions"), cases(0, 1))
+def test_one_rank_ends(point: str, size: int, actions: tuple[str, ...], tmp_path: Path) -> None:
     """A rank that ends at any point, in any way, never hangs or confuses the others. They are told
-    long before a deadline, or the launcher would end them; so two jobs may run side by side."""
+    long before a deadline, or the launcher would end them; so two jobs may run side by side. The
+    exit code also shows that the program has come to the point."""
     with contextlib.ExitStack() as stack:
         jobs = [Job(point, action, size, tmp_path / action, timeout=20) for action in actions]
         _check([stack.enter_context(job) for job in jobs])
 
 
-@pytest.mark.parametrize(("point", "size"), CASES)
-def test_one_rank_is_late(point: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("point", "size", "actions"), cases(2))
+def test_one_rank_is_late(point: str, size: int, actions: tuple[str, ...], tmp_path: Path) -> None:
     """Nor does one that is late, within the deadline."""
-    with Job(point, "delay=0.3", size, tmp_path, timeout=1) as job:
+    (delay,) = actions
+    with Job(point, delay, size, tmp_path, timeout=1) as job:
         _check([job])
 
 
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_one_rank_is_stopped(size: int, tmp_path: Path) -> None:
+def test_one_rank_is_stopped(size: int, rest: bool, tmp_path: Path) -> None:
     """Nor does one that is stopped. These jobs do little but wait for deadlines: each starts when
     the rank of the one before has stopped, so that no two are busy at once."""
     with contextlib.ExitStack() as stack:
         jobs = []
-        for point in (point for point, of in CASES if of == size):
+        for point in (point for point in faults.POINTS if size in sizes_of(point)):
+            if rest == (size_in_make_test(point, kind=3) == size):
+                continue
             before = _stopped()
             job = stack.enter_context(Job(point, "stop", size, tmp_path / point, timeout=1))
             jobs.append(job)
@@ -232,25 +273,6 @@ def _check_errors(
 
 def _stopped() -> set[int]:
     return {pid for pid, text in marked_processes().items() if text.startswith("T")}
-
-
-def test_the_program_passes_every_point(tmp_path: Path) -> None:
-    """The walk above would be empty at a point that its program does not reach."""
-
-    def end_at(point: str) -> int:
-        folder = tmp_path / point
-        folder.mkdir()
-        done = subprocess.run(
-            _line(point, 3, 5, folder),
-            env=_environment(point, "*:exit=42"),
-            capture_output=True,
-            timeout=30,
-        )
-        return done.returncode
-
-    with ThreadPoolExecutor(2) as pool:
-        codes = dict(zip(faults.POINTS, pool.map(end_at, faults.POINTS), strict=True))
-    assert codes == dict.fromkeys(faults.POINTS, 42)
 
 
 def test_every_point_stands_in_the_source() -> None:
