@@ -50,9 +50,21 @@ def _leavings(temporary: Path) -> set[str]:
     processes = marked_processes()
     found = {f"process {pid}: {text}" for pid, text in processes.items()}
     found |= {f"thread {thread.name}" for thread in threading.enumerate()}
-    found |= {f"shared memory {name}" for name in os.listdir("/dev/shm")}
+    found |= {f"shared memory {name}" for name in _shared_memory(processes)}
     found |= {f"temporary file {name}" for name in os.listdir(temporary)}
     return found | {f"socket {name}" for name in _own_sockets(processes)}
+
+
+def _shared_memory(processes: Iterable[int]) -> set[str]:
+    """Files in /dev/shm, but for what other programs have in use there; folders are no memory."""
+    found = {entry.name for entry in os.scandir("/dev/shm") if entry.is_file()}
+    own = {os.getpid(), *processes}
+    for folder in Path("/proc").iterdir() if found else ():
+        if folder.name.isdigit() and int(folder.name) not in own:
+            with contextlib.suppress(OSError):
+                lines = (folder / "maps").read_text().splitlines()
+                found -= {line.rpartition("/dev/shm/")[2] for line in lines}
+    return found
 
 
 def _own_sockets(processes: Iterable[int]) -> set[str]:
