@@ -13,18 +13,23 @@ PIP := $(BIN)/python -m pip install --quiet
 PORTABLE := tests/_api/test_sharing.py tests/contracts tests/engines/local/test_locks.py \
 	tests/engines/local/test_meeting.py tests/failures/test_fork.py
 
-.PHONY: demo test lint types pure portable soak bench clean
+# What measures no times and can wait for its turn, the longest first; what is not named here, such
+# as tests/engines and tests/failures, has the machine to itself.
+BESIDE := tests/contracts tests/_api tests/test_examples.py tests/_core tests/adapters tests/seeds \
+	tests/test_doctor.py tests/test_documents.py tests/engines/local/test_random_collectives.py \
+	tests/test_launched_by_others.py tests/test_package.py
+
+.PHONY: demo test lint types portable soak bench clean $(BESIDE)
 
 demo: .venv/core
 	$(BIN)/python examples/demo.py
 
-# what needs no other process, or does not mind waiting for its turn, first and two at a time
 test: .venv/test
-	$(MAKE) -j2 --output-sync=target lint types pure portable
-	$(BIN)/python -m pytest --ignore=tests/_core
+	$(MAKE) -j2 --output-sync=target lint types portable $(BESIDE)
+	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%)
 
-pure: .venv/test
-	$(BIN)/python -m pytest -q tests/_core
+$(BESIDE): .venv/test
+	$(BIN)/python -m pytest -q $@
 
 # what shares memory, once more on the portable kind of it; tests of both kinds have been there
 portable: .venv/test
@@ -38,7 +43,7 @@ types: .venv/test
 	$(BIN)/mypy
 
 soak: .venv/test
-	$(BIN)/python -m pytest -m soak --timeout=1800 tests/failures
+	$(BIN)/python -m pytest -m soak --timeout=1800
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/ground.py

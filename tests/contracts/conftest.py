@@ -15,6 +15,12 @@ CASES = [
     *((launcher, size) for launcher in ("weft run", "mpirun") for size in (1, 2, 3, 4)),
 ]
 SEVERAL = [(launcher, size) for launcher, size in CASES if size > 1]
+#: each engine, launcher and size at least once: weft run has the odd sizes, mpirun the even ones
+SOME = [
+    (launcher, size)
+    for launcher, size in CASES
+    if launcher == "serial" or launcher == ("mpirun", "weft run")[size % 2]
+]
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
@@ -26,6 +32,19 @@ def outcome(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(params=SEVERAL, ids=[f"{name}-{size}" for name, size in SEVERAL])
 def outcome_of_several(request: pytest.FixtureRequest) -> Any:
     """As `outcome`, where there is more than one rank."""
+    return request.module.BODIES.outcome(request.param)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            case, marks=() if case in SOME else pytest.mark.soak, id=f"{case[0]}-{case[1]}"
+        )
+        for case in CASES
+    ]
+)
+def outcome_of_some(request: pytest.FixtureRequest) -> Any:
+    """As `outcome`, for what costs much; `make soak` has all of them."""
     return request.module.BODIES.outcome(request.param)
 
 

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 
 from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
@@ -246,58 +245,6 @@ def trees_and_objects(group: Group) -> bool:
 def test_trees_and_objects(outcome: Any) -> None:
     """Lists, tuples and dicts of arrays travel in one call; other objects as they are."""
     assert all(outcome(trees_and_objects))
-
-
-@BODIES.of_all
-def tensors(group: Group) -> list[bytes]:
-    size, rank = group.size, group.rank
-    torch.set_num_threads(1)  # mpirun leaves every rank all cores
-    bits = []
-    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.bool)
-    for length in (7, 2 * LARGE):
-        for dtype in dtypes if length == 7 else dtypes[:1]:
-            parts = [torch.from_numpy(given(of, (length, 2), "float32")) for of in range(size)]
-            parts = [(part * 3).to(dtype) for part in parts]
-            mine, half = parts[rank], dtype in (torch.bfloat16, torch.float16)
-            total = parts[0].float() if half else parts[0].clone()
-            for part in parts[1:]:
-                total = total + part
-            out = torch.empty(2, length, dtype=dtype).T
-            for found in (
-                group.all_reduce(mine),
-                group.all_reduce(mine, out=out),
-                group.all_reduce(mine.clone().T).T,
-                group.broadcast(group.reduce(mine, root=size - 1), size - 1),
-            ):
-                assert found.dtype == dtype
-                assert torch.equal(found, total.to(dtype)), (dtype, length)
-            if half:
-                mean = (total / size).to(dtype)
-                assert torch.equal(group.all_reduce(mine, "mean"), mean)
-            assert torch.equal(group.all_gather(mine), torch.cat(parts))
-            assert torch.equal(group.scatter(mine, 0), parts[0].tensor_split(size)[rank])
-            bits.append(found.contiguous().view(torch.uint8).numpy().tobytes()[:5000])
-    model = {"w": torch.nn.Parameter(torch.full((3,), float(rank))), "b": torch.tensor(1.0)}
-    found = group.all_reduce(model, "mean", out=model)
-    assert found["w"].tolist() == [(size - 1) / 2] * 3
-    assert found["w"].requires_grad
-    for device in ("meta",):
-        try:
-            group.all_reduce(torch.empty(2, device=device))
-        except InvalidType as error:
-            assert f"a tensor on {device}" in str(error)
-            assert "cannot be used yet; pass tensor.cpu()" in str(error)
-        else:
-            raise AssertionError(device)
-    assert usable(group)
-    return bits
-
-
-def test_tensors(outcome: Any) -> None:
-    """CPU tensors of every dtype come back as tensors; bfloat16 is summed in float32."""
-    first, *others = outcome(tensors)
-    assert all(other == first for other in others)
-    assert len(first) == 6
 
 
 @BODIES.of_all

@@ -217,50 +217,6 @@ def test_ids_and_deltas_of_every_kind(outcome: Any) -> None:
 
 
 @BODIES.of_all
-def tensors(group: Group) -> bool:
-    start = np.arange(6, dtype="f4").reshape(3, 2)
-    expected = start + group.size
-    if (
-        group.rank
-    ):  # the library is a rank's own choice; most do without the second it takes to load
-        table = weft.MatrixTable(start)
-        group.barrier()
-        table.add(np.ones((3, 2)))
-        group.barrier()
-        assert same(table.get(), expected)
-        return usable(group)
-    import torch
-
-    torch.set_num_threads(1)  # mpirun leaves every rank all cores
-    table = weft.MatrixTable(torch.from_numpy(start).clone().requires_grad_(), dtype=torch.float32)
-    group.barrier()
-    table.add(torch.ones(2, 3, dtype=torch.float64).T)
-    group.barrier()
-    tensor = torch.from_numpy(expected)
-    found = table.get()
-    assert isinstance(found, torch.Tensor)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, tensor)
-    assert torch.equal(table.get([2, 2]), tensor[[2, 2]])
-    assert torch.equal(table.get_async([0]).wait(), tensor[:1])
-    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
-        assert torch.equal(table.get(torch.tensor([2, 0, 2], dtype=dtype)), tensor[[2, 0, 2]])
-        assert torch.equal(table.get(torch.tensor(1, dtype=dtype)), tensor[1])
-    for out in (torch.zeros(3, 2), torch.zeros(2, 3).T, torch.zeros(3, 2, requires_grad=True)):
-        assert table.get(out=out) is out
-        assert torch.equal(out, tensor)
-    array = np.zeros((3, 2), "f4")
-    assert table.get(out=array) is array
-    assert np.array_equal(array, expected)
-    return usable(group)
-
-
-def test_tensors(outcome: Any) -> None:
-    """Tensors go in everywhere, and come out where the table was made from one."""
-    assert all(outcome(tensors))
-
-
-@BODIES.of_all
 def dtypes(group: Group) -> bool:
     for dtype in DTYPES:
         table = weft.MatrixTable(4, 3, dtype=dtype)
