@@ -1,5 +1,6 @@
-"""All fault points x all actions, with groups of 2 to 4 (inside collectives and tables: of 3; there
-test_collectives.py and test_tables.py have the rest).
+"""All fault points x all ways to end there, with groups of 2 to 4 (inside collectives and tables:
+of 3; there test_collectives.py and test_tables.py have the rest). Who is late or stopped there is
+in test_points_and_deadlines.py.
 
 Whatever happens to one rank, wherever: the others get the right error in time or finish, nobody
 hangs, the exit code is right, and (by the fixture in conftest) nothing is left.
@@ -13,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import command, marked_processes, wait_until
+from tests.support import command
 from weft import faults
 
 #: passes every fault point in every rank, and notes which error it got
@@ -87,7 +87,9 @@ EARLY = ("join.start", "join.sent", "join.mapped")
 CODES = {"kill": 137, "segv": 139, "exit": 7, "raise": 1}
 
 
-#: what happens to a rank, by the test that has it happen
+#: what a rank passes
+POINTS = [point for point in faults.POINTS if not point.startswith("work")]
+#: what happens to it, by the test that has it happen
 KINDS = (("kill", "segv"), ("exit=7", "raise"), ("delay=0.3",), ("stop",))
 
 
@@ -99,7 +101,7 @@ def size_in_make_test(point: str, kind: int) -> int:
     """From one kind to the next the sizes of a point take turns, and so they do from one point to
     the next."""
     sizes = sizes_of(point)
-    return sizes[(faults.POINTS.index(point) + kind) % len(sizes)]
+    return sizes[(POINTS.index(point) + kind) % len(sizes)]
 
 
 def cases(*kinds: int) -> list[Any]:
@@ -112,7 +114,7 @@ def cases(*kinds: int) -> list[Any]:
             marks=() if size == size_in_make_test(point, kind) else pytest.mark.soak,
             id=f"{point}-{size}-{' and '.join(KINDS[kind])}",
         )
-        for point in faults.POINTS
+        for point in POINTS
         for size in sizes_of(point)
         for kind in kinds
     ]
@@ -121,10 +123,10 @@ def cases(*kinds: int) -> list[Any]:
 def test_every_point_has_every_size_in_make_test() -> None:
     """Every action it has, as each kind has one size of it; and each kind has every size."""
     kinds = range(len(KINDS))
-    for point in faults.POINTS:
+    for point in POINTS:
         assert {size_in_make_test(point, kind) for kind in kinds} == set(sizes_of(point))
     for kind in kinds:
-        assert {size_in_make_test(point, kind) for point in faults.POINTS} == {2, 3, 4}
+        assert {size_in_make_test(point, kind) for point in POINTS} == {2, 3, 4}
     assert {action.partition("=")[0] for kind in KINDS for action in kind} == set(faults.ACTIONS)
 
 
@@ -135,38 +137,10 @@ def test_one_rank_ends(point: str, size: int, actions: tuple[str, ...], tmp_path
     exit code also shows that the program has come to the point."""
     with contextlib.ExitStack() as stack:
         jobs = [Job(point, action, size, tmp_path / action, timeout=20) for action in actions]
-        _check([stack.enter_context(job) for job in jobs])
+        check([stack.enter_context(job) for job in jobs])
 
 
-@pytest.mark.parametrize(("point", "size", "actions"), cases(2))
-def test_one_rank_is_late(point: str, size: int, actions: tuple[str, ...], tmp_path: Path) -> None:
-    """Nor does one that is late, within the deadline."""
-    (delay,) = actions
-    with Job(point, delay, size, tmp_path, timeout=1) as job:
-        _check([job])
-
-
-@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_one_rank_is_stopped(size: int, rest: bool, tmp_path: Path) -> None:
-    """Nor does one that is stopped. These jobs do little but wait for deadlines: each starts when
-    the rank of the one before has stopped, so that no two are busy at once."""
-    with contextlib.ExitStack() as stack:
-        jobs = []
-        for point in (point for point in faults.POINTS if size in sizes_of(point)):
-            if rest == (size_in_make_test(point, kind=3) == size):
-                continue
-            before = _stopped()
-            job = stack.enter_context(Job(point, "stop", size, tmp_path / point, timeout=1))
-            jobs.append(job)
-            wait_until(lambda job=job, before=before: _stopped() - before or job.has_ended())
-            if point in LATE:
-                for pid in _stopped() - before:
-                    os.kill(pid, signal.SIGCONT)
-        _check(jobs)
-
-
-def _check(jobs: list[Job]) -> None:
+def check(jobs: list[Job]) -> None:
     """Wait for the end of all; those that went wrong are told by name."""
     failures = []
     for job in jobs:
@@ -269,10 +243,6 @@ def _check_errors(
     for note in survivors.values():
         assert note.get("error") in expected, told
     assert not survivors or any(victim in note["ranks"] for note in survivors.values()), told
-
-
-def _stopped() -> set[int]:
-    return {pid for pid, text in marked_processes().items() if text.startswith("T")}
 
 
 def test_every_point_stands_in_the_source() -> None:
