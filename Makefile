@@ -13,11 +13,13 @@ PIP := $(BIN)/python -m pip install --quiet
 PORTABLE := tests/_api/test_sharing.py tests/contracts tests/engines/local/test_locks.py \
 	tests/engines/local/test_meeting.py tests/failures/test_fork.py
 
-# What measures no times and can wait for its turn, the longest first; what is not named here, such
-# as tests/engines and tests/failures, has the machine to itself.
-BESIDE := tests/contracts tests/_api tests/test_examples.py tests/_core tests/adapters tests/seeds \
-	tests/test_doctor.py tests/test_documents.py tests/engines/local/test_random_collectives.py \
-	tests/test_launched_by_others.py tests/test_package.py
+# What measures no times and can wait for its turn, the longest first. What is not named here has
+# the machine to itself.
+BESIDE := tests/_api tests/failures/test_collectives.py tests/test_examples.py tests/contracts \
+	tests/failures/test_points.py tests/_core tests/adapters tests/seeds tests/test_doctor.py \
+	tests/test_documents.py tests/failures/test_giving_up.py \
+	tests/engines/local/test_random_collectives.py tests/test_launched_by_others.py \
+	tests/failures/test_table_histories.py tests/test_package.py
 
 .PHONY: demo test lint types portable soak bench clean $(BESIDE)
 
