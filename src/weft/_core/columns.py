@@ -15,6 +15,8 @@ from weft.errors import InvalidType, InvalidValue
 _FEWEST = 2
 #: into how many parts an array is cut where the cut must not depend on the workers
 FIXED = 32
+#: as elements of an array: rows that NumPy could not make a matrix of
+_ROWS = (list, tuple, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ def check_columns(array: Array) -> None:
         raise InvalidValue(
             f"a distributed function got an array of shape {array.shape}, which has no columns; "
             "expected one column or more along its last axis"
+        )
+    if array.dtype.hasobject and any(isinstance(row, _ROWS) for row in array.flat):
+        raise InvalidValue(
+            f"a distributed function got a ragged matrix: an array of objects of shape "
+            f"{array.shape} with {_lengths(array)}; expected rows of one length, or a list to call "
+            "the function on each row"
         )
 
 
@@ -90,3 +98,9 @@ def _as_array(part: Part, result: object) -> Array:
 
 def _described(array: Array) -> str:
     return "a single value" if array.ndim == 0 else f"an array of shape {array.shape}"
+
+
+def _lengths(array: Array) -> str:
+    rows = [row for row in array.flat if isinstance(row, _ROWS)]
+    lengths = {1 if isinstance(row, np.ndarray) and row.ndim == 0 else len(row) for row in rows}
+    return f"rows of {', '.join(map(str, sorted(lengths)))} elements"
