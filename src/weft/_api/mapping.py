@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
@@ -17,6 +18,7 @@ from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
 from weft._core.work import Finished, Job
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled
+from weft.resources import visible_gpus
 
 
 def map(  # what the built-in does, on all cores
@@ -24,6 +26,7 @@ def map(  # what the built-in does, on all cores
     items: Iterable[Any],
     *,
     n: int | None = None,
+    gpus: int | None = None,
     engine: str | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -42,6 +45,8 @@ def map(  # what the built-in does, on all cores
     shared memory. Workers stay alive for the next call. `items` may be a generator: it is asked
     for more only when a worker is free.
 
+    gpus         how many GPUs to use at most: one worker for each, which sees only this one. Where
+                 there are none the cores are used. A function with a parameter `use_gpu` is told.
     shared_data  a dict that every call gets: `fun(item, shared_data)`. Its arrays lie in
                  read-only shared memory, once for all workers.
     seed         seeds `random`, NumPy and torch before each item from (seed, index of the item):
@@ -58,7 +63,7 @@ def map(  # what the built-in does, on all cores
 
     Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
     """
-    options = _Options(n, engine, shared_data, seed, retries, on_error, progress, timeout)
+    options = _Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     options.check("map")
     check_callable(fun, "map")
     return _Mapping(fun, items, options).run()
@@ -69,6 +74,7 @@ def map_async(
     items: Iterable[Any],
     *,
     n: int | None = None,
+    gpus: int | None = None,
     engine: str | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -84,7 +90,7 @@ def map_async(
     >>> handle.wait()
     [1, 2]
     """
-    options = _Options(n, engine, shared_data, seed, retries, on_error, progress, timeout)
+    options = _Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     options.check("map_async")
     check_callable(fun, "map_async")
     return MapHandle(_Mapping(fun, items, options))
@@ -93,6 +99,7 @@ def map_async(
 @dataclass(frozen=True)
 class _Options:
     n: int | None
+    gpus: int | None
     engine: str | None
     shared_data: Mapping[str, Any] | None
     seed: int | None
@@ -102,6 +109,8 @@ class _Options:
     timeout: float | None
 
     def check(self, where: str) -> None:
+        if self.gpus is not None:
+            check_count(self.gpus, f"{where}(gpus=", least=0)
         check_count(self.retries, f"{where}(retries=", least=0)
         if self.seed is not None:
             check_count(self.seed, f"{where}(seed=", least=None)
@@ -141,11 +150,13 @@ class _Mapping:
                 f"map got items of type {type(items).__name__}, which cannot be gone through; "
                 "expected a list, an array, a generator, ..."
             ) from None
-        self.team = make_team(options.engine, options.n)
+        gpus = visible_gpus(os.environ)[: options.gpus] if options.gpus else []
+        self.team = make_team(options.engine, options.n, gpus=gpus)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._progress = options.progress
         data = place_all(self.team, options.shared_data)
-        bound = fun if data is None else bind(fun, shared_data=data)
+        plain = data is None and options.gpus is None
+        bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus))
         self.job = Job(
             self.team.prepare(bound),
             items,
