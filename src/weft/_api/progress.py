@@ -17,7 +17,13 @@ class Bar:
         if progress:
             from tqdm.auto import tqdm  # only now: it takes long to load
 
-            self._bar = tqdm(total=total, desc=progress if isinstance(progress, str) else name)
+            class Unwatched(tqdm):  # type: ignore[misc]  # it has no types
+                """Without the thread that tqdm keeps for all bars, until the program ends."""
+
+                monitor_interval = 0
+
+            label = progress if isinstance(progress, str) else name
+            self._bar = Unwatched(total=total, desc=label, miniters=1)
 
     def show(self, collected: Collected) -> None:
         if self._bar is None:
