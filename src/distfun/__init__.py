@@ -1,11 +1,7 @@
-"""Playdoh's names under the other name that its documents use: distribute over lists and matrices.
-
-Nothing is here yet: this release of weft has the ground only (groups, shared
-arrays, the launcher). The names arrive with the parts of weft that they need.
-"""
+"""Another name of `playdoh`, which its documents use too."""
 
 from __future__ import annotations
 
+from playdoh import DistributedFunction, distribute, finished, shutdown
 
-def __getattr__(name: str) -> object:
-    raise AttributeError(f"distfun.{name} is not in this release of weft; it comes later")
+__all__ = ["DistributedFunction", "distribute", "finished", "shutdown"]

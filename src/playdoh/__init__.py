@@ -1,11 +1,148 @@
-"""Playdoh's names on top of weft: distribute over lists and matrices.
+"""Playdoh's names on top of weft, so that programs written for it run as they are.
 
-Nothing is here yet: this release of weft has the ground only (groups, shared
-arrays, the launcher). The names arrive with the parts of weft that they need.
+    from playdoh import *
+
+    distinv = distribute(inv, max_cpu=2)
+    invA, invB = distinv([A, B])
+
+`from playdoh import *` gives `distribute`, `finished`, `shutdown` and `DistributedFunction`. The
+later spelling, `playdoh.map` and `playdoh.map_async`, has to be written out: the built-in `map`
+stays what it is. `distfun` is another name of this package. Errors are weft's: see `weft.errors`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any
 
-def __getattr__(name: str) -> object:
-    raise AttributeError(f"playdoh.{name} is not in this release of weft; it comes later")
+import weft
+from weft import DistributedFunction
+from weft._api.mapping import check_count
+from weft.errors import EngineUnavailable, InvalidType, InvalidValue
+
+__all__ = ["DistributedFunction", "distribute", "finished", "shutdown"]
+
+
+def distribute(  # noqa: PLR0917  they were all positional
+    fun: Callable[..., Any],
+    shared_data: Mapping[str, Any] | None = None,
+    max_cpu: int | None = None,
+    max_gpu: int | None = None,
+    gpu_policy: str = "no_gpu",
+    machines: Sequence[str] = [],  # the default of old; nobody changes it
+    named_pipe: bool | str | None = None,
+    port: int | None = None,
+    accept_lists: bool = False,
+    endaftercall: bool = True,
+    verbose: bool = False,
+) -> DistributedFunction:
+    """`weft.distribute`, but for one call only, unless `endaftercall` is False.
+
+    >>> from playdoh import distribute
+    >>> distribute(abs)([-1, -2])
+    [1, 2]
+    """
+    return weft.distribute(
+        fun,
+        shared_data=shared_data,
+        max_cpu=max_cpu,
+        max_gpu=max_gpu,
+        gpu_policy=gpu_policy,
+        machines=machines,
+        named_pipe=named_pipe,
+        port=port,
+        accept_lists=accept_lists,
+        endaftercall=endaftercall,
+        verbose=verbose,
+    )
+
+
+def finished(dfun: DistributedFunction) -> None:
+    """Clean up after a distributed function. Workers behind a named pipe stay."""
+    _checked(dfun, "finished").finished()
+
+
+def shutdown(dfun: DistributedFunction) -> None:
+    """Clean up after a distributed function, and end the workers, also those behind a pipe."""
+    _checked(dfun, "shutdown").shutdown()
+
+
+def map(
+    fun: Callable[..., Any],
+    *lists: Iterable[Any],
+    cpu: int | None = None,
+    gpu: int | None = None,
+    machines: Sequence[str] = (),
+    shared_data: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """The results of `fun` on the elements of the lists: of several lists, one of each.
+
+    >>> import operator, playdoh
+    >>> playdoh.map(operator.add, [1, 2], [10, 20], cpu=2)
+    [11, 22]
+    """
+    _check(cpu, gpu, machines, "map")
+    one, items = _as_one(fun, lists, "map")
+    return weft.map(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
+
+
+def map_async(
+    fun: Callable[..., Any],
+    *lists: Iterable[Any],
+    cpu: int | None = None,
+    gpu: int | None = None,
+    machines: Sequence[str] = (),
+    shared_data: Mapping[str, Any] | None = None,
+) -> weft.MapHandle:
+    """`map` that returns at once, with a handle: `status`, `progress`, `results()`, `wait()`."""
+    _check(cpu, gpu, machines, "map_async")
+    one, items = _as_one(fun, lists, "map_async")
+    return weft.map_async(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
+
+
+def _checked(dfun: DistributedFunction, where: str) -> DistributedFunction:
+    if not isinstance(dfun, DistributedFunction):
+        raise InvalidType(
+            f"{where} got a {type(dfun).__name__}; expected what distribute returned:\n"
+            f"    dfun = distribute(fun, endaftercall=False)\n    {where}(dfun)"
+        )
+    return dfun
+
+
+def _check(cpu: int | None, gpu: int | None, machines: Sequence[str], where: str) -> None:
+    if cpu is not None:
+        check_count(cpu, f"{where}(cpu=", least=1)
+    if gpu is not None:
+        check_count(gpu, f"{where}(gpu=", least=0)
+    if machines:
+        raise EngineUnavailable(
+            f"{where}(machines={machines!r}): other machines come with a later release of weft; "
+            "leave it out to use this one"
+        )
+
+
+def _as_one(
+    fun: Callable[..., Any], lists: tuple[Iterable[Any], ...], where: str
+) -> tuple[Callable[..., Any], Iterable[Any]]:
+    """A function of one item, and the items: those of several lists are tuples."""
+    if not lists:
+        raise InvalidType(f"{where} got a function and no list; expected {where}(fun, list, ...)")
+    if len(lists) == 1 or not callable(fun):
+        return fun, lists[0]
+    lengths = [len(one) for one in lists if isinstance(one, Sized)]
+    if len(set(lengths)) > 1:
+        raise InvalidValue(
+            f"{where} got lists of {', '.join(str(length) for length in lengths)} elements; "
+            "expected lists of one length"
+        )
+
+    @functools.wraps(fun)  # whether it asks for shared_data is looked up in `fun`
+    def on_one_of_each(items: tuple[Any, ...], *rest: Any, **named: Any) -> Any:
+        return fun(*items, *rest, **named)
+
+    try:
+        items = zip(*lists, strict=True)
+    except TypeError as error:
+        raise InvalidType(f"{where}: {error}; expected lists after the function") from None
+    return on_one_of_each, list(items) if len(lengths) == len(lists) else items

@@ -1,0 +1,451 @@
+"""Seed 004 and Playdoh's names: its programs run as they are, and do what they say."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distfun
+import playdoh
+import weft
+from playdoh import DistributedFunction, distribute, finished, shutdown
+from tests.support import Outcome, run_command, run_python, write_script
+from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
+from weft.resources import count_cores
+
+PROGRAMS = Path(__file__).parent / "programs"
+GUARD = 'if __name__ == "__main__":'
+#: the code blocks of seed 004, and what they print
+BLOCKS = {
+    "playdoh_lists": "0.5 0.3333333333333333\n",
+    "playdoh_matrix": "[5. 5. 5. 5.]\n",
+    "playdoh_usage": "done\n",
+    "playdoh_shared_data": "done\n",
+}
+
+
+def text_of(name: str) -> str:
+    return (PROGRAMS / f"{name}.py").read_text()
+
+
+def run_script(text: str, **environment: str) -> Outcome:
+    """`python script.py`"""
+    return run_command([sys.executable, str(write_script(text))], env=environment)
+
+
+# programs
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_of_the_document(name: str) -> None:
+    """It is a program that ends well, with the results that the document promises."""
+    outcome = run_script(text_of(name))
+    assert (outcome.code, outcome.out, outcome.err) == (0, BLOCKS[name], "")
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if GUARD in text_of(name)])
+def test_a_block_without_its_guard(name: str) -> None:
+    """Workers do not run the script again."""
+    text = text_of(name)
+    assert GUARD in text
+    outcome = run_script(text.replace(GUARD, "if True:"))
+    assert (outcome.code, outcome.out, outcome.err) == (0, BLOCKS[name], "")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_with_the_other_import(name: str) -> None:
+    """`playdoh` and `distfun` are the same."""
+    here, there = "from playdoh import *", "from distfun import *"
+    text = text_of(name)
+    assert (here in text) != (there in text)
+    old, new = (here, there) if here in text else (there, here)
+    outcome = run_script(text.replace(old, new))
+    assert (outcome.code, outcome.out, outcome.err) == (0, BLOCKS[name], "")
+
+
+@pytest.mark.parametrize("cores", ["1", "3"])
+def test_the_blocks_on_other_machines(cores: str) -> None:
+    """With one core, and with more workers than columns or items can use."""
+    for name in ("playdoh_lists", "playdoh_matrix"):
+        # a cap, as max_cpu is; where there are fewer cores it does nothing
+        outcome = run_script(text_of(name), WEFT_CORES=cores)
+        assert (outcome.code, outcome.out) == (0, BLOCKS[name]), outcome
+
+
+def test_the_second_call_says_what_to_do() -> None:
+    """The line to write is in the traceback that ends the script."""
+    text = text_of("playdoh_matrix") + "    dfun(x)\n"
+    outcome = run_script(text)
+    assert outcome.code == 1
+    assert outcome.out == BLOCKS["playdoh_matrix"]
+    assert "AlreadyFinished: the distributed function 'fun'" in outcome.err
+    assert outcome.err.endswith("    dfun = distribute(fun, endaftercall=False)\n")
+
+
+def test_an_error_in_a_function_ends_the_script() -> None:
+    """With its own class, and the worker's traceback with the line of the script."""
+    outcome = run_script(
+        "from playdoh import *\ndef fun(x):\n    return 1 / x\ndistribute(fun)([1, 0])\n"
+    )
+    assert outcome.code == 1
+    assert outcome.err.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert "raised in item 1, worker" in outcome.err
+    assert "line 3, in fun" in outcome.err
+
+
+# names
+
+
+@pytest.mark.parametrize("package", ["playdoh", "distfun"])
+def test_the_names_that_a_star_gives(package: str) -> None:
+    """Exactly these; the built-in map stays what it is."""
+    outcome = run_python(
+        f"""
+import builtins
+before = set(globals())
+from {package} import *
+print(sorted(set(globals()) - before - {{"before"}}), map is builtins.map)
+"""
+    )
+    names = ["DistributedFunction", "distribute", "finished", "shutdown"]
+    assert outcome.out == f"{names} True\n", outcome
+
+
+def test_both_packages_are_one() -> None:
+    """The same objects, under both names; `DistributedFunction` is weft's."""
+    for name in distfun.__all__:
+        assert getattr(distfun, name) is getattr(playdoh, name)
+    assert DistributedFunction is weft.DistributedFunction
+    assert isinstance(distribute(abs), DistributedFunction)
+    assert all(getattr(playdoh, name).__doc__ for name in (*playdoh.__all__, "map", "map_async"))
+
+
+def test_the_arguments_of_distribute() -> None:
+    """In the document's order, with its defaults."""
+    parameters = inspect.signature(distribute).parameters
+    assert {name: one.default for name, one in parameters.items()} == {
+        "fun": inspect.Parameter.empty,
+        "shared_data": None,
+        "max_cpu": None,
+        "max_gpu": None,
+        "gpu_policy": "no_gpu",
+        "machines": [],
+        "named_pipe": None,
+        "port": None,
+        "accept_lists": False,
+        "endaftercall": True,
+        "verbose": False,
+    }
+    assert list(parameters)[:3] == ["fun", "shared_data", "max_cpu"]
+    kinds = {one.kind for one in parameters.values()}
+    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+def test_all_arguments_by_position() -> None:
+    """As a program of 2010 may have passed them."""
+    dfun = distribute(
+        lambda xs, data: [x + data["k"] for x in xs],
+        {"k": 5},
+        2,
+        1,
+        "no_gpu",
+        [],
+        None,
+        None,
+        True,
+        False,
+        False,
+    )
+    assert dfun([1, 2, 3]) == [6, 7, 8]
+    assert dfun([4]) == [9]
+    finished(dfun)
+
+
+# what a distributed function does
+
+
+def test_lists_of_any_size() -> None:
+    """One result for each element, in order; tuples and ranges are lists too."""
+    dfun = distribute(lambda x: x * 2, endaftercall=False)
+    for size in (0, 1, 2, 3, 100):
+        assert dfun(list(range(size))) == [2 * n for n in range(size)]
+    assert dfun((1, "a")) == [2, "aa"]
+    assert dfun(range(3)) == [0, 2, 4]
+    finished(dfun)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5, 4), (3, 7), (9,), (2, 3, 8)])
+def test_arrays_of_any_shape(shape: tuple[int, ...]) -> None:
+    """`dfun(x)` is `fun(x)`."""
+    x = np.random.default_rng(0).normal(size=shape)
+    elementwise = distribute(np.exp, endaftercall=False)
+    assert np.array_equal(elementwise(x), np.exp(x))
+    finished(elementwise)
+    doubled = distribute(lambda x: np.stack([x, 2 * x]))(x)
+    assert np.array_equal(doubled, np.stack([x, 2 * x]))
+
+
+def test_none_calls_once_in_each_worker() -> None:
+    """With None where the function takes an argument, without where it does not."""
+    dfun = distribute(lambda x: (os.getpid(), x), max_cpu=2)
+    answers = dfun(None)
+    assert len({pid for pid, _ in answers}) == len(answers) == min(2, count_cores()[0])
+    assert {x for _, x in answers} == {None}
+    assert set(distribute(lambda: "called", max_cpu=2)(None)) == {"called"}
+
+
+def test_accept_lists() -> None:
+    """Each worker gets its share as one list, and returns a list."""
+    shares = distribute(lambda xs: [(len(xs), x) for x in xs], max_cpu=2, accept_lists=True)
+    found = shares(list(range(7)))
+    assert [x for _, x in found] == list(range(7))
+    assert {size for size, _ in found} == ({3, 4} if count_cores()[0] > 1 else {7})
+    with pytest.raises(InvalidValue, match="with accept_lists expected a list of"):
+        distribute(sum, accept_lists=True)([1, 2, 3])
+
+
+def test_shared_data_is_seen_and_not_written() -> None:
+    """Arrays of any dtype are mapped, not copied; who writes to one gets an error."""
+
+    def look(x: str, shared_data: dict[str, Any]) -> tuple[str, float, bool]:
+        array = shared_data[x]
+        return str(array.dtype), float(np.sum(array)), array.flags.writeable
+
+    data: dict[str, Any] = {
+        kind: np.ones(20_000, kind) for kind in ("float64", "float32", "int8", "uint16", "bool")
+    }
+    expected = [(kind, 20_000.0, False) for kind in data]
+    assert distribute(look, data)(list(data)) == expected
+
+    def write(x: int, shared_data: dict[str, Any]) -> None:
+        shared_data["float64"][x] = 2
+
+    with pytest.raises(ValueError, match="read-only"):
+        distribute(write, data)([1])
+    assert data["float64"].sum() == 20_000
+    assert data["float64"].flags.writeable, "it is still the caller's own"
+
+
+def test_finished_and_shutdown() -> None:
+    """Both may be called twice, also after the only call; later calls say what to do."""
+    dfun = distribute(abs, endaftercall=False)
+    (pid,) = distribute(lambda _: os.getpid(), max_cpu=1)([0])
+    assert dfun([-1]) == [1]
+    finished(dfun)
+    finished(dfun)
+    assert os.path.exists(f"/proc/{pid}"), "workers stay for the next function"
+    with pytest.raises(AlreadyFinished, match=r"'abs' has been finished; make a new one"):
+        dfun([1])
+    dfun = distribute(abs)
+    assert dfun([-2]) == [2]
+    shutdown(dfun)
+    shutdown(dfun)
+    assert not os.path.exists(f"/proc/{pid}")
+    with pytest.raises(AlreadyFinished, match=r"distribute\(fun, endaftercall=False\)"):
+        dfun([1])
+    assert distribute(abs)([-3]) == [3], "new workers are started"
+
+
+def test_a_refused_argument_does_not_use_up_the_call() -> None:
+    """A function that ends after its first call has not been called yet."""
+    dfun = distribute(abs)
+    with pytest.raises(InvalidType):
+        dfun(3)
+    assert dfun([-3]) == [3]
+
+
+def test_more_cpus_than_there_are() -> None:
+    """max_cpu is a cap: it has no effect beyond the cores."""
+    assert len(distribute(lambda: 0, max_cpu=1000)(None)) == count_cores()[0]
+    assert len(distribute(lambda: 0, max_cpu=1)(None)) == 1
+
+
+def test_verbose_tells_who_ran_what(capfd: pytest.CaptureFixture[str]) -> None:
+    """On stderr, so that results that are printed stay clean."""
+    assert distribute(abs, verbose=True)([-1, -2]) == [1, 2]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "ran item 0 of 'abs'" in err
+    assert "2/2" in err, "a bar"
+
+
+# GPUs: two that the environment names; nothing is computed on them
+
+
+def ask(use_gpu: bool) -> tuple[bool, str | None]:
+    return use_gpu, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("policy", "most", "answers"),
+    [
+        ("prefer_gpu", None, [(True, "GPU-a"), (True, "GPU-b")]),
+        ("require_all", None, [(True, "GPU-a"), (True, "GPU-b")]),
+        ("prefer_gpu", 1, [(True, "GPU-a")]),
+        ("prefer_gpu", 8, [(True, "GPU-a"), (True, "GPU-b")]),
+        ("prefer_gpu", 0, [(False, "GPU-a,GPU-b")]),
+        ("no_gpu", None, [(False, "GPU-a,GPU-b")]),
+    ],
+)
+def test_gpu_policies(
+    policy: str,
+    most: int | None,
+    answers: list[tuple[bool, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One worker for each GPU, which sees this one; or workers on CPUs, told so."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    found = distribute(ask, max_cpu=1, max_gpu=most, gpu_policy=policy)(None)
+    assert sorted(found) == answers
+    if policy != "no_gpu":
+        mapped = playdoh.map(lambda _, use_gpu: ask(use_gpu), [0] * 8, cpu=1, gpu=most or 0)
+        assert set(mapped) <= set(answers) if most else {(False, "GPU-a,GPU-b")}
+
+
+def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both policies fall back on CPUs, and the function is told."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for policy in ("prefer_gpu", "require_all"):
+        assert distribute(ask, max_cpu=1, gpu_policy=policy)(None) == [(False, "")]
+
+
+# wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"fun": 3}, InvalidType, "distribute got 3 of type int as the function"),
+        ({"fun": None}, InvalidType, "got None of type NoneType as the function"),
+        ({"max_cpu": 0}, InvalidValue, r"max_cpu=0\): expected a whole number, 1 or more"),
+        ({"max_cpu": -2}, InvalidValue, r"max_cpu=-2\): expected a whole number, 1 or more"),
+        ({"max_cpu": 1.5}, InvalidType, r"max_cpu=1\.5\): .* got float"),
+        ({"max_cpu": "2"}, InvalidType, r"max_cpu='2'\): .* got str"),
+        ({"max_cpu": True}, InvalidType, r"max_cpu=True\): .* got bool"),
+        ({"max_gpu": -1}, InvalidValue, r"max_gpu=-1\): expected a whole number, 0 or more"),
+        ({"gpu_policy": "gpu"}, InvalidValue, "'gpu'.*'no_gpu', 'prefer_gpu', 'require_all'"),
+        ({"gpu_policy": None}, InvalidValue, "None.*'no_gpu', 'prefer_gpu', 'require_all'"),
+        ({"shared_data": [1]}, InvalidType, "shared_data is a list; expected a dict"),
+        ({"machines": ["host"]}, EngineUnavailable, "come with a later release"),
+        ({"port": 2718}, EngineUnavailable, "come with a later release"),
+    ],
+)
+def test_distribute_refuses(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """At once, naming the value and what was expected."""
+    with pytest.raises(error, match=message):
+        distribute(**{"fun": abs, **arguments})
+
+
+def ragged() -> np.ndarray[Any, Any]:
+    rows = np.empty(2, object)
+    rows[:] = [[1, 2, 3], [4]]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (3, InvalidType, "'sum', distributed, got a int; expected a list"),
+        ("text", InvalidType, "got a str; expected a list"),
+        ({1: 2}, InvalidType, "got a dict; expected a list"),
+        ({1, 2}, InvalidType, "got a set; expected a list"),
+        (iter([1]), InvalidType, "got a list_iterator; expected a list"),
+        (np.ones(()), InvalidType, "an array without axes"),
+        (np.ones((3, 0)), InvalidValue, r"shape \(3, 0\), which has no columns"),
+        (ragged(), InvalidValue, r"a ragged matrix: .* shape \(2,\) with rows of 1, 3 elements"),
+    ],
+)
+def test_a_call_refuses(x: Any, error: type[Exception], message: str) -> None:
+    """What is not a list, an array with columns, or None."""
+    with pytest.raises(error, match=message):
+        distribute(sum)(x)
+
+
+@pytest.mark.parametrize(
+    ("fun", "message"),
+    [
+        (np.sum, "returned a single value; expected one result for each column"),
+        (lambda x: x[:, :-1].sum(axis=0), r"shape \(5, 2\) and returned an array of shape \(1,\)"),
+        (lambda x: x.sum(axis=1), r"columns 0 to 1 as an array of shape \(5, 2\) and returned"),
+        (lambda x: x[: int(x[0, 0]) + 1], "do not fit together"),
+    ],
+)
+def test_results_of_the_wrong_length(fun: Callable[..., Any], message: str) -> None:
+    """The error names the columns and the shapes."""
+    if count_cores()[0] < 2:
+        pytest.skip("with one worker there is one part")
+    x = np.arange(20.0).reshape(5, 4)
+    with pytest.raises(InvalidValue, match=message):
+        distribute(fun, max_cpu=2)(x)
+
+
+@pytest.mark.parametrize("call", [finished, shutdown])
+def test_only_distributed_functions_are_finished(call: Callable[[Any], None]) -> None:
+    """Not the function itself."""
+    with pytest.raises(InvalidType, match=r"builtin_function_or_method; expected what distribute"):
+        call(abs)
+
+
+# the later spelling
+
+
+def test_map_on_one_list_and_on_several() -> None:
+    """Of several lists, one element of each."""
+    assert playdoh.map(abs, [-1, -2, -3], cpu=2) == [1, 2, 3]
+    assert playdoh.map(operator.add, [1, 2], [10, 20], cpu=2) == [11, 22]
+    assert playdoh.map(max, [1, 5], (3, 4), iter([2, 9])) == [3, 9]
+    assert playdoh.map(functools.partial(pow, mod=7), range(3), range(3)) == [1, 1, 4]
+    assert playdoh.map(operator.add, [], []) == []
+
+
+def test_map_with_shared_data() -> None:
+    """After the elements, whatever the parameter is called; or by name."""
+    data = {"weights": np.arange(50_000.0)}
+    total = data["weights"].sum()
+    assert playdoh.map(lambda x, d: x + d["weights"].sum(), [1], shared_data=data) == [1 + total]
+    functions: list[Callable[..., Any]] = [
+        lambda x, y, data: x * y + data["weights"].sum(),
+        lambda x, y, *, shared_data: x * y + shared_data["weights"].sum(),
+    ]
+    for fun in functions:
+        assert playdoh.map(fun, [1, 2], [3, 4], shared_data=data) == [3 + total, 8 + total]
+
+
+def test_map_async() -> None:
+    """A handle with a status and results."""
+    handle = playdoh.map_async(operator.mul, [1, 2, 3], [4, 5, 6], cpu=2)
+    assert sorted(handle.results()) == [(0, 4), (1, 10), (2, 18)]
+    assert handle.wait() == [4, 10, 18]
+    assert (handle.status, handle.progress) == ("finished", (3, 3))
+
+
+@pytest.mark.parametrize("call", [playdoh.map, playdoh.map_async])
+def test_map_refuses(call: Callable[..., Any]) -> None:
+    """At once, in the spelling that was used."""
+    name = call.__name__
+    for arguments, options, error, message in (
+        ((abs,), {}, InvalidType, rf"{name} got a function and no list"),
+        ((3, [1]), {}, InvalidType, rf"{name} got 3 of type int as the function"),
+        ((3, [1], [2]), {}, InvalidType, rf"{name} got 3 of type int as the function"),
+        ((abs, 3), {}, InvalidType, "items of type int"),
+        ((max, [1], 3), {}, InvalidType, "not iterable; expected lists after the function"),
+        ((max, [1], [2, 3]), {}, InvalidValue, rf"{name} got lists of 1, 2 elements"),
+        ((abs, [1]), {"cpu": 0}, InvalidValue, rf"{name}\(cpu=0\)"),
+        ((abs, [1]), {"cpu": "2"}, InvalidType, rf"{name}\(cpu='2'\)"),
+        ((abs, [1]), {"gpu": -1}, InvalidValue, rf"{name}\(gpu=-1\)"),
+        ((abs, [1]), {"machines": ["host"]}, EngineUnavailable, "later release"),
+        ((abs, [1]), {"shared_data": 5}, InvalidType, "shared_data is a int; expected a dict"),
+    ):
+        with pytest.raises(error, match=message):
+            call(*arguments, **options)
