@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -17,14 +19,24 @@ EXAMPLES = {
     "theano/multi_gpu.py": "as least squares has them",
     "torch_cnn.py": "of 360 digits are right",
 }
+#: those that start workers themselves
+OF_MAP = {
+    "bootstrap.py": "MB of their own read 400 MB",
+    "monte_carlo.py": "with 1, 2 and 3 workers and with none",
+    "playdoh/column_sums.py": "[5. 5. 5. 5.] as without workers",
+    "playdoh/inverses.py": "2 matrices, inverted: 0.500 and 0.333",
+    "sweep.py": "400 epidemics; none is further than",
+}
 
 
-def run_example(name: str, workers: int, launcher: str, folder: Path) -> Outcome:
+def run_example(
+    name: str, workers: int, launcher: str, folder: Path, *arguments: str, **variables: str
+) -> Outcome:
     traces = folder / "traces"  # frameworks leave things in the temporary folder
     traces.mkdir()
-    env, path = {"TMPDIR": str(traces)}, FOLDER / name
+    env, path = {"TMPDIR": str(traces), **variables}, FOLDER / name
     if launcher == "python":
-        outcome = run_command([sys.executable, str(path)], env=env, limit=100)
+        outcome = run_command([sys.executable, str(path), *arguments], env=env, limit=100)
     else:
         outcome = launch(path, workers, env=env, limit=100, launcher=launcher)
     assert outcome.code == 0, outcome
@@ -39,6 +51,43 @@ def test_an_example(name: str, workers: int, launcher: str, tmp_path: Path) -> N
     assert outcome.out.count(EXAMPLES[name]) == 1, outcome
     if "digits" in EXAMPLES[name]:
         assert f"{workers} workers" in outcome.out, outcome
+
+
+@pytest.mark.parametrize("name", OF_MAP)
+def test_an_example_of_map(name: str, tmp_path: Path) -> None:
+    """It ends well, and says so."""
+    outcome = run_example(name, 1, "python", tmp_path)
+    assert OF_MAP[name] in outcome.out, outcome
+    assert "Traceback" not in outcome.err, outcome
+
+
+def test_every_example_is_run() -> None:
+    """Here, or by `make demo`."""
+    demo = (FOLDER / "demo.py").read_text()
+    for path in FOLDER.rglob("*.py"):
+        name = str(path.relative_to(FOLDER))
+        known = {*EXAMPLES, *OF_MAP, "demo.py", "theano/logistic_regression_single.py"}
+        assert name in known or f"examples/{name}" in demo, name
+
+
+def test_the_sweep_with_a_plot(tmp_path: Path) -> None:
+    """With matplotlib there is a file afterwards; without, the program says how to get it."""
+    plot = tmp_path / "plot.png"
+    outcome = run_example("sweep.py", 1, "python", tmp_path, str(plot), MPLCONFIGDIR=str(tmp_path))
+    if importlib.util.find_spec("matplotlib") is None:
+        assert "pip install matplotlib" in outcome.out, outcome
+    else:
+        assert plot.read_bytes().startswith(b"\x89PNG"), outcome
+
+
+def test_the_sweep_without_matplotlib(tmp_path: Path) -> None:
+    """The sweep itself does not need it."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "matplotlib.py").write_text("raise ImportError('not installed')")
+    hidden = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
+    outcome = run_example("sweep.py", 1, "python", tmp_path, "plot.png", PYTHONPATH=hidden)
+    assert "no plot without matplotlib: pip install matplotlib" in outcome.out, outcome
+    assert "400 epidemics" in outcome.out, outcome
 
 
 def test_logistic_regression_as_the_tutorial_runs_it(tmp_path: Path) -> None:
