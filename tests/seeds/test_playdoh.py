@@ -19,7 +19,7 @@ import playdoh
 import weft
 from playdoh import DistributedFunction, distribute, finished, shutdown
 from tests.support import Outcome, run_command, run_python, write_script
-from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
+from weft.errors import AlreadyFinished, InvalidType, InvalidValue, Refused
 from weft.resources import count_cores
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -318,83 +318,49 @@ def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         assert distribute(ask, max_cpu=1, gpu_policy=policy)(None) == [(False, "")]
 
 
-# wrong input
+# workers behind a named pipe
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"fun": 3}, InvalidType, "distribute got 3 of type int as the function"),
-        ({"fun": None}, InvalidType, "got None of type NoneType as the function"),
-        ({"max_cpu": 0}, InvalidValue, r"max_cpu=0\): expected a whole number, 1 or more"),
-        ({"max_cpu": -2}, InvalidValue, r"max_cpu=-2\): expected a whole number, 1 or more"),
-        ({"max_cpu": 1.5}, InvalidType, r"max_cpu=1\.5\): .* got float"),
-        ({"max_cpu": "2"}, InvalidType, r"max_cpu='2'\): .* got str"),
-        ({"max_cpu": True}, InvalidType, r"max_cpu=True\): .* got bool"),
-        ({"max_gpu": -1}, InvalidValue, r"max_gpu=-1\): expected a whole number, 0 or more"),
-        ({"gpu_policy": "gpu"}, InvalidValue, "'gpu'.*'no_gpu', 'prefer_gpu', 'require_all'"),
-        ({"gpu_policy": None}, InvalidValue, "None.*'no_gpu', 'prefer_gpu', 'require_all'"),
-        ({"shared_data": [1]}, InvalidType, "shared_data is a list; expected a dict"),
-        ({"machines": ["host"]}, EngineUnavailable, "come with a later release"),
-        ({"port": 2718}, EngineUnavailable, "come with a later release"),
-    ],
-)
-def test_distribute_refuses(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    """At once, naming the value and what was expected."""
-    with pytest.raises(error, match=message):
-        distribute(**{"fun": abs, **arguments})
+def pipe_command(command: str, pipe: str, environment: dict[str, str]) -> Outcome:
+    return run_command([sys.executable, "-m", "weft", command, "--pipe", pipe], env=environment)
 
 
-def ragged() -> np.ndarray[Any, Any]:
-    rows = np.empty(2, object)
-    rows[:] = [[1, 2, 3], [4]]
-    return rows
+def test_a_named_pipe_from_one_script_after_another() -> None:
+    """`finished` leaves its workers to the next script, `shutdown` ends them for everybody."""
+    pipe, environment = f"playdoh-{os.getpid()}", {"WEFT_KEY": "a key of this test's"}
+    script = (
+        "import os\n"
+        "from playdoh import *\n"
+        f"dfun = distribute(lambda x: x * os.getppid(), named_pipe={pipe!r})\n"
+        "print(dfun([1])[0])\n"
+        "ENDING(dfun)\n"
+    )
+    opened = pipe_command("open", pipe, environment)
+    try:
+        assert opened.code == 0, opened
+        servers = set()
+        for ending in ("finished", "shutdown"):
+            outcome = run_script(script.replace("ENDING", ending), **environment)
+            assert outcome.code == 0, outcome
+            servers.add(outcome.out)
+        assert len(servers) == 1, "both had workers of the same server"
+        outcome = run_script(script.replace("ENDING", "finished"), **environment)
+        assert f"NoSuchPipe: nobody serves the pipe '{pipe}'" in outcome.err, outcome
+        assert f"weft open --pipe {pipe}" in outcome.err
+    finally:
+        pipe_command("close", pipe, environment)
 
 
-@pytest.mark.parametrize(
-    ("x", "error", "message"),
-    [
-        (3, InvalidType, "'sum', distributed, got a int; expected a list"),
-        ("text", InvalidType, "got a str; expected a list"),
-        ({1: 2}, InvalidType, "got a dict; expected a list"),
-        ({1, 2}, InvalidType, "got a set; expected a list"),
-        (iter([1]), InvalidType, "got a list_iterator; expected a list"),
-        (np.ones(()), InvalidType, "an array without axes"),
-        (np.ones((3, 0)), InvalidValue, r"shape \(3, 0\), which has no columns"),
-        (ragged(), InvalidValue, r"a ragged matrix: .* shape \(2,\) with rows of 1, 3 elements"),
-    ],
-)
-def test_a_call_refuses(x: Any, error: type[Exception], message: str) -> None:
-    """What is not a list, an array with columns, or None."""
-    with pytest.raises(error, match=message):
-        distribute(sum)(x)
-
-
-@pytest.mark.parametrize(
-    ("fun", "message"),
-    [
-        (np.sum, "returned a single value; expected one result for each column"),
-        (lambda x: x[:, :-1].sum(axis=0), r"shape \(5, 2\) and returned an array of shape \(1,\)"),
-        (lambda x: x.sum(axis=1), r"columns 0 to 1 as an array of shape \(5, 2\) and returned"),
-        (lambda x: x[: int(x[0, 0]) + 1], "do not fit together"),
-    ],
-)
-def test_results_of_the_wrong_length(fun: Callable[..., Any], message: str) -> None:
-    """The error names the columns and the shapes."""
-    if count_cores()[0] < 2:
-        pytest.skip("with one worker there is one part")
-    x = np.arange(20.0).reshape(5, 4)
-    with pytest.raises(InvalidValue, match=message):
-        distribute(fun, max_cpu=2)(x)
-
-
-@pytest.mark.parametrize("call", [finished, shutdown])
-def test_only_distributed_functions_are_finished(call: Callable[[Any], None]) -> None:
-    """Not the function itself."""
-    with pytest.raises(InvalidType, match=r"builtin_function_or_method; expected what distribute"):
-        call(abs)
+def test_a_named_pipe_with_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has not the key of the one who opened it is not let in."""
+    pipe, environment = f"playdoh-key-{os.getpid()}", {"WEFT_KEY": "a key of this test's"}
+    try:
+        assert pipe_command("open", pipe, environment).code == 0
+        monkeypatch.setenv("WEFT_KEY", "another")
+        with pytest.raises(Refused, match=f"'{pipe}' did not let this process in.*another key"):
+            distribute(abs, named_pipe=pipe)
+    finally:
+        assert pipe_command("close", pipe, environment).code == 0
 
 
 # the later spelling
@@ -428,24 +394,3 @@ def test_map_async() -> None:
     assert sorted(handle.results()) == [(0, 4), (1, 10), (2, 18)]
     assert handle.wait() == [4, 10, 18]
     assert (handle.status, handle.progress) == ("finished", (3, 3))
-
-
-@pytest.mark.parametrize("call", [playdoh.map, playdoh.map_async])
-def test_map_refuses(call: Callable[..., Any]) -> None:
-    """At once, in the spelling that was used."""
-    name = call.__name__
-    for arguments, options, error, message in (
-        ((abs,), {}, InvalidType, rf"{name} got a function and no list"),
-        ((3, [1]), {}, InvalidType, rf"{name} got 3 of type int as the function"),
-        ((3, [1], [2]), {}, InvalidType, rf"{name} got 3 of type int as the function"),
-        ((abs, 3), {}, InvalidType, "items of type int"),
-        ((max, [1], 3), {}, InvalidType, "not iterable; expected lists after the function"),
-        ((max, [1], [2, 3]), {}, InvalidValue, rf"{name} got lists of 1, 2 elements"),
-        ((abs, [1]), {"cpu": 0}, InvalidValue, rf"{name}\(cpu=0\)"),
-        ((abs, [1]), {"cpu": "2"}, InvalidType, rf"{name}\(cpu='2'\)"),
-        ((abs, [1]), {"gpu": -1}, InvalidValue, rf"{name}\(gpu=-1\)"),
-        ((abs, [1]), {"machines": ["host"]}, EngineUnavailable, "later release"),
-        ((abs, [1]), {"shared_data": 5}, InvalidType, "shared_data is a int; expected a dict"),
-    ):
-        with pytest.raises(error, match=message):
-            call(*arguments, **options)
