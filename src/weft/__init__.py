@@ -32,12 +32,16 @@ if TYPE_CHECKING:
         scatter,
     )
     from weft._api.distributing import DistributedFunction, distribute
+    from weft._api.functions import Function, function
     from weft._api.mapping import MapHandle, map, map_async
     from weft._api.models import ModelTable
+    from weft._api.replicas import Replica, replicate, same
     from weft._api.saving import load, save_all
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import share
     from weft._api.tables import ArrayTable, MatrixTable
+    from weft._api.team import Team
+    from weft._api.training import train_step
     from weft._core import updaters
     from weft._core.consistency import ssp
     from weft._core.tables import Interrupted
@@ -51,10 +55,12 @@ if TYPE_CHECKING:
         Disagreement,
         InvalidType,
         InvalidValue,
+        Mismatch,
         PeerLost,
         RemoteError,
         RemoteTraceback,
         Stalled,
+        TeamBroken,
         WeftError,
         WorkerLost,
     )
@@ -66,6 +72,7 @@ _HOMES = {
     "DamagedFile": "weft.errors",
     "Disagreement": "weft.errors",
     "DistributedFunction": "weft._api.distributing",
+    "Function": "weft._api.functions",
     "Group": "weft.engines.base",
     "Handle": "weft.engines.base",
     "Holder": "weft.adapters.holder",
@@ -74,12 +81,16 @@ _HOMES = {
     "InvalidValue": "weft.errors",
     "MapHandle": "weft._api.mapping",
     "MatrixTable": "weft._api.tables",
+    "Mismatch": "weft.errors",
     "ModelTable": "weft._api.models",
     "PeerLost": "weft.errors",
     "RemoteError": "weft.errors",
     "RemoteTraceback": "weft.errors",
+    "Replica": "weft._api.replicas",
     "SharedArray": "weft.engines.local.shared_arrays",
     "Stalled": "weft.errors",
+    "Team": "weft._api.team",
+    "TeamBroken": "weft.errors",
     "WeftError": "weft.errors",
     "WorkerLost": "weft.errors",
     "all_gather": "weft._api.collectives",
@@ -88,6 +99,7 @@ _HOMES = {
     "broadcast": "weft._api.collectives",
     "device": "weft._api.session",
     "distribute": "weft._api.distributing",
+    "function": "weft._api.functions",
     "gather": "weft._api.collectives",
     "group": "weft._api.session",
     "init": "weft._api.session",
@@ -97,12 +109,15 @@ _HOMES = {
     "map_async": "weft._api.mapping",
     "rank": "weft._api.session",
     "reduce": "weft._api.collectives",
+    "replicate": "weft._api.replicas",
+    "same": "weft._api.replicas",
     "save_all": "weft._api.saving",
     "scatter": "weft._api.collectives",
     "share": "weft._api.sharing",
     "shutdown": "weft._api.session",
     "size": "weft._api.session",
     "ssp": "weft._core.consistency",
+    "train_step": "weft._api.training",
     "updaters": "weft._core",
 }
 
@@ -113,6 +128,7 @@ __all__ = [
     "DamagedFile",
     "Disagreement",
     "DistributedFunction",
+    "Function",
     "Group",
     "Handle",
     "Holder",
@@ -121,12 +137,16 @@ __all__ = [
     "InvalidValue",
     "MapHandle",
     "MatrixTable",
+    "Mismatch",
     "ModelTable",
     "PeerLost",
     "RemoteError",
     "RemoteTraceback",
+    "Replica",
     "SharedArray",
     "Stalled",
+    "Team",
+    "TeamBroken",
     "WeftError",
     "WorkerLost",
     "__version__",
@@ -136,6 +156,7 @@ __all__ = [
     "broadcast",
     "device",
     "distribute",
+    "function",
     "gather",
     "group",
     "init",
@@ -145,12 +166,15 @@ __all__ = [
     "map_async",
     "rank",
     "reduce",
+    "replicate",
+    "same",
     "save_all",
     "scatter",
     "share",
     "shutdown",
     "size",
     "ssp",
+    "train_step",
     "updaters",
 ]
 

@@ -8,6 +8,7 @@
     │   ├── AlreadyInitialized (RuntimeError) weft.init() twice
     │   ├── UsedAfterFork   (RuntimeError)    a group used in a forked child
     │   ├── UsedConcurrently (RuntimeError)   one group used by two threads at once
+    │   ├── TeamBroken      (RuntimeError)    a team used after it was closed or lost a worker
     │   ├── AlreadyFinished (RuntimeError)    a distributed function called after its end
     │   └── Disagreement    (RuntimeError)    ranks made different calls; shows what each did
     ├── SetupError                      a group, engine or launch could not start
@@ -27,6 +28,7 @@
     ├── RemoteError         (RuntimeError)    an exception in a worker that cannot travel itself
     ├── RemoteTraceback                       the cause of one that can: where it was raised
     ├── Cancelled           (RuntimeError)    a map was cancelled
+    ├── Mismatch            (ValueError)      a function's parts are not what it gives as a whole
     └── Stalled             (TimeoutError)    a deadline passed; everybody waited for is alive
 
 `except WeftError` catches all of them; each is also the built-in error that a
@@ -74,6 +76,10 @@ class UsedConcurrently(UsageError, RuntimeError):
 
 class AlreadyFinished(UsageError, RuntimeError):
     """A distributed function was called after `finished`, or a second time with endaftercall."""
+
+
+class TeamBroken(UsageError, RuntimeError):
+    """A team was used after it had been closed, had lost a worker, or in a forked child."""
 
 
 class SetupError(WeftError):
@@ -247,3 +253,7 @@ class Loss:
 
 class Cancelled(WeftError, RuntimeError):
     """The results of a map were waited for after it had been cancelled."""
+
+
+class Mismatch(WeftError, ValueError):
+    """A function called with `check=True` gives something else in parts than as a whole."""

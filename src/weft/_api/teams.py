@@ -28,10 +28,7 @@ def make_team(
     """A team of so many workers, by default one per core; with `gpus` one for each of them."""
     if engine not in (None, *ENGINES):
         raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
-        raise InvalidType(f"n={size!r}: expected a whole number of workers, or None")
-    if size is not None and size < 1:
-        raise InvalidValue(f"n={size}: expected one worker or more, or None for one per core")
+    check_size(size)
     if engine == "serial":
         return SerialTeam()
     from weft.engines.local.group import check_system
@@ -41,13 +38,20 @@ def make_team(
     cores = share_of_cores()
     size = size or cores
     if not named_pipe:
-        return LocalTeam(size, _workers(None), cores=cores, gpus=gpus)
+        return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
     from weft.engines.local import named
 
     pipe = named.check_name(named_pipe)
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
     channel.close()
-    return LocalTeam(min(size, pool.size), _workers(pipe), cores=cores, gpus=gpus)
+    return LocalTeam(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
+
+
+def check_size(size: object) -> None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise InvalidType(f"n={size!r}: expected a whole number of workers, or None")
+    if size is not None and size < 1:
+        raise InvalidValue(f"n={size}: expected one worker or more, or None for one per core")
 
 
 def share_of_cores() -> int:
@@ -55,7 +59,7 @@ def share_of_cores() -> int:
     return max(1, count_cores()[0] // session.ranks_here())
 
 
-def _workers(pipe: str | None) -> Workers:
+def own_workers(pipe: str | None = None) -> Workers:
     """The workers of this process, which end with it."""
     global _registered
     from weft.engines.local.workers import close_workers, workers

@@ -8,6 +8,7 @@ variable WEFT_TIMEOUT, else `DEFAULT`. A number of seconds, 0 or more;
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 
 from weft.errors import InvalidType, InvalidValue
@@ -31,6 +32,14 @@ def checked(timeout: object, name: str = "timeout") -> float:
             f"{name}={timeout!r}: expected 0 or more seconds; for no deadline pass math.inf"
         )
     return float(timeout)
+
+
+def seconds(timeout: object) -> float:
+    """The seconds that a call may wait: as said, else as WEFT_TIMEOUT says, else the default."""
+    if timeout is not None:
+        return checked(timeout)
+    said = from_environment(os.environ)
+    return DEFAULT if said is None else said
 
 
 def from_environment(environ: Mapping[str, str]) -> float | None:

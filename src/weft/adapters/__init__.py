@@ -18,6 +18,9 @@ One that knows models has
                               never to be written to, good until the model changes
     write(model, arrays)      copies values in. Each parameter stays the object that it is, with its
                               dtype and device, so that optimizers made earlier go on working
+    parts(model)              the objects that its parameters are, which others may hold too, such
+                              as an optimizer: what is sent to a worker finds the worker's own
+    reshape(model, arrays)    as `write`, with arrays of other shapes, where there are such models
     live_in(model, arrays)    has the parameters live in the memory of these arrays from now on,
                               which hold their values already; False, and nothing done, if they
                               cannot

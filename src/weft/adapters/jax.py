@@ -74,7 +74,15 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
     forms = {name: (read_array(leaf).dtype, leaf.shape) for name, leaf in parameters.items()}
     containers.refuse_misfits(forms, arrays)
-    pairs = zip(parameters.values(), arrays, strict=True)
+    reshape(model, arrays)
+
+
+def parts(model: Any) -> list[Any]:
+    return [holder for _, holder in containers.leaves(model)]
+
+
+def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    pairs = zip(_parameters(model).values(), arrays, strict=True)
     new = {id(leaf): _like(leaf, array) for leaf, array in pairs}
     for _, holder in containers.leaves(model):
         holder.value = tree_util.tree_map(lambda leaf: new[id(leaf)], holder.value)

@@ -38,6 +38,14 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
         variable.assign(array if copies else array.copy())
 
 
+def parts(model: Any) -> list[Any]:
+    return list(_parameters(model).values())
+
+
+def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    write(model, arrays)  # which says that they do not fit: Keras's variables keep their shapes
+
+
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
     if keras.backend.backend() != "torch":
         return False

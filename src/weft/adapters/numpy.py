@@ -63,6 +63,18 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
         np.copyto(parameter, array)
 
 
+def parts(model: Any) -> list[Any]:
+    return list(_parameters(model).values())
+
+
+def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    shapes = [list(parameter.shape) for parameter in parts(model)]
+    raise InvalidValue(
+        f"values of shape {[list(array.shape) for array in arrays]} for arrays of shape {shapes}: "
+        "an array of NumPy's cannot change its shape; replicate a weft.Holder with the array in it"
+    )
+
+
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
     return False
 

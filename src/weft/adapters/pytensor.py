@@ -42,6 +42,17 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
             variable.set_value(array)
 
 
+def parts(model: Any) -> list[Any]:
+    """Compiled functions hold not the variables themselves, but the containers of their values."""
+    variables = list(_parameters(model).values())
+    return [*variables, *(variable.container for variable in variables)]
+
+
+def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    for variable, array in zip(_parameters(model).values(), arrays, strict=True):
+        variable.set_value(array)
+
+
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
     return False
 

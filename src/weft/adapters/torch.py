@@ -70,6 +70,15 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
             tensor.copy_(_tensor(array))
 
 
+def parts(model: Any) -> list[Any]:
+    return list(_parameters(model).values())
+
+
+def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
+    for tensor, array in zip(parts(model), arrays, strict=True):
+        tensor.data = torch.tensor(array, dtype=tensor.dtype, device=tensor.device)
+
+
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
     """A tensor leaves these arrays again when it is moved or cast: `module.to(...)`."""
     return tensors_live_in(_parameters(model), arrays)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from weft._core.calls import Call
     from weft._core.tables import Array, Ids, Interrupted, TableSpec
@@ -283,6 +283,52 @@ class Team(ABC):
         that fails is among the failures of its batch. Raises Stalled at the job's deadline,
         Cancelled, and what the items' iterator raises.
         """
+
+
+class Member:
+    """A process's part in a standing team."""
+
+    def __init__(self, rank: int, size: int, group: Group) -> None:
+        self.rank, self.size, self.group = rank, size, group
+        #: what it was given to keep, by number; the driver's own objects in the driver
+        self.kept: dict[int, Any] = {}
+
+
+class StandingTeam(ABC):
+    """A driver and workers that stay, keep what they are given, and form a group.
+
+    The driver is rank 0 and computes too.
+    """
+
+    size: int
+    #: this process's
+    member: Member
+
+    @abstractmethod
+    def keep(self, value: Any, what: str) -> int:
+        """Have every worker keep a copy of an object; returns its number.
+
+        What is kept later and mentions the object gets each worker's own copy of it. Raises
+        InvalidType if it cannot be sent; `what` names it.
+        """
+
+    @abstractmethod
+    def call(
+        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+    ) -> list[Any]:
+        """Have each rank run `procedure(member, *its arguments)`, this process too.
+
+        Returns the results in the order of the ranks; a rank whose arguments are None has none to
+        do. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
+        """
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Have fresh workers, who keep copies of the driver's objects as they are now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers. Does nothing twice."""
 
 
 _kinds: dict[str, Any] = {}

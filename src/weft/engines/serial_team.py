@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from weft._core.elements import Array
 from weft._core.seeding import derive, seed_generators
 from weft._core.work import Finished, Job
-from weft.engines.base import Team
-from weft.errors import Cancelled, Stalled
+from weft.engines.base import Member, StandingTeam, Team
+from weft.engines.serial import SerialGroup
+from weft.errors import Cancelled, Stalled, TeamBroken
 
 
 class SerialTeam(Team):
@@ -56,3 +57,31 @@ class SerialTeam(Team):
             yield Finished(index, [value], errors, 0, os.getpid(), seconds, 0, 0)
             if errors and not job.keep_going:
                 return
+
+
+class SerialStandingTeam(StandingTeam):
+    """A driver without workers."""
+
+    size = 1
+
+    def __init__(self, *, timeout: float) -> None:
+        self.member = Member(0, 1, SerialGroup(timeout=timeout))
+        self._closed = False
+
+    def keep(self, value: Any, what: str) -> int:
+        number = len(self.member.kept)
+        self.member.kept[number] = value
+        return number
+
+    def call(
+        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+    ) -> list[Any]:
+        if self._closed:
+            raise TeamBroken("this team has been closed; make a new one: weft.Team()")
+        return [None if own is None else procedure(self.member, *own) for own in arguments]
+
+    def restart(self) -> None:
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True

@@ -26,13 +26,13 @@ from weft._core.schedule import Batch, Schedule
 from weft._core.work import Done, Finished, Job, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.local.channel import Closed
-from weft.engines.local.processes import end_as_text, readable
+from weft.engines.local.losses import lost
+from weft.engines.local.processes import readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
 from weft.engines.local.workers import Workers
-from weft.engines.memory import amount
-from weft.errors import Cancelled, InvalidType, Loss, SegmentGone, Stalled, WorkerLost
+from weft.errors import Cancelled, InvalidType, SegmentGone, Stalled
 
 #: seconds that an interrupted function has to end
 _GRACE = 0.3
@@ -190,15 +190,15 @@ class _Run:
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         self._watch.echo(worker, events)
         message = None
-        lost = worker.pidfd in events
+        ended = worker.pidfd in events
         if worker.frames.fileno() in events:
             try:
                 message = self._receive(worker)
             except Closed:  # it has ended, or its function has closed what it could answer by
-                lost = True
+                ended = True
         if message is not None:
             yield from self._take(worker, message)
-        elif lost:
+        elif ended:
             yield from self._lose(worker)
 
     def _receive(self, worker: Worker) -> Done | Unreadable | Stopped | None:
@@ -288,15 +288,14 @@ class _Run:
             item = batch.first  # it had not begun any of these
         if self._schedule.lost(batch, item):
             return
-        loss = Loss(
-            item,
-            worker.number,
-            worker.pid,
-            ended.code if ended is not None else None,
-            ended.memory if ended is not None else 0,
-            bool(ended is not None and ended.out_of_memory),
+        retries = self._job.retries
+        error = lost(
+            worker,
+            ended,
+            item=item,
+            doing=f"ran item {item}" + (f" for the {retries + 1}. time" if retries else ""),
+            advice="" if retries else "; retries=1 runs such items again on a fresh worker",
         )
-        error = WorkerLost(_loss_as_text(loss, self._job.retries), loss=loss)
         one = Batch(item, [None])
         yield self._finished(worker, one, [None], {item: error})
 
@@ -346,20 +345,3 @@ class _Run:
             f"map: {self._job.timeout} s have passed and items are not finished; pass a longer "
             f"timeout=, or find out why these take so long:\n{where}"
         )
-
-
-def _loss_as_text(loss: Loss, retries: int) -> str:
-    parts = [f"worker {loss.worker} (pid {loss.pid})"]
-    if loss.code is None:
-        parts.append("ended, cause unknown (the process that starts workers was ended too),")
-    else:
-        parts.append(("was " if loss.code < 0 else "ended with ") + end_as_text(loss.code))
-    parts.append(f"while it ran item {loss.item}")
-    if retries:
-        parts.append(f"for the {retries + 1}. time")
-    text = " ".join(parts)
-    if loss.memory:
-        text += f"; it had at most {amount(loss.memory)} of memory"
-    if loss.out_of_memory:
-        text += ", and the kernel killed it for want of memory: smaller items, or fewer workers"
-    return text if retries else text + "; retries=1 runs such items again on a fresh worker"

@@ -76,8 +76,12 @@ class Packed:
 
     def dump_by_value(self, value: Any) -> None:
         """Pickle a value by cloudpickle's."""
+        self.dump_by(cloudpickle.Pickler, value)
+
+    def dump_by(self, kind: Any, value: Any) -> None:
+        """Pickle a value by a kind of cloudpickle's pickler."""
         file = io.BytesIO()
-        pickler = cloudpickle.Pickler.__new__(cloudpickle.Pickler)
+        pickler = kind.__new__(kind)
         # before it is initialised, which is when it looks at the table
         pickler.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reducers()}
         pickler.__init__(file, _PROTOCOL)
@@ -133,7 +137,7 @@ def pack(items: list[Any], first: int, name: str = "items") -> Packed:
             raise
         for index, item in enumerate(items, first):
             if not _pickles(item):
-                raise _unpicklable(item, f"{name}[{index}]", error) from error
+                raise unpicklable(item, f"{name}[{index}]", error) from error
         raise
     return packed
 
@@ -148,7 +152,7 @@ def pack_function(function: Callable[..., Any]) -> Packed:
         packed.release()
         if isinstance(error, WeftError) or not isinstance(error, Exception):
             raise
-        raise _unpicklable(function, "fun", error) from error
+        raise unpicklable(function, "fun", error) from error
     return packed
 
 
@@ -156,7 +160,7 @@ def load(payload: bytes) -> Any:
     return pickle.loads(payload)
 
 
-def _unpicklable(value: Any, name: str, error: Exception) -> InvalidType:
+def unpicklable(value: Any, name: str, error: Exception) -> InvalidType:
     path, part = path_to_fault(value, name, _pickles)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return InvalidType(

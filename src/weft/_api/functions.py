@@ -1,0 +1,273 @@
+"""`function`: one call over split data, and the number the single process would have given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft._api.team import Team, default_team
+from weft._core.calling import check_callable
+from weft._core.outputs import Modes, Partial, check_modes, join
+from weft._core.portions import Batch, Portion, choose, common_length, count, part
+from weft._core.rowwise import Share, compute, select
+from weft.engines.base import Member
+from weft.errors import InvalidType, InvalidValue, Mismatch
+
+#: what a call takes besides the function's own arguments
+OPTIONS = ("batch", "num_slices", "outputs")
+#: rows that `check=True` computes here too
+_SAMPLE = 64
+
+Which = Sequence[str | int]
+
+
+def function(
+    fun: Callable[..., Any],
+    *,
+    split: Which | None = None,
+    whole: Which = (),
+    collect: Modes = "mean",
+    team: Team | None = None,
+    check: bool = False,
+) -> Function:
+    """`fun` as a function that computes its rows on all ranks of a team.
+
+    `f(x, y)` equals `fun(x, y)` if `collect` says what the output is:
+
+    >>> import numpy, weft
+    >>> f = weft.function(lambda x, w: (x @ w).mean(), whole=["w"])
+    >>> f(numpy.ones((5, 2)), numpy.ones(2))
+    np.float64(2.0)
+    >>> weft.shutdown()
+
+    split    the arguments that are split along their first axis, by name or position; by default
+             all but `whole`, which go to every rank as they are.
+    collect  "mean" (over the rows, weighted by how many each rank had), "sum", "prod", "min",
+             "max", "gather" (one row for each row), or None (keep the driver's own); for several
+             outputs one for all, or a list or dict of them.
+    team     the ranks; by default one team for all functions, with one rank per core.
+    check    compare with `fun` itself on the first rows of each call; raises Mismatch.
+
+    Calls take these besides the function's own arguments:
+
+    batch       choose rows of all split arguments: the first n, a slice, or a list of indexes.
+    num_slices  each rank works through its rows in so many slices, to save memory.
+    outputs     only these outputs, by position or key.
+
+    `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all.
+    """
+    check_callable(fun, "function")
+    check_modes(collect)
+    return Function(fun, split=split, whole=whole, collect=collect, team=team, check=check)
+
+
+class Function:
+    """What `function` returns."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        split: Which | None,
+        whole: Which,
+        collect: Modes,
+        team: Team | None,
+        check: bool,
+    ) -> None:
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.collect = collect
+        self._fun = fun
+        self._names = _names_of(fun)
+        self._whole = {_position(self._names, which, "whole") for which in whole}
+        self._split = (
+            None if split is None else {_position(self._names, which, "split") for which in split}
+        )
+        both = self._whole & (self._split or set())
+        if both:
+            raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
+        self._check = check
+        self._team = team
+        self._number: int | None = None
+        if team is not None:
+            team.register(self)
+
+    @property
+    def team(self) -> Team:
+        if self._team is None:
+            self._team = default_team()
+            self._team.register(self)
+        return self._team
+
+    def send(self) -> None:
+        """Have the workers know the function, if they do not yet."""
+        if self._number is None:
+            self._number = self.team.engine.keep(self._fun, self.name)
+
+    def __call__(
+        self,
+        *arguments: Any,
+        batch: Batch | None = None,
+        num_slices: int = 1,
+        outputs: Sequence[Any] | Any = None,
+        **keywords: Any,
+    ) -> Any:
+        self.send()
+        length = common_length(self._split_values(arguments, keywords))
+        rows = choose(batch, length)
+        _check_slices(num_slices, count(rows))
+        single = outputs is not None and not isinstance(outputs, (list, tuple))
+        wanted = None if outputs is None else (outputs,) if single else tuple(outputs)
+        modes = self.collect
+        if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
+            modes = select(modes, wanted)
+        call = _Call(arguments, keywords, num_slices, wanted)
+        ranks = range(self.team.size)
+        shares = [self._share(call, part(rows, len(ranks), rank), rank == 0) for rank in ranks]
+        results = self.team.engine.call(
+            _compute, [None if share is None else (self._number, share, modes) for share in shares]
+        )
+        joined = join([one for one in results if one is not None], modes)
+        if self._check:
+            self._compare(call, rows, modes)
+        if single:
+            return next(iter(joined.values())) if isinstance(joined, Mapping) else joined[0]
+        return joined
+
+    def serial(self, *arguments: Any, **keywords: Any) -> Any:
+        """The function itself, in this process."""
+        return self._fun(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        return f"<Function {self.name!r}, collect={self.collect!r}>"
+
+    def _is_split(self, key: int | str) -> bool:
+        name = self._names[key] if isinstance(key, int) and key < len(self._names) else key
+        keys = {key, name}
+        return not keys & self._whole and (self._split is None or bool(keys & self._split))
+
+    def _split_values(
+        self, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments that are split, by name."""
+        found = {}
+        for position, value in enumerate(arguments):
+            if self._is_split(position):
+                known = position < len(self._names)
+                found[self._names[position] if known else f"argument {position}"] = value
+        found.update({name: value for name, value in keywords.items() if self._is_split(name)})
+        if not found:
+            raise InvalidValue(
+                f"{self.name!r} was called without an argument to split; give it one, or call "
+                f"{self.name}.serial(...)"
+            )
+        return found
+
+    def _share(self, call: _Call, rows: Any, here: bool) -> Share | None:
+        """What a rank gets of a call; None if there are no rows for it."""
+        if count(rows) == 0 and not here:
+            return None
+
+        def given(key: int | str, value: Any) -> Any:
+            return _portion(value, rows, here=here) if self._is_split(key) else value
+
+        return Share(
+            [given(position, value) for position, value in enumerate(call.arguments)],
+            {name: given(name, value) for name, value in call.keywords.items()},
+            count(rows),
+            call.slices,
+            call.wanted,
+        )
+
+    def _compare(self, call: _Call, rows: Any, modes: Modes) -> None:
+        """Raise unless the parts of some rows come to what the function makes of all of them."""
+        sample = part(rows, max(1, count(rows) // _SAMPLE), 0)
+        pieces = [part(sample, 2, half) for half in range(2)]
+        shares = [self._share(call, piece, here=True) for piece in (*pieces, sample)]
+        parts = [compute(self._fun, share, modes) for share in shares if share and share.rows]
+        joined, direct = join(parts[:-1], modes), parts[-1].outputs
+        if not _close(joined, direct):
+            raise Mismatch(
+                f"{self.name!r} with collect={self.collect!r} gives {joined!r} on "
+                f"{count(sample)} rows in two parts, and {direct!r} at once; the mode does not say "
+                "what the output is"
+            )
+
+
+class _Call(NamedTuple):
+    """What a function was called with."""
+
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    slices: int
+    wanted: tuple[Any, ...] | None
+
+
+def _compute(member: Member, number: int, share: Share, modes: Modes) -> Partial:
+    """A procedure: the function on a rank's share."""
+    return compute(member.kept[number], share, modes)
+
+
+def _portion(value: Any, rows: Any, *, here: bool) -> Any:
+    """Some rows of a value. What lies in shared memory goes as it is, and is cut where it is
+    used; of other arrays only the rows that are needed are sent."""
+    from weft.engines.local.mapped import buffer_of
+
+    portion = Portion(value, rows)
+    numpy_array = type(value).__module__ in ("numpy", "weft.engines.local.shared_arrays")
+    if here or (numpy_array and buffer_of(value) is not None):
+        return portion
+    taken = portion.take()
+    return Portion(taken, slice(0, len(taken)))
+
+
+def _names_of(fun: Callable[..., Any]) -> list[str]:
+    """The names of its positional arguments, as far as they are known."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # some of the built-in ones
+        return []
+    clash = [one.name for one in parameters if one.name in OPTIONS]
+    if clash:
+        raise InvalidValue(
+            f"the function has a parameter {clash[0]!r}, which is an option of the call; rename "
+            "it: options are " + ", ".join(OPTIONS)
+        )
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one.name for one in parameters if one.kind in kinds]
+
+
+def _position(names: Sequence[str], which: object, option: str) -> str | int:
+    """An argument as named in split= or whole=."""
+    if isinstance(which, bool) or not isinstance(which, (int, str)):
+        raise InvalidType(
+            f"{option} has {which!r}; expected names or positions of arguments, for example "
+            f"{option}=['x'] or {option}=[0]"
+        )
+    if isinstance(which, str) and names and which not in names:
+        raise InvalidValue(f"{option} has {which!r}; the function's arguments are {list(names)}")
+    if isinstance(which, int) and which < len(names):
+        return names[which]
+    return which
+
+
+def _check_slices(slices: object, rows: int) -> None:
+    if isinstance(slices, bool) or not isinstance(slices, int):
+        raise InvalidType(f"num_slices={slices!r}: expected a whole number")
+    if not 1 <= slices <= max(1, rows):
+        raise InvalidValue(
+            f"num_slices={slices}: expected 1 to {max(1, rows)}, as many as there are rows"
+        )
+
+
+def _close(one: Any, other: Any) -> bool:
+    import numpy as np
+
+    if isinstance(one, Mapping):
+        return all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_close, one, other))
+    try:
+        return bool(np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
+    except (TypeError, ValueError):
+        return bool(one == other)

@@ -1,0 +1,210 @@
+"""`replicate`: an object with one copy in each rank of a team, and collectives on the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft._api.team import Team, default_team
+from weft._core import models
+from weft._core.elements import OPERATIONS
+from weft._core.portions import Batch, choose, common_length, count, part
+from weft.engines.base import Member
+from weft.errors import InvalidType, InvalidValue
+
+Arrays = list[Any]
+
+
+def replicate(obj: Any, *, team: Team | None = None) -> Replica:
+    """Give every worker of a team a copy of an object; functions that mention it use theirs.
+
+    The object may be a torch Module or tensor, a PyTensor shared variable, a Keras model, a NumPy
+    array, a `weft.Holder` of a JAX pytree, or a list or dict of these. It stays the driver's own
+    copy: use and change it as you like. An object that is replicated already is not sent again.
+
+    >>> import numpy, weft
+    >>> weights = numpy.zeros(2)
+    >>> copies = weft.replicate(weights, team=weft.Team(2))
+    >>> weights += 1
+    >>> copies.all_reduce("mean")
+    >>> weights
+    array([0.5, 0.5])
+    >>> weft.shutdown()
+
+    Raises InvalidType for what cannot be pickled.
+    """
+    return Replica(obj, default_team() if team is None else team)
+
+
+class Replica:
+    """The copies of one object. Rank 0's is the driver's own object.
+
+    Values are one array for an object that is one (an array, a tensor, a shared variable), else a
+    list of arrays in the order of its parameters. Many parameters travel as one buffer.
+    """
+
+    def __init__(self, obj: Any, team: Team) -> None:
+        self.value = obj
+        self.team = team
+        self._number = team.replica_number(obj)
+
+    def broadcast(self, values: Any = None) -> None:
+        """Have every rank take over the driver's values, or these."""
+        if values is not None:
+            models.assign(self.value, _as_list(self.value, values))
+        own = models.read(self.value)
+        self._everywhere(_write_kept, [None, *[(self._number, own)] * (self.team.size - 1)])
+
+    def scatter(self, values: Any, batch: Batch | None = None) -> None:
+        """Split values along their first axis, as even as can be, a part for each rank."""
+        lists = _as_list(self.value, values)
+        rows = choose(batch, common_length({f"values[{i}]": one for i, one in enumerate(lists)}))
+        size = self.team.size
+        if count(rows) < size:
+            raise InvalidValue(
+                f"scatter of {count(rows)} rows over {size} ranks; expected a row each"
+            )
+        parts = [[one[part(rows, size, rank)] for one in lists] for rank in range(size)]
+        self._everywhere(_write_kept, [(self._number, own) for own in parts])
+
+    def gather(self, *, stack: bool = False) -> Any:
+        """All ranks' values here: joined along the first axis, or stacked along a new one."""
+        found = [self.get(rank, _all=True) for rank in range(self.team.size)]
+        join: Callable[[Sequence[Any]], Any] = np.stack if stack else _joined
+        return self._as_value([join(one) for one in zip(*found, strict=True)])
+
+    def all_gather(self) -> None:
+        """Every rank's values become all ranks', joined along the first axis."""
+        self._everywhere(_all_gather, [(self._number,)] * self.team.size)
+
+    def reduce(self, op: str = "mean") -> None:
+        """The driver's values become the sum, mean, ... of all ranks'."""
+        _check_op(op)
+        self._everywhere(_reduce, [(self._number, op)] * self.team.size)
+
+    def all_reduce(self, op: str = "mean") -> None:
+        """Every rank's values become the sum, mean, ... of all ranks', the same bits everywhere."""
+        _check_op(op)
+        self._everywhere(_all_reduce, [(self._number, op)] * self.team.size)
+
+    def set(self, rank: int, values: Any) -> None:
+        """Set one rank's values."""
+        self._check_rank(rank)
+        own = (self._number, _as_list(self.value, values))
+        self._everywhere(_write_kept, [own if one == rank else None for one in self._ranks])
+
+    def get(self, rank: int, *, _all: bool = False) -> Any:
+        """One rank's values."""
+        self._check_rank(rank)
+        found = self._everywhere(
+            _read_kept, [(self._number,) if one == rank else None for one in self._ranks]
+        )[rank]
+        return found if _all else self._as_value(found)
+
+    def shapes(self) -> list[Any]:
+        """The shapes of each rank's values."""
+        found = self._everywhere(_shapes, [(self._number,)] * self.team.size)
+        return [self._as_value(shapes) for shapes in found]
+
+    def same(self) -> bool:
+        """Whether all ranks have the same bits."""
+        digests = self._everywhere(_digest, [(self._number,)] * self.team.size)
+        return len(set(digests)) == 1
+
+    def __repr__(self) -> str:
+        return f"<Replica of a {type(self.value).__name__} in {self.team.size} ranks>"
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.team.size)
+
+    def _everywhere(
+        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+    ) -> list[Any]:
+        models.count(self.value)  # raises for what has none
+        return self.team.engine.call(procedure, arguments)
+
+    def _as_value(self, found: list[Any]) -> Any:
+        return found[0] if len(found) == 1 and not isinstance(self.value, (list, dict)) else found
+
+    def _check_rank(self, rank: object) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise InvalidType(f"rank={rank!r}: expected a whole number")
+        if not 0 <= rank < self.team.size:
+            raise InvalidValue(f"rank={rank}: the team has ranks 0 to {self.team.size - 1}")
+
+
+def same(obj: Any, *, team: Team | None = None) -> bool:
+    """Whether every rank's copy of a replicated object has the same bits."""
+    chosen = default_team() if team is None else team
+    if not chosen.has_replica(obj):
+        raise InvalidValue(
+            f"same() got a {type(obj).__name__} that is not replicated in this team; first:\n"
+            "    weft.replicate(obj)"
+        )
+    return Replica(obj, chosen).same()
+
+
+# procedures: what each rank does
+
+
+def _write_kept(member: Member, number: int, arrays: Arrays) -> None:
+    models.assign(member.kept[number], arrays)
+
+
+def _read_kept(member: Member, number: int) -> Arrays:
+    return models.read(member.kept[number])
+
+
+def _shapes(member: Member, number: int) -> list[tuple[int, ...]]:
+    return [array.shape for array in models.read(member.kept[number])]
+
+
+def _digest(member: Member, number: int) -> bytes:
+    import hashlib
+
+    digest = hashlib.blake2b(digest_size=16)
+    for array in models.read(member.kept[number]):
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _all_gather(member: Member, number: int) -> None:
+    value = member.kept[number]
+    models.assign(value, member.group.all_gather(models.read(value)))
+
+
+def _reduce(member: Member, number: int, op: str) -> None:
+    value = member.kept[number]
+    result = member.group.reduce(models.read(value), op)
+    if member.rank == 0:
+        models.assign(value, result)
+
+
+def _all_reduce(member: Member, number: int, op: str) -> None:
+    value = member.kept[number]
+    models.assign(value, member.group.all_reduce(models.read(value), op))
+
+
+# values
+
+
+def _as_list(value: Any, values: Any) -> Arrays:
+    """Values as given by the user, one array for each that the object has."""
+    wanted = models.count(value)
+    given = list(values) if isinstance(values, (list, tuple)) and wanted > 1 else [values]
+    if len(given) != wanted:
+        raise InvalidValue(f"the object has {wanted} arrays; got values for {len(given)}")
+    return [np.asarray(one) for one in given]
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    return np.concatenate([array[np.newaxis] if array.ndim == 0 else array for array in arrays])
+
+
+def _check_op(op: object) -> None:
+    if op not in OPERATIONS:
+        raise InvalidValue(f"op={op!r}: expected one of {', '.join(map(repr, OPERATIONS))}")

@@ -1,0 +1,147 @@
+"""`Team`: a driver and workers that stay, for functions and replicas."""
+
+from __future__ import annotations
+
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft._api import session
+from weft._api.teams import check_size, own_workers, share_of_cores
+from weft._core import timeouts
+from weft.errors import UnknownEngine
+
+if TYPE_CHECKING:
+    from weft.engines.base import Group, StandingTeam
+
+ENGINES = ("local", "serial")
+
+
+class Sendable(Protocol):
+    """What a team knows of a function that it was built for."""
+
+    def send(self) -> None:
+        """Have the workers know it, if they do not yet."""
+
+
+class Team:
+    """This process, the driver, and `n - 1` workers: by default as many ranks as there are cores.
+
+    Functions and replicas use one. The driver computes too, as rank 0. The workers stay until
+    `close`, the end of the `with` block, or the end of the program.
+
+    >>> import weft
+    >>> with weft.Team(2) as team:
+    ...     total = weft.function(sum, collect="sum", team=team)
+    ...     total([1, 2, 3])
+    6
+
+    engine   "local", or "serial": this process alone, for debugging.
+    timeout  seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
+             else 1800.
+    """
+
+    def __init__(
+        self, n: int | None = None, *, engine: str = "local", timeout: float | None = None
+    ) -> None:
+        check_size(n)
+        if engine not in ENGINES:
+            raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
+        seconds = timeouts.seconds(timeout)
+        cores = share_of_cores()
+        self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
+        #: by identity of the object: its number, and the object, so that the identity stays its own
+        self._replicas: dict[int, tuple[int, Any]] = {}
+        self.engine: StandingTeam
+        if engine == "serial" or (n or cores) == 1:
+            from weft.engines.serial_team import SerialStandingTeam
+
+            self.engine = SerialStandingTeam(timeout=seconds)
+        else:
+            from weft.engines.local.group import check_system
+            from weft.engines.local.standing import LocalStandingTeam
+
+            check_system()
+            self.engine = LocalStandingTeam(n or cores, own_workers(), cores=cores, timeout=seconds)
+        _teams.add(self)
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are, the driver among them."""
+        return self.engine.size
+
+    @property
+    def group(self) -> Group:
+        """The group of all ranks."""
+        return self.engine.member.group
+
+    def send(self) -> None:
+        """Have the workers know every function built for this team by now.
+
+        Functions are sent by themselves when they are first called; this only does it now. It may
+        be called any number of times.
+        """
+        for function in list(self._functions):
+            function.send()
+
+    def restart(self) -> None:
+        """Start the workers again, after one was lost. Replicas get the driver's values."""
+        self.engine.restart()
+
+    def close(self) -> None:
+        """End the workers. Does nothing twice."""
+        self.engine.close()
+
+    def register(self, function: Sendable) -> None:
+        """Note a function that is built for this team."""
+        self._functions.add(function)
+
+    def replica_number(self, value: Any) -> int:
+        """The number of a replicated object; the workers get their copies if they have none."""
+        if id(value) not in self._replicas:
+            number = self.engine.keep(value, f"the {type(value).__name__}")
+            self._replicas[id(value)] = number, value
+        return self._replicas[id(value)][0]
+
+    def has_replica(self, value: Any) -> bool:
+        return id(value) in self._replicas
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Team of {self.size} ranks>"
+
+
+_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+_default: Team | None = None
+
+
+def default_team() -> Team:
+    """The team of functions and replicas that were given none; made at its first use."""
+    global _default
+    if _default is None:
+        _default = Team()
+    return _default
+
+
+def set_default_team(team: Team | None) -> None:
+    global _default
+    _default = team
+
+
+def _close_all() -> None:
+    set_default_team(None)
+    for team in list(_teams):
+        team.close()
+
+
+session.at_shutdown(_close_all)

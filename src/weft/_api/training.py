@@ -1,0 +1,78 @@
+"""`train_step`: one step of training over split rows, each replica updating itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft._api.team import Team, default_team
+from weft._core.portions import choose, common_length, count, part
+from weft.engines.base import Member
+from weft.errors import InvalidType
+
+
+def train_step(
+    loss: Callable[..., Any], model: Any, optimizer: Any, *, team: Team | None = None
+) -> Callable[..., float]:
+    """A function that trains a torch model by one step: `step(x, y)` returns the loss.
+
+    `loss(model, x, y)` is a mean over the rows of its inputs. Each rank computes the gradients of
+    its rows, one all_reduce averages them, weighted by rows, and every rank's optimizer changes its
+    own copy of the model. The result is what one process would have got, to rounding.
+
+        step = weft.train_step(lambda model, x, y: F.cross_entropy(model(x), y), model, optimizer)
+        for x, y in batches:
+            print(step(x, y))
+
+    The driver's model and optimizer are the user's own, and up to date after each step.
+    """
+    return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
+
+
+class _TrainStep:
+    def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
+        if not hasattr(optimizer, "param_groups") or not hasattr(model, "parameters"):
+            raise InvalidType(
+                f"train_step got a {type(model).__name__} and a {type(optimizer).__name__}; "
+                "expected a torch.nn.Module and a torch.optim.Optimizer"
+            )
+        self._team = team
+        # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
+        self._numbers = (
+            team.replica_number(model),
+            team.engine.keep(optimizer, "the optimizer"),
+            team.engine.keep(loss, "the loss"),
+        )
+
+    def __call__(self, *batch: Any) -> float:
+        """Train on these rows; returns the loss before the step."""
+        rows = choose(None, common_length({f"argument {i}": one for i, one in enumerate(batch)}))
+        parts = [part(rows, self._team.size, rank) for rank in range(self._team.size)]
+        arguments = [(self._numbers, [one[own] for one in batch], count(own)) for own in parts]
+        return float(self._team.engine.call(_step, arguments)[0])
+
+
+def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], rows: int) -> float:
+    """A procedure: the gradients of a rank's rows, their mean over all, and the optimizer."""
+    import torch
+
+    model, optimizer, loss = (member.kept[number] for number in numbers)
+    optimizer.zero_grad(set_to_none=True)
+    value = torch.zeros((), dtype=torch.float64)
+    if rows:
+        try:
+            computed = loss(model, *batch)
+            computed.backward()
+        except Exception as error:
+            member.group.refuse("train_step", error)
+            raise
+        value = computed.detach().to(torch.float64)
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for parameter in parameters:
+        if parameter.grad is None and parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    both = [value, *gradients]
+    member.group.all_reduce(both, "mean", weight=rows, out=both)
+    optimizer.step()
+    return float(value)

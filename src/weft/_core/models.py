@@ -1,0 +1,46 @@
+"""An object's values, whatever library's it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft import adapters
+from weft._core.elements import Array
+from weft.errors import InvalidType
+
+
+def read(model: Any) -> list[Array]:
+    """Its values, in the order of its parameters. Raises InvalidType for what has none."""
+    return list(_adapter(model).read(model))
+
+
+def assign(model: Any, arrays: Sequence[Array]) -> None:
+    """Give it values, which may have other shapes than its own where its library allows it."""
+    adapter = _adapter(model)
+    shapes = [array.shape for array in adapter.read(model)]
+    if shapes == [array.shape for array in arrays]:
+        adapter.write(model, arrays)
+    else:
+        adapter.reshape(model, arrays)
+
+
+def count(model: Any) -> int:
+    """How many arrays it has."""
+    return len(_adapter(model).names(model))
+
+
+def parts(value: Any) -> list[Any]:
+    """The objects that its parameters are; none for what is no model."""
+    adapter = adapters.of_model(value)
+    return [] if adapter is None else adapter.parts(value)
+
+
+def _adapter(value: Any) -> Any:
+    adapter = adapters.of_model(value)
+    if adapter is None:
+        raise InvalidType(
+            f"a {type(value).__name__} has no values that could be moved; expected an array, a "
+            "tensor, a shared variable, a model, or a list or dict of these"
+        )
+    return adapter

@@ -1,0 +1,53 @@
+"""A function over some rows, in one rank: slice by slice, then as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft._core.outputs import Modes, Partial, join
+from weft._core.portions import Portion, count, part
+
+
+class Share(NamedTuple):
+    """What one rank gets of a call."""
+
+    #: those that are portions are split, the others go whole
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    rows: int
+    slices: int
+    #: which outputs are wanted; None: all
+    wanted: tuple[Any, ...] | None
+
+
+def compute(function: Callable[..., Any], share: Share, modes: Modes) -> Partial:
+    """The outputs of a function on a rank's share."""
+    slices = min(share.slices, max(1, share.rows))
+    parts = []
+    for index in range(slices):
+        arguments = [_taken(one, slices, index) for one in share.arguments]
+        keywords = {name: _taken(one, slices, index) for name, one in share.keywords.items()}
+        outputs = select(function(*arguments, **keywords), share.wanted)
+        parts.append(Partial(outputs, _rows(share, slices, index)))
+    return Partial(join(parts, modes), share.rows) if len(parts) > 1 else parts[0]
+
+
+def _taken(value: Any, slices: int, index: int) -> Any:
+    """A value as the function gets it, for one of several slices."""
+    if not isinstance(value, Portion):
+        return value
+    return (value if slices == 1 else Portion(value.array, part(value.rows, slices, index))).take()
+
+
+def _rows(share: Share, slices: int, index: int) -> int:
+    return share.rows if slices == 1 else count(part(slice(0, share.rows), slices, index))
+
+
+def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:
+    """Some of a function's outputs: by position, or by key."""
+    if wanted is None:
+        return outputs
+    if isinstance(outputs, Mapping):
+        return {key: outputs[key] for key in wanted}
+    return [outputs[index] for index in wanted]
