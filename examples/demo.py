@@ -27,6 +27,9 @@ def check(condition: bool, what: str) -> None:
 
 
 def main() -> None:
+    out = show("one function, many items", "python", "examples/sweep.py")
+    check("400 epidemics" in out, "all cores together have the known answers")
+
     out = show("two ranks meet", "weft", "run", "-n", "2", "examples/meet.py")
     check(all(f"I am rank {rank} of 2" in out for rank in (0, 1)), "both ranks met")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from weft._api import collectives, models, session, sharing, tables
-from weft._core import consistency, split, trees, updaters
+import playdoh
+from weft._api import collectives, distributing, mapping, models, session, sharing, tables
+from weft._core import consistency, split, trees, unpicklable, updaters
 from weft.adapters import containers, holder
 
 ROOT = Path(__file__).parent.parent
@@ -71,13 +72,17 @@ def test_the_demo_passes_its_own_checks() -> None:
         collectives,
         consistency,
         containers,
+        distributing,
         holder,
+        mapping,
         models,
+        playdoh,
         session,
         sharing,
         split,
         tables,
         trees,
+        unpicklable,
         updaters,
     ],
     ids=lambda module: module.__name__,

@@ -55,6 +55,13 @@ def test_layers_point_downwards(layer: str) -> None:
         assert used <= LAYERS[layer], f"{path} imports {used - LAYERS[layer]}"
 
 
+def test_the_reading_order_has_every_module() -> None:
+    """What the local engine's first page lists is what there is."""
+    folder = SOURCE / "engines" / "local"
+    listed = re.findall(r"^(\w+\.py) ", (folder / "__init__.py").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in folder.glob("[a-z]*.py"))
+
+
 def test_core_does_not_touch_the_system() -> None:
     """_core is pure: no processes, sockets or shared memory."""
     for path in (SOURCE / "_core").glob("*.py"):

@@ -17,6 +17,7 @@ views.py        which blocks this process sees
 keeper.py       the blocks that it made
 attachments.py  the blocks that it got from others
 blocks.py       all of these as one: allocate, refer, attach
+shared_arrays.py   arrays in blocks, and their pickles
 common.py       memory that one rank makes and all see
 slots.py        memory through which small arrays pass
 direct.py       copies out of and into a peer's own memory
@@ -34,6 +35,20 @@ changes.py      who is changing which rows, and what a death leaves
 staging.py      the deltas of bsp, and how they are applied
 store.py        a table's rows: reading and adding
 group.py        the group
-output.py       what ranks print
+output.py       what ranks and workers print
 launcher.py     `weft run`
+
+Of map, in reading order:
+
+large_arrays.py    arrays that are part of items and results
+wire.py         functions, items and results as bytes
+frames.py       whole messages over a stream
+logs.py         what workers log
+worker.py       a worker: receive, run, reply
+fork_server.py  the process that starts workers
+remote_worker.py   a worker, as its driver sees it
+watching.py     waiting for several workers at once
+workers.py      the workers of this process, kept warm
+team.py         a job, from the first batch to the last
+named.py        workers behind a named pipe
 """
