@@ -30,6 +30,8 @@ from weft.resources import count_cores
         ({"shared_data": [1]}, InvalidType, "shared_data is a list; expected a dict"),
         ({"named_pipe": "nobodys"}, NoSuchPipe, "nobody serves the pipe 'nobodys'"),
         ({"named_pipe": "a/b"}, InvalidValue, "named_pipe='a/b': expected a name of letters"),
+        ({"named_pipe": ""}, InvalidValue, "named_pipe='': expected a name of letters"),
+        ({"named_pipe": 0}, InvalidType, "named_pipe=0: expected True or a name, got int"),
         ({"named_pipe": 5}, InvalidType, "named_pipe=5: expected True or a name, got int"),
         ({"machines": ["host"]}, EngineUnavailable, "come with a later release"),
         ({"port": 2718}, EngineUnavailable, "come with a later release"),

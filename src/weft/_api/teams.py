@@ -37,7 +37,7 @@ def make_team(
     check_system()
     cores = share_of_cores()
     size = size or cores
-    if not named_pipe:
+    if named_pipe is None or named_pipe is False:
         return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
     from weft.engines.local import named
 
