@@ -36,6 +36,14 @@ def parts(value: Any) -> list[Any]:
     return [] if adapter is None else adapter.parts(value)
 
 
+def reduce(value: Any) -> Any:
+    """How a library's object is pickled when it is to find the worker's own copies of what it
+    mentions; None where its own way is right."""
+    if type(value).__module__.partition(".")[0] != "pytensor":
+        return None
+    return adapters.named("pytensor").reduce(value)
+
+
 def _adapter(value: Any) -> Any:
     adapter = adapters.of_model(value)
     if adapter is None:

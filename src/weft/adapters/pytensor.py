@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pytensor.compile.executor import Function
 from pytensor.compile.sharedvalue import SharedVariable
 
 from weft import adapters
@@ -51,6 +52,18 @@ def parts(model: Any) -> list[Any]:
 def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     for variable, array in zip(_parameters(model).values(), arrays, strict=True):
         variable.set_value(array)
+
+
+def reduce(value: Any) -> Any:
+    """How a compiled function is pickled, so that it uses the variables that its graph mentions:
+    by itself it would bring along storage of its own, with their values."""
+    return (_link, (value.maker, value.trust_input)) if isinstance(value, Function) else None
+
+
+def _link(maker: Any, trust_input: bool) -> Any:
+    function = maker.create()
+    function.trust_input = trust_input
+    return function
 
 
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from weft._core.models import parts
+from weft._core.models import parts, reduce
 from weft.engines.base import Group, Member
 from weft.engines.local.group import join
 from weft.engines.local.rendezvous import Identity
@@ -87,6 +87,9 @@ def pack_mentioning(value: Any, name: str, known: Mapping[int, Place], what: str
             place = known.get(id(mentioned))
             if place is not None:
                 return own_copy, (name, *place)
+            reduced = reduce(mentioned)
+            if reduced is not None:
+                return reduced
             return super().reducer_override(mentioned)
 
     packed = Packed()
