@@ -104,6 +104,12 @@ class Worker:
         if pidfd >= 0:
             os.close(pidfd)
 
+    def abandon(self) -> None:
+        """In a forked child: it is the parent's."""
+        self.frames.close()
+        for descriptor in self.descriptors[1:]:
+            os.close(descriptor)
+
 
 class Echo:
     """A worker's stdout or stderr, line by line into this process's own."""

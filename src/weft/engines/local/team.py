@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -92,6 +93,7 @@ class _Run:
     """One job, from the first batch to the last."""
 
     def __init__(self, job: Job, workers: Workers, lent: list[Worker], watch: Watch) -> None:
+        self._process = os.getpid()
         self._job = job
         self._workers = workers
         self._watch = watch
@@ -114,6 +116,8 @@ class _Run:
 
     def end(self) -> None:
         """Give the workers back; end what still runs."""
+        if os.getpid() != self._process:
+            return  # a forked child leaves the parent's function: these are the parent's workers
         try:
             if self._busy:
                 self._interrupt()

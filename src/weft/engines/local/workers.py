@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from weft._core.work import Settings
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import level_here
+from weft.engines.local.processes import readable
 from weft.engines.local.remote_worker import Echo, Worker
 from weft.engines.local.translation import translated
 from weft.engines.local.watching import Watch
@@ -87,13 +89,16 @@ class Workers:
     def forget(self, digest: bytes) -> None:
         """Have the idle workers drop a function."""
         with self._lock:
-            for worker in self._idle:
+            for worker in list(self._idle):
                 worker.forget(digest)
 
     def end(self, worker: Worker) -> Ended | None:
         """End a worker, if it has not ended; how it did, or None if nobody saw it."""
         worker.kill()
         ended = self._last_words(worker)
+        if ended is None:  # the fork server would have ended what it has started
+            with contextlib.suppress(OSError):
+                os.killpg(worker.pid, signal.SIGKILL)
         worker.close()
         return ended
 
@@ -114,44 +119,63 @@ class Workers:
             self._hang_up()
 
     def abandon(self) -> None:
-        """In a forked child: these are the parent's workers."""
+        """In a forked child: these are the parent's workers. The child can start its own."""
         for worker in self._idle:
-            worker.frames.close()
+            worker.abandon()
         if self._server is not None:
             self._server.close()
+        if self._process is not None:
+            self._process.returncode = 0  # it is not this process's child
+        self._server = self._process = self._watch = None
+        self._idle, self._ends = [], {}
+        self._lock = threading.Lock()
 
     # with the lock held
 
     def _take(self, gpu: str | None) -> Worker | None:
         """An idle worker. Whether it has ended since is seen when it is given work."""
-        for worker in self._idle:
-            if worker.gpu == gpu:
-                self._idle.remove(worker)
+        for worker in [one for one in self._idle if one.gpu == gpu]:
+            self._idle.remove(worker)
+            if not worker.frames.broken:  # as an interrupt of `forget` may have left it
                 return worker
+            worker.kill()
+            worker.close()
         return None
 
     def _start(self, gpu: str | None) -> Worker:
-        server = self._connect()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        number = self._started
+        fresh = self._server is None
         try:
-            server.send(Start(number), [theirs.fileno(), out[1], err[1]])
-            pid, pidfd = self._await_start(server, number)
+            return self._start_one(gpu)
         except Closed:
             self._hang_up()
-            ours.close()
-            raise self._server_ended() from None
-        finally:
-            for descriptor in (out[1], err[1]):
-                os.close(descriptor)
-            theirs.close()
-        self._started += 1
-        ours.setblocking(False)
-        echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
-        worker = Worker(number, pid, pidfd, Frames(ours), echoes)
-        worker.gpu = gpu
-        return worker
+        if not fresh:  # it was ended since it was last heard of
+            with contextlib.suppress(Closed):
+                return self._start_one(gpu)
+            self._hang_up()
+        raise self._server_ended()
+
+    def _start_one(self, gpu: str | None) -> Worker:
+        """Raises Closed if the fork server has ended, or does not answer."""
+        server = self._connect()
+        number = self._started
+        self._started += 1  # now: should this be interrupted, the answer is known as nobody's
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                connection, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                ours.callback(connection.close)
+                theirs.callback(remote.close)
+                out, err = _pipe(ours, theirs), _pipe(ours, theirs)
+            except OSError as error:
+                raise translated(error) from error
+            server.send(Start(number), [remote.fileno(), out[1], err[1]])
+            pid, pidfd = self._await_start(server, number)
+            ours.callback(os.close, pidfd)
+            connection.setblocking(False)
+            echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
+            worker = Worker(number, pid, pidfd, Frames(connection), echoes)
+            worker.gpu = gpu
+            ours.pop_all()  # they are the worker's now
+            return worker
 
     def _server_ended(self) -> LaunchError:
         if self._pipe is not None:
@@ -172,6 +196,8 @@ class Workers:
                 self._ends[message.worker] = message
             elif message.worker == number:
                 return message.pid, descriptors[0]
+            else:
+                _close(descriptors)
         raise Closed("the fork server does not answer")
 
     def _connect(self) -> Channel:
@@ -191,6 +217,9 @@ class Workers:
         if server is not None:
             server.close()
         if process is not None:
+            with contextlib.suppress(OSError):
+                if not _ends(process.pid, _LAST_WORDS):  # somebody has stopped it
+                    process.kill()
             process.wait()
 
     def _last_words(self, worker: Worker) -> Ended | None:
@@ -201,8 +230,7 @@ class Workers:
                     if self._server is None or not self._server.wait(deadline):
                         return None
                     message, descriptors = self._server.receive(Started, Ended)
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+                    _close(descriptors)
                     if isinstance(message, Ended):
                         self._ends[message.worker] = message
             except Closed:
@@ -212,7 +240,10 @@ class Workers:
 
 def start_server() -> tuple[Channel, subprocess.Popen[bytes]]:
     """A fork server of this process's own."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise translated(error) from error
     # with more threads than one it could not fork; workers set their own number
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     numpy = "numpy" if "numpy" in sys.modules else ""
@@ -232,27 +263,46 @@ def start_server() -> tuple[Channel, subprocess.Popen[bytes]]:
     return Channel(ours), process
 
 
-#: by the pipe behind which they are; None for this process's own
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    ours.callback(os.close, read)
+    theirs.callback(os.close, write)
+    return read, write
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _ends(child: int, seconds: float) -> bool:
+    """Whether a child of this process ends in time."""
+    pidfd = os.pidfd_open(child)
+    try:
+        return readable(pidfd, seconds)
+    finally:
+        os.close(pidfd)
+
+
+#: by the pipe behind which they are; None for this process's own. They stay: whoever has them may
+#: use them again when they have been closed
 _all: dict[str | None, Workers] = {}
 
 
 def workers(pipe: str | None = None) -> Workers:
     """This process's own, or those it has from behind a named pipe."""
-    if pipe not in _all:
-        _all[pipe] = Workers(pipe)
-    return _all[pipe]
+    return _all.setdefault(pipe, Workers(pipe))
 
 
 def close_workers() -> None:
     """End this process's workers. New calls start new ones."""
-    while _all:
-        _all.popitem()[1].close()
+    for one in list(_all.values()):
+        one.close()
 
 
 def _in_child() -> None:
     for inherited in _all.values():
         inherited.abandon()
-    _all.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
