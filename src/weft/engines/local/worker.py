@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import random
@@ -27,6 +28,8 @@ from weft.resources import CORES, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
 _interruptible = False
+#: whether this is a child that the worker's function forked
+_forked = False
 #: of BLAS and the like, and the variables that say so to those still to be loaded
 _threads = 1
 _added: dict[str, str] = {}
@@ -46,6 +49,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
 
     def note(index: int) -> None:
+        if _forked:
+            os._exit(0)  # a child of the last item that has returned from its function
         item[0] = index
 
     try:
@@ -65,6 +70,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 
 
 def _settle_in(number: int) -> None:
+    global _forked
+    _forked = False
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
@@ -156,12 +163,28 @@ def _reply(
         return Stopped()
     finally:
         _interruptible = False
+    if _forked:
+        _end_child(failures)
     seconds = time.perf_counter() - start
     if faults.armed:
         faults.reach("work.done")
     packed = _pack_values(values, failures, work.first)
     _flush()
     return Done(packed.payload, failures, seconds, packed.shared)
+
+
+def _end_child(failures: list[tuple[int, Failure]]) -> None:
+    """A child that a function forked, and that has left the function: only its parent replies."""
+    code = 0
+    if failures:
+        kind, message = failures[-1][1].kind, failures[-1][1].message
+        code = 1
+        if kind == "SystemExit" and (message in ("", "None") or message.isdecimal()):
+            code = int(message) if message.isdecimal() else 0
+        else:
+            print(failures[-1][1].text, file=sys.stderr)
+    _flush()
+    os._exit(code)
 
 
 def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Packed:
@@ -176,15 +199,29 @@ def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: 
                 failures.append((position, describe(error)))
                 values[position] = None
         failures.sort(key=lambda failure: failure[0])
+    try:
         return pack(values, first)
+    except Exception as error:  # each of them can be sent, but there is no memory for all
+        failed = describe(error)
+        failures[:] = dict([*enumerate([failed] * len(values)), *failures]).items()
+        return pack([None] * len(values), first)
 
 
 def _flush() -> None:
     """What was printed by now is seen before the results are."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
 
 
 def _on_interrupt(_: int, __: FrameType | None) -> None:
     if _interruptible:
         raise KeyboardInterrupt
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_in_child)
