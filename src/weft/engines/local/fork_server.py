@@ -14,6 +14,7 @@ be killed itself, the kernel kills the workers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import mmap
 import os
@@ -96,6 +97,8 @@ class Server:
     def step(self) -> None:
         """Wait for something to happen, and deal with it."""
         ready = self._wait()
+        # now: what is closed below leaves its number to what is opened below
+        ended = [child for child in self._children.values() if child.pidfd in ready]
         if self._door is not None and self._door.fileno() in ready:
             channel = self._door.accept()
             if channel is not None:
@@ -105,8 +108,7 @@ class Server:
                 self._answer(client)
             elif client.pidfd in ready:
                 self._forget(client)
-        for pidfd in ready & set(self._children):
-            self._reap(self._children.pop(pidfd))
+        self._reap(ended)
         for child in [child for child, due in self._kill_at.items() if due <= time.monotonic()]:
             del self._kill_at[child]
             self._kill(child)
@@ -132,7 +134,11 @@ class Server:
     def _answer(self, client: _Client) -> None:
         try:
             message, descriptors = client.channel.receive(Start, Close)
-        except (Closed, WeftError):
+        except Closed:
+            self._forget(client)
+            return
+        except WeftError as error:
+            _tell(str(error))
             self._forget(client)
             return
         if isinstance(message, Close):
@@ -140,14 +146,19 @@ class Server:
             return
         try:
             self._start(client, message.worker, descriptors)
-        except (Closed, OSError):  # it is gone, or this process can start no more
+        except Closed:
+            self._forget(client)
+        except OSError as error:
+            _tell(f"no more workers can be started: {error}")
             self._forget(client)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def _start(self, client: _Client, number: int, descriptors: list[int]) -> None:
-        slot = self._slots.pop()
+        if not self._slots:
+            raise OSError(errno.EAGAIN, f"there are {_MOST} already")
+        slot = self._slots[-1]
         self._items[slot] = _NO_ITEM
         server = os.getpid()
         pid = os.fork()
@@ -155,7 +166,13 @@ class Server:
             self._become_worker(server, number, slot, descriptors)
         with contextlib.suppress(OSError):  # it does so itself; whoever is first
             os.setpgid(pid, pid)
-        child = _Child(number, pid, os.pidfd_open(pid), slot, client)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        child = _Child(number, pid, pidfd, self._slots.pop(), client)
         self._children[child.pidfd] = child
         client.children.append(child)
         client.channel.send(Started(number, pid), [child.pidfd])
@@ -180,7 +197,7 @@ class Server:
         except BaseException:  # nothing may go on in the server's frames
             sys.excepthook(*sys.exc_info())
         finally:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):  # a function may have closed or replaced them
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
@@ -195,9 +212,15 @@ class Server:
         if self._door is not None:
             os.close(self._door.fileno())
 
-    def _reap(self, child: _Child) -> None:
+    def _reap(self, ended: Sequence[_Child]) -> None:
+        kills, before = oom_kills() if ended else self._oom_kills, self._oom_kills
+        self._oom_kills = kills  # they are known now: the next worker's end has another cause
+        for child in ended:
+            del self._children[child.pidfd]
+            self._reap_one(child, out_of_memory=kills > before)
+
+    def _reap_one(self, child: _Child, *, out_of_memory: bool) -> None:
         code = peek_end(child.pid)
-        out_of_memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
         with contextlib.suppress(OSError):  # what it has started; before its pid is free
             os.killpg(child.pid, signal.SIGKILL)
         usage = os.wait4(child.pid, 0)[2]
@@ -212,7 +235,7 @@ class Server:
                 code,
                 -1 if item == _NO_ITEM else item,
                 usage.ru_maxrss * 1024,
-                int(out_of_memory),
+                int(out_of_memory and code == -signal.SIGKILL),
             )
             child.client.channel.send_now(ended)
 
@@ -232,8 +255,15 @@ class Server:
 
     @staticmethod
     def _kill(child: _Child) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it may have left its group
+            os.kill(child.pid, signal.SIGKILL)
+
+
+def _tell(what: str) -> None:
+    with contextlib.suppress(Exception):  # stderr may be gone
+        print(f"weft: {what}", file=sys.stderr)
 
 
 def main(descriptor: int, *, numpy: bool) -> None:
