@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
@@ -17,8 +18,11 @@ from weft._core import timeouts
 from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
 from weft._core.work import Finished, Job
-from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled
+from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
 from weft.resources import visible_gpus
+
+#: seconds that maps have to end at shutdown
+_PATIENCE = 3.0
 
 
 def map(  # what the built-in does, on all cores
@@ -196,9 +200,10 @@ class MapHandle:
         self._order: list[int] = []
         self._error: BaseException | None = None
         self._cancelled = self._ended = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
-        _handles.add(self)
         self._thread.start()
+        _handles.add(self)
 
     @property
     def status(self) -> str:
@@ -224,6 +229,7 @@ class MapHandle:
 
         Raises Stalled when `timeout` seconds have passed; the map goes on.
         """
+        self._check_process()
         seconds = None if timeout is None else timeouts.checked(timeout)
         with self._news:
             if not self._news.wait_for(lambda: self._ended, seconds):
@@ -238,6 +244,7 @@ class MapHandle:
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """Each item's index and result, in the order in which they come. Raises what failed."""
+        self._check_process()
         seen = 0
         while new := self._after(seen):
             for index in new:
@@ -248,8 +255,23 @@ class MapHandle:
 
     def cancel(self) -> None:
         """End it, and what still runs. Returns when it has ended; `wait` then raises Cancelled."""
+        self._check_process()
         self._cancelled = True
         self._thread.join()
+
+    def end(self, deadline: float) -> None:
+        """At shutdown: cancel it. Who waits for its next item, which may never come, stays."""
+        if self._process == os.getpid():
+            self._cancelled = True
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise UsedAfterFork(
+                f"this map is carried out by process {self._process}, from which this process "
+                f"{os.getpid()} was forked; wait for it there, or start one here:\n"
+                "    handle = weft.map_async(fun, items)"
+            )
 
     def _after(self, seen: int) -> list[int]:
         """The items that have ended after so many others; none: all have."""
@@ -275,8 +297,9 @@ _handles: weakref.WeakSet[MapHandle] = weakref.WeakSet()
 
 
 def _cancel_all() -> None:
+    deadline = time.monotonic() + _PATIENCE
     for handle in list(_handles):
-        handle.cancel()
+        handle.end(deadline)
 
 
 session.at_shutdown(_cancel_all)
