@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import TextIO, cast
 
 from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
-from weft.engines.local.channel import Closed
+from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines
@@ -34,6 +34,8 @@ class Worker:
         self.descriptors = (frames.fileno(), pidfd, *(echo.descriptor for echo in echoes))
         #: the one GPU that it sees; None for one that sees what the driver does
         self.gpu: str | None = None
+        #: the fork server that started it
+        self.server: Channel
         self._settings: Settings | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
 

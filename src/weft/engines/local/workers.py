@@ -173,7 +173,7 @@ class Workers:
             connection.setblocking(False)
             echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
             worker = Worker(number, pid, pidfd, Frames(connection), echoes)
-            worker.gpu = gpu
+            worker.gpu, worker.server = gpu, server
             ours.pop_all()  # they are the worker's now
             return worker
 
@@ -214,6 +214,8 @@ class Workers:
     def _hang_up(self) -> None:
         server, self._server = self._server, None
         process, self._process = self._process, None
+        self._started = 0
+        self._ends.clear()
         if server is not None:
             server.close()
         if process is not None:
@@ -227,8 +229,8 @@ class Workers:
         with self._lock:
             try:
                 while worker.number not in self._ends:
-                    if self._server is None or not self._server.wait(deadline):
-                        return None
+                    if self._server is not worker.server or not self._server.wait(deadline):
+                        return None  # the one that started it is gone, or does not answer
                     message, descriptors = self._server.receive(Started, Ended)
                     _close(descriptors)
                     if isinstance(message, Ended):
