@@ -51,8 +51,11 @@ POINTS = (
     "share.attach",  # is about to attach somebody's shared array
     "share.attached",  # has attached it
     "worker.started",  # a worker is about to listen to its driver
+    "worker.learned",  # it has a function
     "work.received",  # it has the items and is about to run them
-    "work.done",  # it has run them and is about to reply
+    "work.done",  # it has run them
+    "work.packed",  # its results are ready to be sent, the large ones in shared memory
+    "work.replied",  # it has sent them; its driver may not have attached that memory yet
     "exit.begin",  # shutdown() was called
     "exit.left",  # has told its peers that it leaves
 )

@@ -58,8 +58,12 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             message = frames.receive()
             if isinstance(message, Work):
                 send(_reply(message, functions[message.digest], note))
+                if faults.armed:
+                    faults.reach("work.replied")
             elif isinstance(message, Learn):
                 functions[message.digest] = _learn(message)
+                if faults.armed:
+                    faults.reach("worker.learned")
             elif isinstance(message, Forget):
                 functions.pop(message.digest, None)
             elif isinstance(message, Settings):
@@ -169,6 +173,8 @@ def _reply(
     if faults.armed:
         faults.reach("work.done")
     packed = _pack_values(values, failures, work.first)
+    if faults.armed:
+        faults.reach("work.packed")
     _flush()
     return Done(packed.payload, failures, seconds, packed.shared)
 
