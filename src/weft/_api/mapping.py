@@ -22,7 +22,7 @@ from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfter
 from weft.resources import visible_gpus
 
 #: seconds that maps have to end at shutdown
-_PATIENCE = 3.0
+_PATIENCE = 2.0
 
 
 def map(  # what the built-in does, on all cores

@@ -15,6 +15,8 @@ import atexit
 import contextlib
 import os
 import socket
+import threading
+from collections.abc import Iterator
 
 from weft import faults
 from weft.engines.local.attachments import Attachments
@@ -26,6 +28,13 @@ from weft.errors import InvalidValue, SegmentGone, Stalled
 
 #: seconds that an owner may take to give up a pin that is not needed
 _PATIENCE = 1.0
+
+
+class _Patience(threading.local):
+    seconds: float | None = None
+
+
+_patience = _Patience()
 
 
 class _Memory:
@@ -80,11 +89,24 @@ def unpin(reference: Reference) -> None:
             attach(reference, _PATIENCE)  # the pin is gone with it, and the view at once
 
 
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Have what this thread attaches meanwhile, by unpickling, wait for so long and no longer."""
+    before, _patience.seconds = _patience.seconds, seconds
+    try:
+        yield
+    finally:
+        _patience.seconds = before
+
+
 def attach(reference: Reference, timeout: float | None = None) -> Block:
     """Map the block that a reference stands for. Raises SegmentGone, Stalled.
 
-    Waits for its owner for `timeout` seconds, by default as long as WEFT_TIMEOUT says.
+    Waits for its owner for `timeout` seconds, by default as long as `patience` or WEFT_TIMEOUT
+    says.
     """
+    if timeout is None:
+        timeout = _patience.seconds
     if faults.armed:
         faults.reach("share.attach")
     for source in reference.sources:

@@ -179,6 +179,12 @@ class _Run:
 
     # waiting
 
+    def _remaining(self) -> float | None:
+        """Seconds until the deadline, if there is one."""
+        if self._job.timeout is None:
+            return None
+        return max(0.0, self._deadline - time.monotonic())
+
     def _wait(self) -> Wants:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
@@ -230,7 +236,7 @@ class _Run:
             yield self._finished(worker, batch, [None] * len(batch.items), errors)
             return
         try:
-            values = load(message.values)
+            values = load(message.values, self._remaining())
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
@@ -255,6 +261,8 @@ class _Run:
         self, worker: Worker, message: Done, error: Exception
     ) -> Generator[Finished, None, None]:
         """Its results cannot be loaded: it ended before their memory was here, or they cannot."""
+        if isinstance(error, Stalled) and self._remaining() == 0:
+            raise self._stalled() from None
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
             yield from self._lose(worker)
             return
@@ -330,7 +338,7 @@ class _Run:
                 raise Closed("it has not all of its items, or cannot be understood")
             message = worker.receive()
             if isinstance(message, Done):
-                load(message.values)  # takes the arrays over, and gives them back
+                load(message.values, _GRACE)  # takes the arrays over, and gives them back
         except Exception:  # see `_take`
             self._drop(worker)
             return

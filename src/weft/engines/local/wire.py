@@ -156,8 +156,12 @@ def pack_function(function: Callable[..., Any]) -> Packed:
     return packed
 
 
-def load(payload: bytes) -> Any:
-    return pickle.loads(payload)
+def load(payload: bytes, seconds: float | None = None) -> Any:
+    """What was packed. Owners of memory that it refers to have so many seconds to answer."""
+    if seconds is None:
+        return pickle.loads(payload)
+    with blocks.patience(seconds):
+        return pickle.loads(payload)
 
 
 def unpicklable(value: Any, name: str, error: Exception) -> InvalidType:
