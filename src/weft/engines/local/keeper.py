@@ -143,6 +143,7 @@ class Keeper:
             if kept is not None:
                 kept.pins.discard(pin)
                 self._free_if_unused(name)
+        self.ring()  # the keeper thread may be needed no longer
 
     def refer_on_behalf(self, name: int, block: Block) -> Reference:
         """Pin a block here whose owner has ended."""
