@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 _SECONDS, _FEWEST_SECONDS = 0.003, 0.0003
 #: bytes of arrays in a batch, unless one item has more
 _BYTES = 4 << 20
+#: how often a batch may not come to its worker
+_STRAYS = 3
 #: how much a batch may be longer than those before
 _GROWTH = 16
 
@@ -41,6 +43,7 @@ class Schedule:
         self._taken = 0
         self._again: deque[Batch] = deque()
         self._losses: dict[int, int] = {}
+        self._strays: dict[int, int] = {}
         # measured
         self._done = 0
         self._longest = 0
@@ -79,6 +82,15 @@ class Schedule:
             self._again.append(Batch(item, [batch.items[item - batch.first]]))
         if rest := batch.items[item - batch.first + 1 :]:
             self._again.append(Batch(item + 1, rest))
+        return again
+
+    def never_came(self, batch: Batch) -> bool:
+        """A batch's worker died before it had it; whether it is run again, as if it had not been
+        given out. Not for ever: there may be something about it that no worker survives."""
+        self._strays[batch.first] = self._strays.get(batch.first, 0) + 1
+        again = self._strays[batch.first] <= _STRAYS
+        if again:
+            self._again.append(batch)
         return again
 
     def one_by_one(self, batch: Batch) -> None:

@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 
 from weft._core.failures import Failure
 
+#: added to the index of a batch's first item while a worker loads the batch
+LOADING = 1 << 62
+
 
 class Settings(NamedTuple):
     """How a worker sees the world: as its driver does."""

@@ -24,7 +24,7 @@ from weft._core.elements import Array
 from weft._core.failures import Failure, restore
 from weft._core.messages import Ended
 from weft._core.schedule import Batch, Schedule
-from weft._core.work import Done, Finished, Job, Stopped, Unreadable, Work
+from weft._core.work import LOADING, Done, Finished, Job, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.local.channel import Closed
 from weft.engines.local.losses import lost
@@ -295,9 +295,16 @@ class _Run:
             return
         batch = task.batch
         ended = self._replace(worker)
-        item = ended.item if ended is not None else -1
+        item = batch.first if ended is None else ended.item
+        if item == LOADING + batch.first:  # its unpickling did it: nobody knows which one's
+            item = batch.first
+            if len(batch.items) > 1:
+                self._schedule.one_by_one(batch)
+                return
         if not batch.first <= item < batch.first + len(batch.items):
-            item = batch.first  # it had not begun any of these
+            item = batch.first
+            if self._schedule.never_came(batch):
+                return
         if self._schedule.lost(batch, item):
             return
         retries = self._job.retries

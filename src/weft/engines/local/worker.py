@@ -18,7 +18,17 @@ from typing import Any, TextIO
 
 from weft import faults
 from weft._core.failures import Failure, describe
-from weft._core.work import Done, Forget, Learn, Message, Settings, Stopped, Unreadable, Work
+from weft._core.work import (
+    LOADING,
+    Done,
+    Forget,
+    Learn,
+    Message,
+    Settings,
+    Stopped,
+    Unreadable,
+    Work,
+)
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
@@ -57,6 +67,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
+                note(LOADING + message.first)
                 send(_reply(message, functions[message.digest], note))
                 if faults.armed:
                     faults.reach("work.replied")
