@@ -1,5 +1,5 @@
-"""Workers that are hurt at every fault point: the driver of a map gets the right results, or is told
-whom it lost and how, and nothing is left."""
+"""Workers that are hurt at every fault point: the driver of a map gets the right results, or is
+told whom it lost and how, and nothing is left."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ def cases() -> list[Any]:
 def test_a_worker_that_ends_is_told_of(point: str, end: str, hurt: Hurt) -> None:
     """WorkerLost names the item, the worker and how it ended, wherever it does."""
     hurt(f"{point}:0:{end}")
+    if point in ("worker.started", "worker.learned"):  # it had nothing yet
+        check(weft.map(lambda x: x * 2, arrays(3), n=1))
+        return
     if point == "work.replied":  # the results may have come, or not
         results = weft.map(lambda x: x * 2, arrays(3), n=1, on_error="return")
         lost = [one for one in results if isinstance(one, weft.WorkerLost)]
