@@ -252,17 +252,19 @@ def plot(results: Results) -> None:
     from matplotlib import pyplot
 
     rows = [row for row in results if row != PRIVATE]
+    taken = [taken_by_all(results[row]) for row in rows]
     figure, panel = pyplot.subplots(figsize=(9, 8), layout="constrained")
-    height = 0.8 / len(LABELS)
-    for place, (peer, label) in enumerate(LABELS.items()):
-        numbers = {
-            number: [seconds for pair in results[row].values() for seconds in pair.get(peer, [])]
-            for number, row in enumerate(rows)
-        }
-        times = {number: statistics.median(found) for number, found in numbers.items() if found}
-        where = [number + (place - (len(LABELS) - 1) / 2) * height for number in times]
-        if times:
-            panel.barh(where, list(times.values()), height, label=label)
+    height = 0.8 / len(PEERS)
+    for peer, label in LABELS.items():
+        with_it = [number for number, times in enumerate(taken) if peer in times]
+        places = [list(taken[number]).index(peer) for number in with_it]
+        centres = [(len(taken[number]) - 1) / 2 for number in with_it]
+        where = [
+            number + (place - centre) * height
+            for number, place, centre in zip(with_it, places, centres, strict=True)
+        ]
+        if where:
+            panel.barh(where, [taken[number][peer] for number in with_it], height, label=label)
     panel.set_xscale("log")
     panel.set_yticks(range(len(rows)), rows)
     panel.invert_yaxis()
@@ -271,6 +273,15 @@ def plot(results: Results) -> None:
     figure.legend(loc="outside upper center", ncols=5, fontsize="small")
     figure.savefig(peers.RESULTS / "map.png", dpi=120)
     pyplot.close(figure)
+
+
+def taken_by_all(pairs: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    """Median seconds of everyone that has been measured for a row."""
+    everyones = {
+        name: [seconds for pair in pairs.values() for seconds in pair.get(name, [])]
+        for name in LABELS
+    }
+    return {name: statistics.median(found) for name, found in everyones.items() if found}
 
 
 if __name__ == "__main__":

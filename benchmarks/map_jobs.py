@@ -3,7 +3,8 @@
     open the peer, then weft    what forks does so before weft has threads
     private memory              of workers that have read nothing, of workers that have
     for each row                check the results, warm up, then per repetition and peer:
-                                make arrays anew, clock, calls, clock
+                                make arrays anew, wait until all is quiet,
+                                clock, calls, clock
 
 The job prints row -> peer -> number as one line of JSON: seconds, and in PRIVATE bytes.
 """
@@ -41,6 +42,7 @@ UNEVEN, UNEVEN_SECONDS = 200, 2.0
 
 #: seconds: one repetition is not to take much longer, nor all of one row and peer
 LONGEST_REPETITION, LONGEST_ROW = 0.05, 1.5
+QUIET = 0.02  # seconds in which this process has next to nothing to do
 HELD = 0.02  # seconds for which an item keeps its worker, so that all workers get some
 
 PRIVATE = "private memory of a worker"  # bytes beyond one that has read nothing
@@ -117,10 +119,20 @@ def timed(fresh: Callable[[], Call], count: int = 1) -> float:
     """Seconds of one call; neither making its arrays nor dropping its results counts."""
     calls = [fresh() for _ in range(count)]
     kept = []
+    settle()
     began = time.perf_counter()
     for call in calls:
         kept.append(call())
     return (time.perf_counter() - began) / count
+
+
+def settle() -> None:
+    """Wait a while for what the one before has left to do: Dask forgets its futures later."""
+    for _ in range(50):
+        began = time.process_time()
+        time.sleep(QUIET)
+        if time.process_time() - began < QUIET / 10:
+            return
 
 
 # the rows, each made ready for a peer
