@@ -257,7 +257,7 @@ def largest_of_part(item: int, array: Array) -> float:
 
 
 def busy(seconds: float) -> float:
-    """Computing, but by the clock: what else the machine does makes no item longer."""
+    """Computing, but by the clock: a slower processor makes no item longer."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass

@@ -53,7 +53,8 @@ class Peer(Protocol):
         """Items for `map` that stand for arrays the workers can reach already; None: no way."""
 
     def reading(self, reader: Reader) -> Reading:
-        """A map of reader(item, common), where the workers can reach `common` already."""
+        """A map of reader(item, common), where the workers can reach `common` already. The one
+        made before may end."""
 
     def reading_in_call(self, reader: Reader) -> Reading | None:
         """The same, where the workers get `common` in each call; None: no way."""
@@ -66,6 +67,7 @@ class Weft:
         import weft
 
         self.weft, self.common = weft, {"common": common}
+        self.finish_last: Callable[[], None] = lambda: None
         self.map(nothing, range(WORKERS))
 
     def map(self, function: Function, items: Sequence[Any]) -> list[Any]:
@@ -77,8 +79,10 @@ class Weft:
         return [self.weft.share(array) for array in arrays]
 
     def reading(self, reader: Reader) -> Reading:
+        self.finish_last()
         function = partial(read_shared, reader)
         distributed = self.weft.distribute(function, shared_data=self.common, max_cpu=WORKERS)
+        self.finish_last = distributed.finished
         return lambda items: distributed(list(items))
 
     def reading_in_call(self, reader: Reader) -> Reading:
