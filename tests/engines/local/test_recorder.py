@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import threading
 
 from weft.engines.local import recorder
@@ -61,6 +62,22 @@ def test_many_sites_and_long_names() -> None:
         assert entry.operation.endswith(f"é{number}")
         assert __file__ in entry.line
         log.leave(at)
+
+
+def test_what_the_ring_names_is_not_written_over() -> None:
+    """Whoever is slow to read finds each entry as it was, however many texts are new since; also
+    where texts that were written long ago are used again."""
+    words = _strip()
+    log = Recorder(words, 0)
+    chance = random.Random(1)
+    called: list[tuple[str, str]] = []
+    for number in range(3000):
+        operation = chance.choice(["barrier", "split", f"operation {chance.randrange(90)}"])
+        line = chance.choice(["here", f"line {chance.randrange(50)}", f"line {number}"])
+        called.append((operation, line))
+        log.leave(log.enter_at(operation, line))
+        found = [(entry.operation, entry.line) for entry in recorder.entries(words, 0)]
+        assert found == called[-16:], number
 
 
 def test_threads_get_different_entries() -> None:

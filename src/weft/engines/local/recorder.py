@@ -9,7 +9,8 @@ Every rank owns a strip of shared memory and is its only writer:
 An entry is found by its number (entry n lies at n % 16) and is open while
 `ended` is 0. Times are CLOCK_MONOTONIC in nanoseconds, the same in every
 process. Writing one entry takes about half a microsecond, so it is always on:
-a source line is written as text once and after that named by its number.
+a source line is written as text once and after that named by its number, until
+a newer text takes its place; what an entry of the ring names stays.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class Recorder:
         # next() on a counter is atomic, so threads get different entries
         self._numbers = itertools.count(1)
         self._written = itertools.count(0)
-        self._known: dict[object, int] = {}
+        #: the texts, by their numbers, and the numbers of both texts of a call
+        self._by_number: list[str | None] = [None] * _TEXTS
+        self._known: dict[str, int] = {}
+        self._sites: dict[tuple[str, str, int], int] = {}
         self._last = _NO_CALL
 
     def enter(self, operation: str, tag: int = 0, depth: int = 1) -> int:
@@ -100,10 +104,9 @@ class Recorder:
     def enter_at(self, operation: str, line: str, tag: int = 0) -> int:
         """As `enter`, for an operation that was asked for before, at `line`."""
         site = (operation, line, 0)
-        texts = self._known.get(site)
+        texts = self._sites.get(site)
         if texts is None:
-            texts = self._write(operation) << 32 | self._write(line)
-            self._known[site] = texts
+            texts = self._sites[site] = self._write_both(operation, line)
         return self._note(texts, tag)
 
     def _note(self, texts: int, tag: int) -> int:
@@ -122,29 +125,41 @@ class Recorder:
         """The numbers of the two texts of a call, written down when they are new."""
         code = frame.f_code
         site = (operation, code.co_filename, frame.f_lineno)
-        texts = self._known.get(site)
+        texts = self._sites.get(site)
         if texts is None:
             line = f"{code.co_filename}:{frame.f_lineno}"
-            texts = self._write(operation) << 32 | self._write(line)
-            self._known[site] = texts
+            texts = self._sites[site] = self._write_both(operation, line)
         self._last = operation, code, frame.f_lasti, texts
         return texts
 
-    def _write(self, text: str) -> int:
+    def _write_both(self, operation: str, line: str) -> int:
+        number = self._write(operation)
+        return number << 32 | self._write(line, keep=number)
+
+    def _write(self, text: str, keep: int = -1) -> int:
         if text in self._known:
             return self._known[text]
-        turn = next(self._written)
-        if turn and turn % _TEXTS == 0:
-            self._known.clear()  # the oldest texts are about to be overwritten
+        index = self._place_for_text(keep)
+        before = self._by_number[index]
+        if before is not None:
+            self._known.pop(before, None)
+            self._sites.clear()
             self._last = _NO_CALL
-        index = turn % _TEXTS
         data = text.encode(errors="replace")[-(_TEXT_WORDS - 1) * 8 :]
         at = self._texts + index * _TEXT_WORDS
         self._words[at] = len(data)
         target = self._words[at + 1 : at + _TEXT_WORDS].cast("B")
         target[: len(data)] = data
+        self._by_number[index] = text
         self._known[text] = index
         return index
+
+    def _place_for_text(self, keep: int) -> int:
+        """Each has its turn, but for those whose text an entry of the ring names or is about to."""
+        entries = self._words[self._ring : self._ring + _RING * _ENTRY].tolist()
+        named = {number for texts in entries[1::_ENTRY] for number in divmod(texts, 1 << 32)}
+        named |= {keep}
+        return next(turn % _TEXTS for turn in self._written if turn % _TEXTS not in named)
 
 
 def caller_line() -> str:
