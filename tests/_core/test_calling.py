@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.calling import NOTHING, bind, check_callable, takes_an_item
+from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
 from weft._core.columns import Part
 from weft.errors import InvalidType
 
@@ -72,15 +72,15 @@ def test_use_gpu_goes_to_those_who_ask() -> None:
 
 def test_nothing_is_not_passed() -> None:
     """A function without parameters is called without; the mark stays itself through a pickle."""
-    assert bind(alone)(NOTHING) == "alone"
-    assert bind(alone)(pickle.loads(pickle.dumps(NOTHING))) == "alone"
-    assert bind(plain)(None) is None
+    assert Unwrapping(bind(alone))(NOTHING) == "alone"
+    assert Unwrapping(bind(alone))(pickle.loads(pickle.dumps(NOTHING))) == "alone"
+    assert Unwrapping(bind(plain))(None) is None
 
 
 def test_a_part_is_passed_as_its_columns() -> None:
     """The function sees an array, not how it came."""
     array = np.arange(12).reshape(3, 4)
-    assert bind(plain)(Part(array, 1, 3)).tolist() == [[1, 2], [5, 6], [9, 10]]
+    assert Unwrapping(bind(plain))(Part(array, 1, 3)).tolist() == [[1, 2], [5, 6], [9, 10]]
 
 
 def test_built_in_functions_without_signature_can_be_bound() -> None:

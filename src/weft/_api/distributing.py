@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weft._api.mapping import check_count, check_shared_data
 from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all, share_of_cores
-from weft._core.calling import NOTHING, bind, check_callable, takes_an_item
+from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
 from weft._core.collect import Collected
 from weft._core.split import part_of
 from weft._core.work import Finished, Job
@@ -137,7 +137,9 @@ class DistributedFunction:
         self._team = team
         data = place_all(team, shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
-        self._prepared = team.prepare(bind(fun, shared_data=data, use_gpu=use_gpu))
+        bound = bind(fun, shared_data=data, use_gpu=use_gpu)
+        self._on_items = team.prepare(bound)
+        self._on_others = team.prepare(Unwrapping(bound))
         self._over = ""
 
     def __call__(self, x: Any) -> Any:
@@ -162,7 +164,8 @@ class DistributedFunction:
     def finished(self) -> None:
         """Drop the function and its shared data. Workers behind a named pipe stay."""
         if not self._over:
-            self._team.forget(self._prepared)
+            self._team.forget(self._on_items)
+            self._team.forget(self._on_others)
             self._over = (
                 f"the distributed function {self._name!r} has been finished; make a new one:\n"
                 "    dfun = distribute(fun)"
@@ -208,15 +211,15 @@ class DistributedFunction:
 
     def _once_each(self, _: None) -> list[Any]:
         item = None if self._takes_an_item else NOTHING
-        return self._run([item] * self._team.size, one_each=True)
+        return self._run(self._on_others, [item] * self._team.size, one_each=True)
 
     def _on_list(self, items: Sequence[Any]) -> list[Any]:
-        return self._run(items)
+        return self._run(self._on_items, items)
 
     def _on_sublists(self, items: Sequence[Any]) -> list[Any]:
         count = min(len(items), self._team.size)
         bounds = [part_of(len(items), count, part) for part in range(count)]
-        parts = self._run([list(items[start:stop]) for start, stop in bounds])
+        parts = self._run(self._on_items, [list(items[start:stop]) for start, stop in bounds])
         for (start, stop), part in zip(bounds, parts, strict=True):
             if not isinstance(part, (list, tuple)) or len(part) != stop - start:
                 got = f"{len(part)}" if isinstance(part, (list, tuple)) else type(part).__name__
@@ -232,11 +235,11 @@ class DistributedFunction:
         # with a seed the parts are the same for any number of workers, so the numbers are too
         count = self._team.size if self._how.seed is None else FIXED
         parts = cut(self._team.place(array), count)
-        return paste(parts, self._run(parts))
+        return paste(parts, self._run(self._on_others, parts))
 
-    def _run(self, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
+    def _run(self, prepared: Any, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
         how = self._how
-        job = Job(self._prepared, items, how.seed, how.retries, one_each=one_each)
+        job = Job(prepared, items, how.seed, how.retries, one_each=one_each)
         collected = Collected(len(items), keep_failures=False)
         with (
             Bar(how.progress, len(items), self._name) as bar,

@@ -29,12 +29,20 @@ class Bound:
     positional: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
+    def __call__(self, *item: Any) -> Any:
+        return self.function(*item, *self.positional, **self.keywords)
+
+
+@dataclass(frozen=True)
+class Unwrapping:
+    """A function of items that stand for something else: a part of an array, or nothing."""
+
+    function: Callable[..., Any]
+
     def __call__(self, item: Any) -> Any:
         if item is NOTHING:
-            return self.function(*self.positional, **self.keywords)
-        if isinstance(item, Part):
-            item = item.view()
-        return self.function(item, *self.positional, **self.keywords)
+            return self.function()
+        return self.function(item.view() if isinstance(item, Part) else item)
 
 
 def bind(
@@ -42,7 +50,7 @@ def bind(
     *,
     shared_data: Mapping[str, Any] | None = None,
     use_gpu: bool | None = None,
-) -> Bound:
+) -> Callable[..., Any]:
     """The function with shared data, if any is given, and with `use_gpu`, if it asks for it."""
     parameters = _parameters(function)
     positional: tuple[Any, ...] = ()
@@ -54,6 +62,8 @@ def bind(
             positional = (shared_data,)
     if use_gpu is not None and "use_gpu" in parameters:
         keywords["use_gpu"] = use_gpu
+    if not positional and not keywords:
+        return function
     return Bound(function, positional, keywords)
 
 

@@ -1,7 +1,8 @@
 """Which items are run next, and how many at once. Pure: events in, batches out.
 
-Nobody knows beforehand how long an item takes. The first batches have one item; then, as long as
-items prove short, batches grow, so that sending them costs little beside running them. A batch
+Nobody knows beforehand how long an item takes. The first batches are a small part of what there
+is, however long their items may be; then, as long as items prove short, batches grow, so that
+sending them costs little beside running them. A batch
 never holds more than its share of what is left, so that the workers end together, unless that
 would be so little that sending it costs more.
 """
@@ -21,7 +22,9 @@ _BYTES = 4 << 20
 #: how often a batch may not come to its worker
 _STRAYS = 3
 #: how much a batch may be longer than those before
-_GROWTH = 16
+_GROWTH = 32
+#: which part of a worker's share the first batch is: an unlucky one keeps it busy for so long only
+_FIRST = 64
 
 
 class Batch(NamedTuple):
@@ -99,7 +102,7 @@ class Schedule:
 
     def _size(self) -> int:
         if self._done == 0:
-            return 1
+            return max(1, (self.total or 0) // (_FIRST * self._workers))
         each = max(self._seconds / self._done, 1e-9)
         size = min(self._longest * _GROWTH, int(_SECONDS / each))
         if self._bytes > 0:
