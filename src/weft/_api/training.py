@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from weft._api.team import Team, default_team
+from weft._core.calling import check_callable
 from weft._core.portions import choose, common_length, count, part
+from weft.adapters.holder import Holder
 from weft.engines.base import Member
 from weft.errors import InvalidType
 
@@ -14,7 +17,7 @@ from weft.errors import InvalidType
 def train_step(
     loss: Callable[..., Any], model: Any, optimizer: Any, *, team: Team | None = None
 ) -> Callable[..., float]:
-    """A function that trains a torch model by one step: `step(x, y)` returns the loss.
+    """A function that trains a model by one step: `step(x, y)` returns the loss before it.
 
     `loss(model, x, y)` is a mean over the rows of its inputs. Each rank computes the gradients of
     its rows, one all_reduce averages them, weighted by rows, and every rank's optimizer changes its
@@ -24,17 +27,25 @@ def train_step(
         for x, y in batches:
             print(step(x, y))
 
-    The driver's model and optimizer are the user's own, and up to date after each step.
+    `model` and `optimizer` are torch's, or for JAX a `weft.Holder` of the parameters and a function
+    that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
+    own, and up to date after each step.
     """
     return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
 
 
 class _TrainStep:
     def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
-        if not hasattr(optimizer, "param_groups") or not hasattr(model, "parameters"):
+        check_callable(loss, "train_step")
+        if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
+            self._step: Callable[..., float] = _step
+        elif isinstance(model, Holder) and callable(optimizer):
+            self._step = _step_of_jax
+        else:
             raise InvalidType(
                 f"train_step got a {type(model).__name__} and a {type(optimizer).__name__}; "
-                "expected a torch.nn.Module and a torch.optim.Optimizer"
+                "expected a torch.nn.Module and a torch.optim.Optimizer, or a weft.Holder and a "
+                "function of parameters and gradients"
             )
         self._team = team
         # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
@@ -49,7 +60,7 @@ class _TrainStep:
         rows = choose(None, common_length({f"argument {i}": one for i, one in enumerate(batch)}))
         parts = [part(rows, self._team.size, rank) for rank in range(self._team.size)]
         arguments = [(self._numbers, [one[own] for one in batch], count(own)) for own in parts]
-        return float(self._team.engine.call(_step, arguments)[0])
+        return float(self._team.engine.call(self._step, arguments)[0])
 
 
 def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], rows: int) -> float:
@@ -76,3 +87,34 @@ def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], rows: in
     member.group.all_reduce(both, "mean", weight=rows, out=both)
     optimizer.step()
     return float(value)
+
+
+def _step_of_jax(member: Member, numbers: Sequence[int], batch: Sequence[Any], rows: int) -> float:
+    """The same for a Holder of JAX's arrays, which are replaced."""
+    import jax
+    import numpy as np
+
+    model, optimizer, loss = (member.kept[number] for number in numbers)
+    leaves, structure = jax.tree_util.tree_flatten(model.value)
+    value, gradients = np.zeros(()), [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+    if rows:
+        try:
+            computed, tree = _value_and_gradients(loss)(model.value, *batch)
+            value = np.asarray(computed, np.float64)
+            gradients = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
+        except Exception as error:
+            member.group.refuse("train_step", error)
+            raise
+    value, *means = member.group.all_reduce([value, *gradients], "mean", weight=rows)
+    mean = jax.tree_util.tree_unflatten(structure, [jax.numpy.asarray(one) for one in means])
+    model.value = optimizer(model.value, mean)
+    return float(value)
+
+
+@lru_cache(maxsize=16)
+def _value_and_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once for each loss, and for each number of rows."""
+    import jax
+
+    compiled: Callable[..., Any] = jax.jit(jax.value_and_grad(loss))
+    return compiled

@@ -47,10 +47,11 @@ def place(array: Array, *, readonly: bool) -> Array:
 
 
 def reduce_tensor(tensor: Any) -> Any:
-    """A CPU tensor as an array, where that is possible and worth it."""
+    """A CPU tensor as an array, where that is possible: by itself, a part of a large tensor would
+    bring all of it along."""
     torch = sys.modules["torch"]
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not plain or tensor.requires_grad or tensor.nbytes < LARGE or tensor.is_conj():
+    if not plain or tensor.requires_grad or tensor.is_conj():
         return tensor.__reduce_ex__(5)
     try:
         return _tensor, (tensor.numpy(),)
