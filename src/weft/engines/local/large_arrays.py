@@ -17,8 +17,13 @@ from weft.engines.local.mapped import buffer_of
 from weft.engines.local.shared_arrays import SharedArray, attach, copy_in, read_only
 from weft.engines.local.wire import LARGE
 
+
+class Placed(SharedArray):
+    """What was put into shared memory for workers: they get it as a plain array, where it lies."""
+
+
 #: exactly these classes; others are pickled as they want to be
-KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray)
+KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, Placed)
 
 
 def is_large(array: Array) -> bool:
@@ -31,19 +36,27 @@ def is_large(array: Array) -> bool:
 
 def reduce(array: Any) -> tuple[Any, tuple[Any, ...]]:
     """What to pickle in the place of an array that is large; the reference is the first of it."""
-    shared = array.view(SharedArray) if buffer_of(array) is not None else copy_in(array)
-    arguments: Any = shared.__reduce__()[1]
-    if isinstance(array, SharedArray):
+    arguments: Any = _in_shared_memory(array).__reduce__()[1]
+    if type(array) is SharedArray:
         return attach, arguments
     return _plain, (*arguments[:-1], array.flags.writeable)
 
 
 def place(array: Array, *, readonly: bool) -> Array:
-    """A plain array in shared memory with the same values: the array itself if it lies there."""
-    if array.dtype.hasobject:
+    """An array in shared memory with the same values, for workers: the array itself if it was
+    shared. One that cannot lie there is left as it is."""
+    if array.dtype.hasobject or type(array) not in KINDS:
         return array
-    shared = array.view(SharedArray) if buffer_of(array) is not None else copy_in(array)
-    return (read_only(shared) if readonly else shared).view(np.ndarray)
+    shared = _in_shared_memory(array)
+    return (read_only(shared) if readonly else shared).view(Placed)
+
+
+def _in_shared_memory(array: Array) -> SharedArray:
+    """The array itself if it is there for all to see; of a result, which is there too, but its
+    owner's alone, a copy."""
+    if buffer_of(array) is None or (type(array) is np.ndarray and array.flags.writeable):
+        return copy_in(array)
+    return array.view(SharedArray)
 
 
 def reduce_tensor(tensor: Any) -> Any:
