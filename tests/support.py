@@ -119,6 +119,11 @@ def run_python(code: str, *arguments: str, env: Mapping[str, str] | None = None)
     return run_command([sys.executable, "-c", code, *arguments], env=env)
 
 
+def run_script(text: str, *, env: Mapping[str, str] | None = None) -> Outcome:
+    """Run a program as a user does: from a file of its own."""
+    return run_command([sys.executable, str(write_script(text))], env=env)
+
+
 def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
     """What `condition` returns once it is true; fails the test if it never is."""
     deadline = time.monotonic() + seconds
