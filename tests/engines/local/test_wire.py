@@ -362,34 +362,32 @@ def test_results_that_cannot_be_sent_are_failures_of_their_items() -> None:
     assert isinstance(found[250], InvalidType)
 
 
-class LoadsElsewhere:
-    """Can be unpickled by the process that made it only."""
-
-    def __init__(self, here: bool) -> None:
-        self.here = here
+class LoadsHereOnly:
+    """Can be unpickled by the process that pickled it only."""
 
     def __reduce__(self) -> Any:
-        pid = os.getpid()
-
-        def build(here: bool = self.here, pid: int = pid) -> Any:
-            if (os.getpid() == pid) != here:
-                raise LookupError("not for this process")
-            return "loaded"
+        def build(pid: int = os.getpid()) -> Any:
+            if os.getpid() != pid:
+                raise LookupError("not here")
 
         return build, ()
 
 
 def test_what_cannot_be_loaded_is_a_failure_of_its_item() -> None:
-    """There or here: it has its own exception, its index, and does not disturb the others."""
-    item = LoadsElsewhere(True)
+    """An item there, with its own exception; a result here, with what its unpickling said. Neither
+    disturbs the others."""
+    item = LoadsHereOnly()
     found = weft.map(lambda x: x, [1, item, 3], n=1, on_error="return")
     assert found[::2] == [1, 3]
     assert isinstance(found[1], LookupError)
     assert found[1].__cause__.item == 1  # type: ignore[attr-defined]
-    kind = LoadsElsewhere
-    found = weft.map(lambda x: kind(True) if x == 1 else x, [0, 1, 2], n=1, on_error="return")
+    kind = LoadsHereOnly
+    found = weft.map(lambda x: kind() if x == 1 else x, [0, 1, 2], n=1, on_error="return")
     assert found[::2] == [0, 2]
-    assert isinstance(found[1], LookupError)
+    assert isinstance(found[1], InvalidType)
+    assert str(found[1]) == (
+        "the result of item 1 has come and cannot be unpickled here: LookupError: not here"
+    )
     assert weft.map(lambda x: x, [5], n=1) == [5]
 
 
