@@ -1,0 +1,153 @@
+"""Workers as their driver sees them: what they are told, and when they end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.support import marked_processes, wait_until
+from weft._core.work import Forget, Learn
+from weft.engines.local.frames import Frames
+from weft.engines.local.remote_worker import Worker
+from weft.engines.local.wire import pack_function
+
+
+@pytest.fixture
+def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Learn]:
+    """Every function that is sent from now on."""
+    sent: list[Learn] = []
+    original = Worker.lesson
+
+    def lesson(*arguments: Any) -> Any:
+        messages = original(*arguments)
+        sent.extend(one for one in messages if isinstance(one, Learn))
+        return messages
+
+    monkeypatch.setattr(Worker, "lesson", lesson)
+    return sent
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """A worker of which there is only this side."""
+    ours, theirs = socket.socketpair()
+    made = Worker(0, os.getpid(), os.dup(ours.fileno()), Frames(ours), [])
+    yield made
+    made.close()
+    theirs.close()
+
+
+def test_a_function_is_sent_once_to_each_worker(lessons: list[Learn]) -> None:
+    """However many items and calls there are; a changed one is sent anew."""
+
+    def adder(amount: Any) -> Any:
+        return lambda x: x + amount
+
+    function = adder(1)
+    for _ in range(3):
+        assert weft.map(function, range(100), n=1) == list(range(1, 101))
+    assert len(lessons) == 1
+    distributed = weft.distribute(function, max_cpu=1)
+    for _ in range(3):
+        assert distributed([1, 2]) == [2, 3]
+    assert len(lessons) == 2
+    weft.map(adder(2), [1], n=1)
+    assert len(lessons) == 3
+    for _ in range(2):
+        weft.map(partial(pow, 2), [1, 2], n=1)
+    assert len(lessons) == 4
+    assert all(len(lesson.function) < 2000 for lesson in lessons)
+
+
+def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[Learn]) -> None:
+    """What it closes over and its shared data are references, for as many workers as there are,
+    and for those that come later."""
+    large = np.ones((200, 1000))
+    with weft.distribute(
+        lambda x, data: x + large.sum() + data["a"].sum(), shared_data={"a": large}, max_cpu=2
+    ) as distributed:
+        assert distributed([1.0, 2.0]) == [400_001.0, 400_002.0]
+        weft.shutdown()
+        assert distributed([1.0, 2.0]) == [400_001.0, 400_002.0]
+    assert lessons
+    assert all(len(lesson.function) < 4000 for lesson in lessons)
+
+
+def test_a_worker_keeps_some_functions(worker: Worker) -> None:
+    """Of too many, those used least recently are forgotten, there and here."""
+    packed = pack_function(len)
+
+    def tell(number: int) -> list[Any]:
+        return worker.lesson(bytes([number]), packed)
+
+    for number in range(64):
+        assert tell(number) == [Learn(bytes([number]), packed.payload)]
+    assert tell(0) == []
+    assert tell(64) == [Forget(bytes([1])), Learn(bytes([64]), packed.payload)]
+    assert tell(1)[0] == Forget(bytes([2]))
+    worker.forget(bytes([0]))
+    assert tell(0) == [Learn(bytes([0]), packed.payload)]
+
+
+def test_workers_are_warm_until_shutdown() -> None:
+    """The next call has the same ones; more are started when more are asked for; `shutdown` ends
+    them all, and what started them."""
+
+    def pids(n: int) -> set[int]:
+        return set(weft.map(lambda _: time.sleep(0.02) or os.getpid(), range(4 * n), n=n))
+
+    two = pids(2)
+    assert len(two) == 2
+    assert pids(2) == two
+    assert pids(1) < two
+    four = pids(4)
+    assert four > two
+    assert len(marked_processes()) == 5
+    weft.shutdown()
+    wait_until(lambda: not marked_processes())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in four)
+    assert pids(1).isdisjoint(four)
+
+
+def test_workers_share_nothing_with_each_other() -> None:
+    """What a function changes in its process is seen by later items there, and nowhere else."""
+
+    def count(_: int) -> tuple[int, int]:
+        os.environ["COUNT"] = str(int(os.environ.get("COUNT", "0")) + 1)
+        return os.getpid(), int(os.environ["COUNT"])
+
+    found = weft.map(count, range(10), n=2)
+    for pid in {pid for pid, _ in found}:
+        counts = [number for one, number in found if one == pid]
+        assert counts == list(range(1, len(counts) + 1))
+    assert "COUNT" not in os.environ
+    assert weft.map(lambda _: os.read(0, 10), [1], n=1) == [b""]
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    """A function that was distributed before the fork works in both, with different workers."""
+    distributed = weft.distribute(lambda _: os.getpid(), max_cpu=1)
+    (before,) = distributed([0])
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(distributed([0])[0]).encode())
+            weft.shutdown()
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read) as file:
+        found = int(file.read())
+    assert found not in (before, os.getpid(), child)
+    assert distributed([0]) == [before]
