@@ -5,6 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 
 
 def derive(seed: int, index: int) -> int:
@@ -14,10 +19,46 @@ def derive(seed: int, index: int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed `random`, NumPy's global generator, and torch's where torch is loaded."""
+    """Seed `random`, NumPy's global generator, and torch's, now or when torch is loaded."""
     import numpy as np
 
     random.seed(seed)
     np.random.seed(seed % 2**32)
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators; if torch is not loaded, then when it is: it takes seconds to load,
+    and begins with the same seed in every process."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed % 2**63)
+        return
+    _later.seed = seed
+    if _later not in sys.meta_path:
+        sys.meta_path.insert(0, _later)
+
+
+class _Later(MetaPathFinder):
+    """Seeds torch when it is loaded. Finds nothing itself."""
+
+    seed = 0
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_seed(module: ModuleType) -> None:
+                execute(module)
+                seed_torch(self.seed)
+
+            spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
+        return spec
+
+
+_later = _Later()

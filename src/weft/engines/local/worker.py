@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from weft import faults
 from weft._core.failures import Failure, describe
+from weft._core.seeding import seed_torch
 from weft._core.work import (
     LOADING,
     Done,
@@ -106,6 +107,7 @@ def _start_generators() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    seed_torch(random.getrandbits(63))
 
 
 def _adopt(settings: Settings) -> None:
