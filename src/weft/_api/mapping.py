@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,22 +172,20 @@ class _Mapping:
         total = len(items) if isinstance(items, Sized) else None
         self.collected = Collected(total, keep_failures=options.on_error == "return")
 
-    def run(self) -> list[Any]:
-        for _ in self.steps():
-            pass
-        return self.collected.results
-
-    def steps(self) -> Generator[Finished, None, None]:
-        """Carry it out; yields whenever something has been collected."""
+    def run(self, tell: Callable[[Finished], None] = lambda part: None) -> list[Any]:
+        """Carry it out; tells whenever something has been collected."""
+        # no generator: a function's StopIteration would not come out of one
         with Bar(self._progress, self.collected.total, self._name) as bar:
             try:
                 with closing(self.team.run(self.job)) as parts:
                     for part in parts:
                         self.collected.add(part)
                         bar.show(self.collected)
-                        yield part
+                        tell(part)
             finally:
                 self.team.forget(self.job.function)
+        self.collected.total = self.collected.finished
+        return self.collected.results
 
 
 class MapHandle:
@@ -232,7 +230,8 @@ class MapHandle:
         self._check_process()
         seconds = None if timeout is None else timeouts.checked(timeout)
         with self._news:
-            if not self._news.wait_for(lambda: self._ended, seconds):
+            longest = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
+            if not self._news.wait_for(lambda: self._ended, longest):
                 finished, total = self.progress
                 raise Stalled(
                     f"{seconds} s have passed, and {finished} of {total} items are finished; wait "
@@ -279,12 +278,14 @@ class MapHandle:
             self._news.wait_for(lambda: self._ended or len(self._order) > seen)
             return self._order[seen:]
 
+    def _take(self, part: Finished) -> None:
+        with self._news:
+            self._order += range(part.first, part.first + len(part.values))
+            self._news.notify_all()
+
     def _run(self) -> None:
         try:
-            for part in self._mapping.steps():
-                with self._news:
-                    self._order += range(part.first, part.first + len(part.values))
-                    self._news.notify_all()
+            self._mapping.run(self._take)
         except BaseException as error:  # it is raised in whoever waits
             self._error = error
         finally:
