@@ -247,17 +247,16 @@ class DistributedFunction:
         ):
             for part in finished:
                 if how.verbose:
-                    self._tell(part)
+                    bar.say(self._report(part))
                 collected.add(part)
                 bar.show(collected)
         return collected.results
 
-    def _tell(self, part: Finished) -> None:
+    def _report(self, part: Finished) -> str:
         last = part.first + len(part.values) - 1
         which = f"item {last}" if last == part.first else f"items {part.first} to {last}"
-        print(
+        return (
             f"weft: worker {part.worker} (pid {part.pid}) ran {which} of {self._name!r} "
             f"in {part.seconds * 1000:.3g} ms; {amount(part.sent)} there, "
-            f"{amount(part.received)} back",
-            file=sys.stderr,
+            f"{amount(part.received)} back"
         )

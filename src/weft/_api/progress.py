@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,13 @@ class Bar:
         if collected.failed:
             self._bar.set_postfix(failed=collected.failed, refresh=False)
         self._bar.update(collected.finished - self._bar.n)
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr, above the bar if there is one."""
+        if self._bar is None:
+            print(text, file=sys.stderr)
+        else:
+            self._bar.write(text, file=sys.stderr)
 
     def __enter__(self) -> Bar:
         return self
