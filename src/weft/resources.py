@@ -26,6 +26,13 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
 )
 
+#: of these, the libraries that are told by a variable of their own, as threadpoolctl names them
+_OWN_VARIABLES = {
+    "OPENBLAS_NUM_THREADS": "openblas",
+    "MKL_NUM_THREADS": "mkl",
+    "BLIS_NUM_THREADS": "blis",
+}
+
 #: the cores that this process may use, if somebody has said so: a worker's share of its driver's
 CORES = "WEFT_CORES"
 
@@ -107,6 +114,22 @@ def set_threads(threads: int) -> Callable[[], None]:
             step()
 
     return restore
+
+
+def set_own_threads(numbers: Mapping[str, int]) -> None:
+    """Hold some of the libraries that are loaded to numbers of their own, by their variables."""
+    if numbers:
+        from threadpoolctl import ThreadpoolController
+
+        for name, number in numbers.items():
+            ThreadpoolController().select(internal_api=_OWN_VARIABLES[name]).limit(limits=number)
+
+
+def own_threads(environ: Mapping[str, str]) -> dict[str, int]:
+    """The variables of single libraries, where they say a number."""
+    return {
+        name: int(environ[name]) for name in _OWN_VARIABLES if environ.get(name, "").isdecimal()
+    }
 
 
 def count_cores() -> tuple[int, str]:

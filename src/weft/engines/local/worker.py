@@ -35,14 +35,14 @@ from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.wire import Packed, load, pack
-from weft.resources import CORES, set_threads, thread_variables
+from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
 _interruptible = False
 #: whether this is a child that the worker's function forked
 _forked = False
 #: of BLAS and the like, and the variables that say so to those still to be loaded
-_threads = 1
+_threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
 
 
@@ -133,14 +133,16 @@ def _limit_threads(threads: int) -> None:
     global _threads
     for name in _added:
         os.environ.pop(name, None)
+    own = own_threads(os.environ)
     _added.clear()
     _added.update(thread_variables(threads, os.environ))
     os.environ.update(_added)
     said = os.environ["OMP_NUM_THREADS"]
     wanted = int(said) if said.isdecimal() else threads
-    if wanted != _threads:
-        _threads = wanted
+    if (wanted, own) != _threads:
+        _threads = wanted, own
         set_threads(wanted)
+        set_own_threads(own)
 
 
 def _learn(message: Learn) -> Callable[[Any], Any] | Failure:
