@@ -152,6 +152,8 @@ def pack_function(function: Callable[..., Any]) -> Packed:
         packed.release()
         if isinstance(error, WeftError) or not isinstance(error, Exception):
             raise
+        if _pickles(function):  # a signal handler has raised in the middle
+            raise
         raise unpicklable(function, "fun", error) from error
     return packed
 
