@@ -109,8 +109,15 @@ class Worker:
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
         self.frames.close()
-        for descriptor in self.descriptors[1:]:
-            os.close(descriptor)
+        self.__del__()
+
+    def __del__(self) -> None:
+        """An interrupt may have come where nobody had it yet, or any longer."""
+        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
+        self.pidfd, self.echoes = -1, []
+        for descriptor in left:
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 class Echo:
@@ -148,6 +155,11 @@ class Echo:
     def _print(self, lines: list[bytes]) -> None:
         stream: TextIO | None = getattr(sys, self._name)  # now: it may have been replaced
         if lines and stream is not None:
+            text = b"".join(lines).decode(errors="backslashreplace")
             with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                stream.write(b"".join(lines).decode(errors="backslashreplace"))
+                try:
+                    stream.write(text)
+                except UnicodeEncodeError:  # a stream of another encoding
+                    known = stream.encoding or "ascii"
+                    stream.write(text.encode(known, "backslashreplace").decode(known))
                 stream.flush()

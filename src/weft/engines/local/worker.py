@@ -92,6 +92,7 @@ def _settle_in(number: int) -> None:
     if faults.armed:
         faults.reach("worker.started")
     signal.signal(signal.SIGINT, _on_interrupt)
+    sys.unraisablehook = _on_unraisable
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = _line_writer(1), _line_writer(2)
     _start_generators()
@@ -238,6 +239,13 @@ def _flush() -> None:
 def _on_interrupt(_: int, __: FrameType | None) -> None:
     if _interruptible:
         raise KeyboardInterrupt
+
+
+def _on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came in a finalizer ends nothing, and is no news: the driver asked for it,
+    and will not ask twice."""
+    if not (_interruptible and issubclass(unraisable.exc_type, KeyboardInterrupt)):
+        sys.__unraisablehook__(unraisable)
 
 
 def _in_child() -> None:

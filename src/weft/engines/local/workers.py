@@ -172,9 +172,9 @@ class Workers:
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
             echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
+            ours.pop_all()  # they are the worker's now
             worker = Worker(number, pid, pidfd, Frames(connection), echoes)
             worker.gpu, worker.server = gpu, server
-            ours.pop_all()  # they are the worker's now
             return worker
 
     def _server_ended(self) -> LaunchError:
