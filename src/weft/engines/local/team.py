@@ -294,8 +294,9 @@ class _Run:
             self._drop(worker)
             return
         batch = task.batch
+        came = not worker.frames.unsent
         ended = self._replace(worker)
-        item = batch.first if ended is None else ended.item
+        item = ended.item if ended is not None else batch.first if came else -1
         if item == LOADING + batch.first:  # its unpickling did it: nobody knows which one's
             item = batch.first
             if len(batch.items) > 1:
