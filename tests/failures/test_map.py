@@ -198,6 +198,14 @@ def test_a_worker_that_prints_without_a_pause(monkeypatch: pytest.MonkeyPatch) -
         weft.map(shout, [0, 1, 2], n=2, timeout=0.5)
 
 
+def test_output_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver's stream cannot write is escaped, not lost."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    weft.map(lambda x: print("caf\u00e9"), [1], n=1)
+    assert stream.buffer.getvalue() == b"caf\\xe9\n"  # type: ignore[attr-defined]
+
+
 def test_a_worker_that_is_interrupted_by_somebody_else() -> None:
     """KeyboardInterrupt is the item's failure, as in serial, but does not end the driver."""
     results = weft.map(

@@ -20,6 +20,7 @@ import weft
 from tests.failures.test_map import once
 from tests.support import marked_processes, run_python, wait_until, write_script
 from weft.engines.local import workers
+from weft.engines.local.processes import readable
 
 
 def _fork_server() -> subprocess.Popen[bytes]:
@@ -32,7 +33,7 @@ def test_a_fork_server_that_is_killed_between_two_maps() -> None:
     """The next map starts another."""
     assert weft.map(abs, [-1], n=2) == [1]
     _fork_server().kill()
-    wait_until(lambda: not marked_processes())
+    wait_until(lambda: all(readable(one.pidfd) for one in workers.workers()._idle))
     assert weft.map(abs, [-1, -2, -3], n=2) == [1, 2, 3]
 
 
@@ -176,6 +177,62 @@ print(pressed, weft.map(abs, [-1, -2], n=2))
     assert outcome.code == 0, outcome
     assert outcome.out.endswith("[1, 2]\n"), outcome
     assert outcome.out.startswith(("2", "3")), outcome
+
+
+INTERRUPTED = """
+import os, random, signal, sys, time
+import numpy as np
+import weft
+
+inside = False
+
+def press(*_):
+    if inside:
+        raise KeyboardInterrupt
+
+def double(x):
+    return x * 2
+
+def count_pipes():
+    names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(name).startswith("pipe:") for name in names if os.path.islink(name))
+
+signal.signal(signal.SIGALRM, press)
+rng = random.Random(int(sys.argv[1]))
+items = [np.full(1 << 14, float(index)) for index in range(8)]
+weft.map(double, items, n=2)
+pipes, interrupts = count_pipes(), 0
+for _ in range(int(sys.argv[2])):
+    signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * rng.choice([0.003, 0.03]))
+    began = time.monotonic()
+    try:
+        try:
+            inside = True
+            weft.map(double, items, n=2)
+        finally:
+            inside = False
+    except KeyboardInterrupt:
+        inside = False
+        interrupts += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert time.monotonic() - began < 5.0
+    for index, result in enumerate(weft.map(double, items, n=2)):
+        assert np.all(result == 2.0 * index)
+del result
+assert count_pipes() == pipes, (count_pipes(), pipes)
+print(interrupts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "interrupts"),
+    [(1, 40), *(pytest.param(s, 200, marks=pytest.mark.soak) for s in (2, 3))],
+)
+def test_interrupts_at_random(seed: int, interrupts: int) -> None:
+    """Wherever a handler raises in the driver, the next map is right, and has all that it needs."""
+    outcome = run_python(INTERRUPTED, str(seed), str(interrupts))
+    assert outcome.code == 0, outcome
+    assert int(outcome.out) > interrupts // 4
 
 
 def test_exit_in_the_middle_of_a_map_async() -> None:
