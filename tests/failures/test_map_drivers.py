@@ -226,7 +226,7 @@ print(interrupts)
 
 @pytest.mark.parametrize(
     ("seed", "interrupts"),
-    [(1, 40), *(pytest.param(s, 200, marks=pytest.mark.soak) for s in (2, 3))],
+    [(1, 25), *(pytest.param(s, 200, marks=pytest.mark.soak) for s in (2, 3))],
 )
 def test_interrupts_at_random(seed: int, interrupts: int) -> None:
     """Wherever a handler raises in the driver, the next map is right, and has all that it needs."""
