@@ -71,18 +71,20 @@ class Replica:
 
     def gather(self, *, stack: bool = False) -> Any:
         """All ranks' values here: joined along the first axis, or stacked along a new one."""
-        found = [self.get(rank, _all=True) for rank in range(self.team.size)]
-        join: Callable[[Sequence[Any]], Any] = np.stack if stack else _joined
+        found = self._everywhere(_read_kept, [(self._number,)] * self.team.size)
+        join = _stacked if stack else _joined
         return self._as_value([join(one) for one in zip(*found, strict=True)])
 
     def all_gather(self) -> None:
         """Every rank's values become all ranks', joined along the first axis."""
         self._everywhere(_all_gather, [(self._number,)] * self.team.size)
 
-    def reduce(self, op: str = "mean") -> None:
-        """The driver's values become the sum, mean, ... of all ranks'."""
+    def reduce(self, op: str = "mean", *, in_place: bool = True) -> Any:
+        """The driver's values become the sum, mean, ... of all ranks'. With `in_place=False` that
+        is returned, and nobody's values change."""
         _check_op(op)
-        self._everywhere(_reduce, [(self._number, op)] * self.team.size)
+        found = self._everywhere(_reduce, [(self._number, op, in_place)] * self.team.size)[0]
+        return None if in_place else self._as_value([np.array(one) for one in found])
 
     def all_reduce(self, op: str = "mean") -> None:
         """Every rank's values become the sum, mean, ... of all ranks', the same bits everywhere."""
@@ -95,13 +97,13 @@ class Replica:
         own = (self._number, _as_list(self.value, values))
         self._everywhere(_write_kept, [own if one == rank else None for one in self._ranks])
 
-    def get(self, rank: int, *, _all: bool = False) -> Any:
-        """One rank's values."""
+    def get(self, rank: int) -> Any:
+        """One rank's values: copies, also of the driver's."""
         self._check_rank(rank)
         found = self._everywhere(
             _read_kept, [(self._number,) if one == rank else None for one in self._ranks]
         )[rank]
-        return found if _all else self._as_value(found)
+        return self._as_value([one.copy() for one in found] if rank == 0 else found)
 
     def shapes(self) -> list[Any]:
         """The shapes of each rank's values."""
@@ -177,11 +179,12 @@ def _all_gather(member: Member, number: int) -> None:
     models.assign(value, member.group.all_gather(models.read(value)))
 
 
-def _reduce(member: Member, number: int, op: str) -> None:
+def _reduce(member: Member, number: int, op: str, in_place: bool) -> Arrays | None:
     value = member.kept[number]
-    result = member.group.reduce(models.read(value), op)
-    if member.rank == 0:
+    result: Arrays | None = member.group.reduce(models.read(value), op)
+    if result is not None and in_place:
         models.assign(value, result)
+    return result
 
 
 def _all_reduce(member: Member, number: int, op: str) -> None:
@@ -199,6 +202,16 @@ def _as_list(value: Any, values: Any) -> Arrays:
     if len(given) != wanted:
         raise InvalidValue(f"the object has {wanted} arrays; got values for {len(given)}")
     return [np.asarray(one) for one in given]
+
+
+def _stacked(arrays: Sequence[Any]) -> Any:
+    shapes = [array.shape for array in arrays]
+    if len(set(shapes)) > 1:
+        raise InvalidValue(
+            f"the ranks' values have the shapes {', '.join(map(str, shapes))}, which cannot be "
+            "stacked; gather without stacking joins them along the first axis"
+        )
+    return np.stack(arrays)
 
 
 def _joined(arrays: Sequence[Any]) -> Any:

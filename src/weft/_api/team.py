@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,10 +40,17 @@ class Team:
     engine   "local", or "serial": this process alone, for debugging.
     timeout  seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
              else 1800.
+    gpus     for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the driver's
+             own is its own matter.
     """
 
     def __init__(
-        self, n: int | None = None, *, engine: str = "local", timeout: float | None = None
+        self,
+        n: int | None = None,
+        *,
+        engine: str = "local",
+        timeout: float | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         check_size(n)
         if engine not in ENGINES:
@@ -62,7 +70,9 @@ class Team:
             from weft.engines.local.standing import LocalStandingTeam
 
             check_system()
-            self.engine = LocalStandingTeam(n or cores, own_workers(), cores=cores, timeout=seconds)
+            self.engine = LocalStandingTeam(
+                n or cores, own_workers(), cores=cores, timeout=seconds, gpus=gpus
+            )
         _teams.add(self)
 
     @property

@@ -109,6 +109,8 @@ def _join_leaf(parts: Sequence[Partial], mode: str | None, name: str) -> Any:
         return _delivered(adapter, joined, element, was_number=arrays[0].ndim == 0)
     _check_alike(arrays, name, mode)
     weights = [float(part.rows) for part in parts] if mode == "mean" else None
+    if weights is not None and not any(weights):
+        weights = None  # no rows at all: what the function made of that
     if mode == "mean" and arrays[0].dtype.kind in "biu":
         arrays, element = [array.astype(np.float64) for array in arrays], "float64"
     out = np.empty_like(arrays[0])

@@ -27,6 +27,14 @@ class Portion:
         return self.array[self.rows]
 
 
+class Bounds:
+    """Rows by their numbers: as an array of a Portion, it gives the first and the one after the
+    last of some rows, for a function that cuts what it has by itself."""
+
+    def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
+        return np.array([rows.start, rows.stop])
+
+
 def choose(batch: Batch | None, length: int) -> slice | np.ndarray[Any, Any]:
     """The rows that a batch means, of an array of this length: a slice, or indexes from 0 on."""
     if batch is None:

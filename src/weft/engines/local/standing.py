@@ -46,8 +46,17 @@ _START = 60.0
 class LocalStandingTeam(StandingTeam):
     """Processes of this machine."""
 
-    def __init__(self, size: int, workers: Workers, *, cores: int, timeout: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        workers: Workers,
+        *,
+        cores: int,
+        timeout: float,
+        gpus: Sequence[str] = (),
+    ) -> None:
         self.size = size
+        self._gpus = [*gpus, *[None] * size][: size - 1]
         self._pool = workers
         self._threads = max(1, cores // size)
         self._timeout = timeout
@@ -106,7 +115,7 @@ class LocalStandingTeam(StandingTeam):
 
     def _start(self) -> None:
         self.name = secrets.token_hex(8)
-        self._workers, self._watch = self._pool.lend([None] * (self.size - 1), self._threads)
+        self._workers, self._watch = self._pool.lend(self._gpus, self._threads)
         places = [
             (self.name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)
         ]
