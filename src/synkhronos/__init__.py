@@ -1,11 +1,104 @@
-"""Synkhronos's names on top of weft: functions over split data and collectives on shared variables.
+"""Synkhronos's names on top of weft: functions over split data, collectives on shared variables.
 
-Nothing is here yet: this release of weft has the ground only (groups, shared
-arrays, the launcher). The names arrive with the parts of weft that they need.
+    synkhronos/
+      __init__.py      the names; fork, close
+      _session.py      the team that fork made, and the variables that functions use
+      _function.py     function: a PyTensor graph, computed by all ranks
+      _graphs.py       what is compiled of it
+      _data.py         Data: inputs in shared memory
+      _values.py       what fits a variable
+      _collectives.py  broadcast, gather, ... on shared variables
+      extensions/      updates of training methods, train functions
+
+    import synkhronos as synk
+
+    synk.fork()
+    x, y = pt.matrix("x"), pt.vector("y")
+    f = synk.function([x], x.dot(y).mean(axis=0), bcast_inputs=[y])
+    synk.distribute()      # may be left out
+    f(x_values, y_values)  # each rank computes some of the rows of x
+
+Errors are weft's: see `weft.errors`.
 """
 
 from __future__ import annotations
 
+import os
 
-def __getattr__(name: str) -> object:
-    raise AttributeError(f"synkhronos.{name} is not in this release of weft; it comes later")
+from synkhronos import _session
+from synkhronos._collectives import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    gather,
+    get_lengths,
+    get_shapes,
+    get_value,
+    reduce,
+    scatter,
+    set_value,
+)
+from synkhronos._data import Data, data
+from synkhronos._function import Function, function
+from weft.resources import count_gpus
+
+__all__ = [
+    "Data",
+    "Function",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "close",
+    "data",
+    "distribute",
+    "fork",
+    "function",
+    "gather",
+    "get_lengths",
+    "get_n_gpu",
+    "get_shapes",
+    "get_value",
+    "reduce",
+    "scatter",
+    "set_value",
+]
+
+
+def fork(
+    n_parallel: int | None = None,
+    use_gpu: bool = True,
+    master_rank: int = 0,
+    *,
+    timeout: float | None = None,
+) -> int:
+    """Start the other processes; returns how many there are, this one included.
+
+    n_parallel   how many in all: by default one for each GPU if there are several and `use_gpu`
+                 is true, else one for each core.
+    use_gpu      whether each process gets a GPU of its own, where there are enough.
+    master_rank  this process's rank.
+    timeout      seconds that a call may take; by default WEFT_TIMEOUT, else 1800.
+
+    Raises AlreadyInitialized when called twice without `close` between.
+    """
+    return _session.begin(n_parallel, use_gpu, master_rank, timeout)
+
+
+def close() -> None:
+    """End the other processes. Also done at the end of the program; does nothing twice."""
+    _session.end()
+
+
+def distribute() -> None:
+    """Have all processes know the functions built by now, with the values that their shared
+    variables have now.
+
+    Functions are sent by themselves when they are first called; this only does it now. It may be
+    called any number of times: what the processes have already stays as it is.
+    """
+    _session.send_all()
+
+
+def get_n_gpu() -> int:
+    """How many GPUs this program may use."""
+    return count_gpus(os.environ)

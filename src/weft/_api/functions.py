@@ -169,7 +169,7 @@ class Function:
             return None
 
         def given(key: int | str, value: Any) -> Any:
-            return _portion(value, rows, here=here) if self._is_split(key) else value
+            return portion(value, rows, here=here) if self._is_split(key) else value
 
         return Share(
             [given(position, value) for position, value in enumerate(call.arguments)],
@@ -208,16 +208,16 @@ def _compute(member: Member, number: int, share: Share, modes: Modes) -> Partial
     return compute(member.kept[number], share, modes)
 
 
-def _portion(value: Any, rows: Any, *, here: bool) -> Any:
+def portion(value: Any, rows: Any, *, here: bool) -> Any:
     """Some rows of a value. What lies in shared memory goes as it is, and is cut where it is
     used; of other arrays only the rows that are needed are sent."""
     from weft.engines.local.mapped import buffer_of
 
-    portion = Portion(value, rows)
+    whole = Portion(value, rows)
     numpy_array = type(value).__module__ in ("numpy", "weft.engines.local.shared_arrays")
     if here or (numpy_array and buffer_of(value) is not None):
-        return portion
-    taken = portion.take()
+        return whole
+    taken = whole.take()
     return Portion(taken, slice(0, len(taken)))
 
 

@@ -69,9 +69,11 @@ class Replica:
         parts = [[one[part(rows, size, rank)] for one in lists] for rank in range(size)]
         self._everywhere(_write_kept, [(self._number, own) for own in parts])
 
-    def gather(self, *, stack: bool = False) -> Any:
-        """All ranks' values here: joined along the first axis, or stacked along a new one."""
+    def gather(self, *, stack: bool = False, order: Sequence[int] | None = None) -> Any:
+        """All ranks' values here: joined along the first axis, or stacked along a new one. The
+        ranks come in this order, if one is given."""
         found = self._everywhere(_read_kept, [(self._number,)] * self.team.size)
+        found = found if order is None else [found[rank] for rank in order]
         join = _stacked if stack else _joined
         return self._as_value([join(one) for one in zip(*found, strict=True)])
 

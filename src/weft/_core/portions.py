@@ -35,14 +35,14 @@ class Bounds:
         return np.array([rows.start, rows.stop])
 
 
-def choose(batch: Batch | None, length: int) -> slice | np.ndarray[Any, Any]:
+def choose(batch: Batch | None, length: int, option: str = "batch") -> slice | np.ndarray[Any, Any]:
     """The rows that a batch means, of an array of this length: a slice, or indexes from 0 on."""
     if batch is None:
         return slice(0, length)
     if isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
         if not 0 <= batch <= length:
             raise InvalidValue(
-                f"batch={batch}: expected the first 0 to {length} rows; the inputs have {length}"
+                f"{option}={batch}: expected the first 0 to {length} rows, as there are {length}"
             )
         return slice(0, int(batch))
     if isinstance(batch, slice):
@@ -53,13 +53,13 @@ def choose(batch: Batch | None, length: int) -> slice | np.ndarray[Any, Any]:
     indexes = np.asarray(batch)
     if indexes.ndim != 1 or (indexes.size and indexes.dtype.kind not in "iu"):
         raise InvalidType(
-            f"batch is a {type(batch).__name__} of shape {indexes.shape} and dtype "
+            f"{option} is a {type(batch).__name__} of shape {indexes.shape} and dtype "
             f"{indexes.dtype}; expected a number of rows, a slice, or a list of row indexes"
         )
     wrong = (indexes < -length) | (indexes >= length)
     if wrong.any():
         raise InvalidValue(
-            f"batch has the row {indexes[wrong][0]}; expected rows of -{length} to {length - 1}"
+            f"{option} has the row {indexes[wrong][0]}; expected rows of -{length} to {length - 1}"
         )
     return np.where(indexes < 0, indexes + length, indexes).astype(np.intp)
 

@@ -1,0 +1,80 @@
+"""What one rank is to do for a call, and the procedure that does it.
+
+driver                                      every rank
+an Order each, in which split inputs   ->   run(member, order):
+are portions                                  cuts its own sliceable variables,
+joins the results                      <-     computes slice by slice,
+                                              sets its own variables once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft._core import models
+from weft._core.outputs import Partial
+from weft._core.portions import Bounds, Portion, choose, common_length, count
+from weft._core.rowwise import Share, compute
+from weft.engines.base import Member
+from weft.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class Order:
+    """One rank's part of a call. Functions and variables are named by their numbers."""
+
+    function: int
+    share: Share
+    #: of the outputs, and after them of the new values of `updated`
+    modes: Sequence[str | None]
+    updated: Sequence[int] = ()
+    #: how sliceable variables are cut: "bounds", "indexes", or not at all
+    cut: str | None = None
+    sliceable: Sequence[int] = ()
+    #: the rows of the sliceable variables, as the user chose them
+    selection: Any = None
+    #: whether there are inputs, whose rows count; else those of the sliceable variables do
+    has_rows: bool = True
+
+
+def run(member: Member, order: Order) -> Partial:
+    """A procedure: a rank's part of a call."""
+    share = order.share if order.cut is None else _with_rows(member, order)
+    found = compute(_as_numpy(member.kept[order.function]), share, order.modes)
+    if not order.updated:
+        return found
+    several = len(found.outputs) - len(order.updated)
+    for number, value in zip(order.updated, found.outputs[several:], strict=True):
+        variable = member.kept[number]
+        models.assign(variable, [np.asarray(value).astype(variable.dtype)])
+    return Partial(found.outputs[:several], found.rows)
+
+
+def _with_rows(member: Member, order: Order) -> Share:
+    """The share, with the rows of the sliceable variables as one more argument."""
+    values = {str(member.kept[one]): models.read(member.kept[one])[0] for one in order.sliceable}
+    rows = choose(order.selection, common_length(values), "batch_s")
+    share = order.share
+    if share.slices > max(1, count(rows)):
+        raise InvalidValue(
+            f"num_slices={share.slices}: expected 1 to {count(rows)}, as many as there are rows in "
+            f"{', '.join(values)} of rank {member.rank}"
+        )
+    if order.cut == "bounds":
+        portion = Portion(Bounds(), rows)
+    else:
+        indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        portion = Portion(np.asarray(indexes, np.int64), slice(0, len(indexes)))
+    arguments = [*share.arguments, portion]
+    return share._replace(arguments=arguments, rows=share.rows if order.has_rows else count(rows))
+
+
+def _as_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function whose outputs are NumPy's, whichever library computes them."""
+    return lambda *arguments: [
+        np.asarray(one) if hasattr(one, "__array__") else one for one in function(*arguments)
+    ]

@@ -1,0 +1,87 @@
+"""The options of a call, read and checked. Functions of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weft._core.portions import count
+from weft.errors import InvalidType, InvalidValue
+
+
+def check_slices(slices: object, rows: int | None) -> None:
+    """`num_slices`, of so many rows if they are known."""
+    if isinstance(slices, bool) or not isinstance(slices, (int, np.integer)):
+        raise InvalidType(f"num_slices={slices!r}: expected a whole number")
+    if slices < 1 or (rows is not None and slices > max(1, rows)):
+        most = "more" if rows is None else f"{max(1, rows)}, as many as there are rows"
+        raise InvalidValue(f"num_slices={slices}: expected 1 to {most}")
+
+
+def cut_of(batch_s: Any, several: bool, sliceable: Sequence[Any]) -> str | None:
+    """How the sliceable variables are to be cut, if at all."""
+    if batch_s is not None and not sliceable:
+        raise InvalidValue(
+            f"batch_s={batch_s!r} was given to a function without sliceable variables; build it "
+            "with sliceable_shareds=[...], or choose rows of inputs with batch="
+        )
+    if not sliceable or (batch_s is None and not several):
+        return None
+    chosen = batch_s if _is_one_each(batch_s) else [batch_s]
+    return "bounds" if all(_is_range(one) for one in chosen) else "indexes"
+
+
+def selections(batch_s: Any, size: int) -> list[Any]:
+    """For each rank, its own choice of rows."""
+    if not _is_one_each(batch_s):
+        return [batch_s] * size
+    if len(batch_s) != size:
+        raise InvalidValue(
+            f"batch_s has choices of rows for {len(batch_s)} ranks; expected one for all, or "
+            f"{size}: one for each rank"
+        )
+    return list(batch_s)
+
+
+def _is_one_each(batch_s: Any) -> bool:
+    """Whether it is a list of choices; one of numbers is one choice, of indexes."""
+    return isinstance(batch_s, (list, tuple)) and not all(
+        isinstance(one, (int, np.integer)) for one in batch_s
+    )
+
+
+def _is_range(selection: Any) -> bool:
+    if isinstance(selection, slice):
+        return selection.step in (None, 1)
+    return selection is None or isinstance(selection, (int, np.integer))
+
+
+def shifted(own: Any, rows: Any, length: int) -> Any:
+    """A rank's rows in an input that has only the rows of a batch: the lowest is its row 0."""
+    if not count(rows):
+        return own
+    lowest, highest = (
+        (rows.start, rows.stop - 1) if isinstance(rows, slice) else (rows.min(), rows.max())
+    )
+    if highest - lowest >= length:
+        raise InvalidValue(
+            f"batch has rows from {lowest} to {highest}, and a minibatch has {length} rows; "
+            f"expected {highest - lowest + 1} or more"
+        )
+    return slice(own.start - lowest, own.stop - lowest) if isinstance(own, slice) else own - lowest
+
+
+def subset_of(subset: Any, outputs: int) -> tuple[int, ...]:
+    """`output_subset`, of so many outputs."""
+    if not isinstance(subset, (list, tuple)) or not all(
+        isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in subset
+    ):
+        raise InvalidType(
+            f"output_subset={subset!r}: expected a list of positions, for example [0]"
+        )
+    for one in subset:
+        if not 0 <= one < outputs:
+            raise InvalidValue(f"output_subset has {one}; expected positions of 0 to {outputs - 1}")
+    return tuple(subset)

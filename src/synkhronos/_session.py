@@ -1,0 +1,156 @@
+"""The team that `fork` made, and what has been built for it. The package's only state.
+
+Ranks here are Synkhronos's, in which this process has the rank `master_rank`. In weft's team it is
+rank 0: places are weft's ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import weft
+from weft._api import session
+from weft._api.team import set_default_team
+from weft._api.teams import check_size
+from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
+from weft.resources import visible_gpus
+
+_team: weft.Team | None = None
+_master = 0
+_closed = False
+_visible_before: str | None = None
+
+
+class Built(Protocol):
+    """What the session knows of a function."""
+
+    @property
+    def shareds(self) -> list[Any]:
+        """The shared variables that it uses."""
+
+    def send(self) -> None:
+        """Have all processes know it."""
+
+
+_functions: weakref.WeakSet[Any] = weakref.WeakSet()
+#: lists of variables that were given to a collective together, by their identities: each has one
+#: replica
+_together: dict[tuple[int, ...], list[Any]] = {}
+
+
+def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> int:
+    global _team, _master, _closed
+    if _team is not None:
+        raise AlreadyInitialized(
+            f"synkhronos.fork() was called before, and made {_team.size} processes; end "
+            "them first:\n    synkhronos.close()"
+        )
+    check_size(n)
+    if isinstance(master, bool) or not isinstance(master, int):
+        raise InvalidType(f"master_rank={master!r}: expected a whole number")
+    gpus = _gpus(n) if use_gpu else []
+    team = weft.Team(n or len(gpus) or None, timeout=timeout, gpus=gpus[1:])
+    if not 0 <= master < team.size:
+        team.close()
+        raise InvalidValue(
+            f"master_rank={master}: expected a rank of 0 to {team.size - 1}, as there are "
+            f"{team.size} processes"
+        )
+    if gpus:
+        _narrow(gpus[0])
+    _team, _master, _closed = team, master, False
+    set_default_team(team)
+    return team.size
+
+
+def end() -> None:
+    global _team, _closed
+    if _team is None:
+        return
+    set_default_team(None)
+    _team.close()
+    _team, _closed = None, True
+    _together.clear()
+    _widen()
+
+
+def team(caller: str) -> weft.Team:
+    """The team. Raises NotInitialized, which names the caller, if there is none."""
+    if _team is None:
+        when = "after synkhronos.close()" if _closed else "before synkhronos.fork()"
+        raise NotInitialized(
+            f"{caller} was called {when}; first start the processes:\n    synkhronos.fork()"
+        )
+    return _team
+
+
+def register(function: Built) -> None:
+    _functions.add(function)
+
+
+def send_all() -> None:
+    team("distribute()")
+    for function in sorted(_functions, key=lambda one: one.order):
+        function.send()
+
+
+def variables() -> Iterator[Any]:
+    """The shared variables of all functions, each once."""
+    seen: set[int] = set()
+    for function in sorted(_functions, key=lambda one: one.order):
+        for variable in function.shareds:
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                yield variable
+
+
+def together(variables: Sequence[Any]) -> Any:
+    """Variables as one object to replicate: the variable, or a list that is the same every time."""
+    if len(variables) == 1:
+        return variables[0]
+    return _together.setdefault(tuple(map(id, variables)), list(variables))
+
+
+def places(size: int) -> list[int]:
+    """For each rank, its rank in weft's team."""
+    others = iter(range(1, size))
+    return [0 if rank == _master else next(others) for rank in range(size)]
+
+
+def place(rank: object, caller: str) -> int:
+    """A rank as the user gave it, as weft's. Raises InvalidType, InvalidValue."""
+    size = team(caller).size
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise InvalidType(f"{caller}: rank={rank!r}: expected a whole number")
+    if not 0 <= rank < size:
+        raise InvalidValue(f"{caller}: rank={rank}: expected 0 to {size - 1}")
+    return places(size)[rank]
+
+
+def _gpus(n: int | None) -> list[str]:
+    """A GPU for each process, where there are several and enough of them; else none."""
+    found = visible_gpus(os.environ)
+    wanted = len(found) if n is None else n
+    return found[:wanted] if 1 < wanted <= len(found) else []
+
+
+def _narrow(gpu: str) -> None:
+    """Have what this process loads from now on see one GPU."""
+    global _visible_before
+    _visible_before = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+
+
+def _widen() -> None:
+    global _visible_before
+    if _visible_before is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible_before
+        if not _visible_before:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        _visible_before = None
+
+
+session.at_shutdown(end)

@@ -1,0 +1,72 @@
+"""Shared variables: found among those that functions use, and kept by every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import weft
+from synkhronos import _session
+from weft import adapters
+from weft.engines.base import Member
+from weft.errors import InvalidType, InvalidValue
+
+
+def keep(team: weft.Team, variable: Any) -> None:
+    """Have every rank keep a copy of a shared variable."""
+    if team.has_replica(variable):
+        return
+    if adapters.of_model(variable) is not None:
+        team.replica_number(variable)
+        return
+    team.replica_number(variable.container)  # what compiled functions hold of it
+    number = team.replica_number(variable)
+    team.engine.call(_own_stream, [(number,)] * team.size)
+
+
+def _own_stream(member: Member, number: int) -> None:
+    """A procedure: random generators draw other numbers in each rank, as its rows are others."""
+    generator = member.kept[number].get_value()
+    if member.rank and hasattr(getattr(generator, "bit_generator", None), "jumped"):
+        stream = generator.bit_generator.jumped(member.rank)
+        member.kept[number].set_value(np.random.Generator(stream))
+
+
+def find(given: Any, caller: str) -> tuple[list[Any], bool]:
+    """Variables as the user gave them, by themselves or by name; and whether it was a single one.
+
+    Raises InvalidValue for one that no function uses.
+    """
+    single = not isinstance(given, (list, tuple))
+    return [_find(one, caller) for one in ([given] if single else given)], single
+
+
+def _find(given: Any, caller: str) -> Any:
+    known = list(_session.variables())
+    names = [one.name for one in known]
+    if not isinstance(given, str):
+        if not hasattr(given, "get_value"):
+            raise InvalidType(
+                f"{caller} got a {type(given).__name__}; expected a shared variable or its name"
+            )
+        if any(one is given for one in known):
+            return given
+        raise InvalidValue(
+            f"{caller} got the variable {given.name!r}, which no synkhronos function uses; those "
+            f"that are used: {names}"
+        )
+    found = [one for one in known if one.name == given]
+    if len(found) != 1:
+        count = "more than one variable is" if found else "no variable of a function is"
+        raise InvalidValue(f"{caller} got the name {given!r}: {count} called so, of {names}")
+    return found[0]
+
+
+def check_sliceable(sliceable: Sequence[Any], shareds: Sequence[Any]) -> None:
+    for one in sliceable:
+        if not any(one is shared for shared in shareds):
+            raise InvalidValue(
+                f"sliceable_shareds has {one}, which the function does not use; it uses {shareds}"
+            )
