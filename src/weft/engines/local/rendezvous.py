@@ -140,6 +140,7 @@ def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple
             raise _missing([0], identity, seconds)
         answer, descriptors = channel.receive(Welcome, Rejected)
     except Closed:
+        _blame(0, identity)
         raise PeerLost(
             f"rank 0 ended while the group was starting (this is rank {identity.rank} "
             f"of {identity.size})",
@@ -148,8 +149,17 @@ def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple
     finally:
         channel.close()
     if isinstance(answer, Rejected):
+        if answer.error == PeerLost.__name__:
+            _blame(answer.ranks[0], identity)
         raise _rejection(answer)
     return Segment(descriptors[0], _job_bytes(identity.size)), answer.launcher
+
+
+def _blame(rank: int, identity: Identity) -> None:
+    """Tell our launcher, if it is ours, whose failure this one's is a consequence of."""
+    if identity.memory >= 0:
+        segment = _job_memory(identity)
+        Roster(roster_block(segment, identity.size), identity.rank).blame(rank)
 
 
 def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
