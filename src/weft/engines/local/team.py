@@ -204,8 +204,9 @@ class _Run:
         if worker.frames.fileno() in events:
             try:
                 message = self._receive(worker)
-            except Closed:  # it has ended, or its function has closed what it could answer by
+            except Closed:  # it is ending, or its function has closed what it could answer by
                 ended = True
+                readable(worker.pidfd, _GRACE)  # how it ends by itself says more than a kill
         if message is not None:
             yield from self._take(worker, message)
         elif ended:
