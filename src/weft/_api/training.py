@@ -11,7 +11,7 @@ from weft._core.calling import check_callable
 from weft._core.portions import choose, common_length, count, part
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
-from weft.errors import InvalidType
+from weft.errors import InvalidType, InvalidValue
 
 
 def train_step(
@@ -59,37 +59,48 @@ class _TrainStep:
         """Train on these rows; returns the loss before the step."""
         rows = choose(None, common_length({f"argument {i}": one for i, one in enumerate(batch)}))
         parts = [part(rows, self._team.size, rank) for rank in range(self._team.size)]
-        arguments = [(self._numbers, [one[own] for one in batch], count(own)) for own in parts]
+        if not count(rows):
+            raise InvalidValue("train_step got inputs without rows; expected at least one")
+        fractions = [count(own) / count(rows) for own in parts]
+        arguments = [
+            (self._numbers, [one[own] for one in batch], fraction)
+            for own, fraction in zip(parts, fractions, strict=True)
+        ]
         return float(self._team.engine.call(self._step, arguments)[0])
 
 
-def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], rows: int) -> float:
-    """A procedure: the gradients of a rank's rows, their mean over all, and the optimizer."""
+def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], fraction: float) -> float:
+    """A procedure: the gradients of a rank's rows, a fraction of all, their mean, the optimizer.
+
+    The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
+    """
     import torch
 
     model, optimizer, loss = (member.kept[number] for number in numbers)
     optimizer.zero_grad(set_to_none=True)
     value = torch.zeros((), dtype=torch.float64)
-    if rows:
+    if fraction:
         try:
             computed = loss(model, *batch)
-            computed.backward()
+            (computed * fraction).backward()
         except Exception as error:
             member.group.refuse("train_step", error)
             raise
-        value = computed.detach().to(torch.float64)
+        value = computed.detach().to(torch.float64) * fraction
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     for parameter in parameters:
         if parameter.grad is None and parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     gradients = [one.grad for one in parameters if one.grad is not None]
     both = [value, *gradients]
-    member.group.all_reduce(both, "mean", weight=rows, out=both)
+    member.group.all_reduce(both, "sum", out=both)
     optimizer.step()
     return float(value)
 
 
-def _step_of_jax(member: Member, numbers: Sequence[int], batch: Sequence[Any], rows: int) -> float:
+def _step_of_jax(
+    member: Member, numbers: Sequence[int], batch: Sequence[Any], fraction: float
+) -> float:
     """The same for a Holder of JAX's arrays, which are replaced."""
     import jax
     import numpy as np
@@ -97,24 +108,28 @@ def _step_of_jax(member: Member, numbers: Sequence[int], batch: Sequence[Any], r
     model, optimizer, loss = (member.kept[number] for number in numbers)
     leaves, structure = jax.tree_util.tree_flatten(model.value)
     value, gradients = np.zeros(()), [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
-    if rows:
+    if fraction:
         try:
-            computed, tree = _value_and_gradients(loss)(model.value, *batch)
+            computed, tree = _weighted_gradients(loss)(fraction, model.value, *batch)
             value = np.asarray(computed, np.float64)
             gradients = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
         except Exception as error:
             member.group.refuse("train_step", error)
             raise
-    value, *means = member.group.all_reduce([value, *gradients], "mean", weight=rows)
+    value, *means = member.group.all_reduce([value, *gradients], "sum")
     mean = jax.tree_util.tree_unflatten(structure, [jax.numpy.asarray(one) for one in means])
     model.value = optimizer(model.value, mean)
     return float(value)
 
 
 @lru_cache(maxsize=16)
-def _value_and_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for each loss, and for each number of rows."""
+def _weighted_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The loss and its gradients; compiled once for each loss, and for each number of rows."""
     import jax
 
-    compiled: Callable[..., Any] = jax.jit(jax.value_and_grad(loss))
+    def weighted(fraction: float, *arguments: Any) -> Any:
+        found = jax.value_and_grad(loss)(*arguments)
+        return jax.tree_util.tree_map(lambda leaf: leaf * fraction, found)
+
+    compiled: Callable[..., Any] = jax.jit(weighted)
     return compiled
