@@ -27,6 +27,11 @@ OF_MAP = {
     "playdoh/inverses.py": "2 matrices, inverted: 0.500 and 0.333",
     "sweep.py": "400 epidemics; none is further than",
 }
+OF_FUNCTIONS = {
+    "least_squares.py": "2,000,000 rows in shared memory, as NumPy solves them",
+    "torch_mlp.py": "90 steps as in one process",
+    "torch_resnet.py": "50 steps as in one process",
+}
 
 
 def run_example(
@@ -61,12 +66,21 @@ def test_an_example_of_map(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in outcome.err, outcome
 
 
+@pytest.mark.parametrize("name", OF_FUNCTIONS)
+def test_an_example_of_functions(name: str, tmp_path: Path) -> None:
+    """It ends well, and says so."""
+    outcome = run_example(name, 1, "python", tmp_path)
+    assert OF_FUNCTIONS[name] in outcome.out, outcome
+    assert "Traceback" not in outcome.err, outcome
+
+
 def test_every_example_is_run() -> None:
     """Here, or by `make demo`."""
     demo = (FOLDER / "demo.py").read_text()
     for path in FOLDER.rglob("*.py"):
         name = str(path.relative_to(FOLDER))
-        known = {*EXAMPLES, *OF_MAP, "demo.py", "theano/logistic_regression_single.py"}
+        apart = ("demo.py", "theano/logistic_regression_single.py")
+        known = {*EXAMPLES, *OF_MAP, *OF_FUNCTIONS, *apart}
         assert name in known or f"examples/{name}" in demo, name
 
 
