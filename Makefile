@@ -52,6 +52,7 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/map.py
+	$(BIN)/python benchmarks/functions.py
 
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later")'

@@ -1,0 +1,287 @@
+"""Functions: an empty call, a step of training, a NumPy function over 200 MB, beside peers.
+
+    python benchmarks/functions.py                three rounds
+    python benchmarks/functions.py --quick        one round, a third of the turns
+
+In each round and for each row, the processes of all parties start and make one call, whose results
+must agree. Then the parties take turns, and those whose turn it is not wait for input:
+
+    weft | map | weft | map | ...    weft | one process | two processes | gloo | weft | ...
+
+A ratio is taken within a turn; the table shows medians over the turns of all rounds: above 1, weft
+is faster. Each process has one thread to compute with.
+
+"two processes" are what no library can beat: each does half, and knows nothing of the other. The
+training step is that of a network of 784-800-800-10 with a batch of 1,024; "DDP" is torch's
+DistributedDataParallel over gloo with two processes. "given before": an array of weft.share, a
+file that joblib maps, an array that Pool's processes inherited; "in the call": a plain array.
+Results go to benchmarks/results/functions.json and functions.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import peers
+from function_jobs import RANKS
+from peers import installed, shown
+
+JOBS = Path(__file__).with_name("function_jobs.py")
+QUIET = 0.02  # seconds between two turns
+
+LABELS = {
+    "weft": "weft",
+    "map": "weft.map of 2 items",
+    "one": "one process",
+    "two": "two processes, half each",
+    "ddp": "DDP over gloo",
+    "joblib": "joblib",
+    "pool": "Pool",
+}
+#: what must be installed for a party
+NEEDS = {"joblib": "joblib"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that parties do; so many calls in one turn, so many turns in a round."""
+
+    name: str
+    #: party -> its program, and how many processes run it
+    parties: Mapping[str, tuple[str, int]]
+    calls: int
+    turns: int
+    #: party -> how many times faster weft is to be; below 1: may be slower
+    asked: Mapping[str, float] = field(default_factory=dict)
+    #: whether the results of a party's processes are means, or sums
+    means: bool = False
+    needs: str = "numpy"
+
+
+ROWS = (
+    Row(
+        "an empty call",
+        {"weft": ("empty call", 1), "map": ("map of two", 1)},
+        calls=50,
+        turns=21,
+        asked={"map": 1},
+    ),
+    Row(
+        "training step",
+        {
+            "weft": ("train_step", 1),
+            "one": ("train", 1),
+            "two": ("train", RANKS),
+            "ddp": ("train ddp", RANKS),
+        },
+        calls=5,
+        turns=15,
+        asked={"two": 0.95, "ddp": 1.15},
+        means=True,
+        needs="torch",
+    ),
+    Row(
+        "200 MB, given before",
+        {
+            "weft": ("shared", 1),
+            "two": ("half", RANKS),
+            "joblib": ("joblib shared", 1),
+            "pool": ("pool shared", 1),
+        },
+        calls=1,
+        turns=9,
+        asked={"two": 0.93},
+    ),
+    Row(
+        "200 MB, in the call",
+        {
+            "weft": ("plain", 1),
+            "two": ("half", RANKS),
+            "joblib": ("joblib plain", 1),
+            "pool": ("pool plain", 1),
+        },
+        calls=1,
+        turns=9,
+        asked={"two": 0.75},
+    ),
+)
+
+#: row -> party -> seconds, one number per turn
+Results = dict[str, dict[str, list[float]]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one round, a third of the turns")
+    parser.add_argument("--rounds", type=int, help="how often all is measured (default: 3)")
+    options = parser.parse_args()
+    rounds = (1 if options.quick else 3) if options.rounds is None else options.rounds
+    if rounds < 1:
+        parser.error(f"--rounds {rounds}: expected 1 or more")
+    skipped: list[str] = []
+    results: Results = {}
+    for row in ROWS:
+        if not installed(row.needs):
+            skipped.append(f"{row.name}: {row.needs} is not installed")
+            continue
+        present = [party for party in row.parties if installed(NEEDS.get(party, "numpy"))]
+        skipped += [
+            f"{row.name}: {LABELS[party]} is not installed"
+            for party in row.parties
+            if party not in present
+        ]
+        results[row.name] = {party: [] for party in present}
+        for _ in range(rounds):
+            print(row.name, file=sys.stderr)
+            for party, seconds in measured(row, present, options.quick).items():
+                results[row.name][party] += seconds
+    report(results, skipped)
+    save(results, skipped, quick=options.quick)
+    if installed("matplotlib"):
+        plot(results)
+
+
+def measured(row: Row, present: list[str], quick: bool) -> dict[str, list[float]]:
+    """What each party takes in each turn of a round."""
+    parties: dict[str, Party] = {}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in present:
+                own = Path(folder) / name
+                own.mkdir()
+                parties[name] = Party(*row.parties[name], own)
+            check(row, {name: party.first(means=row.means) for name, party in parties.items()})
+            for party in parties.values():
+                party.turn(row.calls)  # to warm up
+            found: dict[str, list[float]] = {name: [] for name in parties}
+            for _ in range(max(3, row.turns // 3) if quick else row.turns):
+                for name, party in parties.items():
+                    time.sleep(QUIET)
+                    found[name].append(party.turn(row.calls))
+            for party in parties.values():
+                party.close()
+    finally:
+        for party in parties.values():
+            party.kill()
+    return found
+
+
+def check(row: Row, firsts: Mapping[str, float]) -> None:
+    if not all(math.isclose(first, firsts["weft"], rel_tol=1e-4) for first in firsts.values()):
+        sys.exit(f"{row.name}: results differ: {dict(firsts)}")
+
+
+class Party:
+    """The processes that run one program."""
+
+    def __init__(self, program: str, size: int, folder: Path) -> None:
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(JOBS), program, str(rank), str(size), str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=peers.environment(),
+            )
+            for rank in range(size)
+        ]
+
+    def first(self, *, means: bool) -> float:
+        """What the first call came to."""
+        return (statistics.fmean if means else math.fsum)(self._lines())
+
+    def turn(self, calls: int) -> float:
+        """Seconds of a call: of the slower process, where there are two."""
+        for process in self.processes:
+            if process.stdin:
+                process.stdin.write(f"{calls}\n")
+                process.stdin.flush()
+        return max(self._lines())
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.communicate(timeout=peers.LONGEST_WAIT)
+        if any(process.returncode for process in self.processes):
+            sys.exit(f"{self.processes[0].args} did not end well")
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _lines(self) -> list[float]:
+        deadline = threading.Timer(peers.LONGEST_WAIT, self.kill)
+        deadline.start()
+        lines = [process.stdout.readline() for process in self.processes if process.stdout]
+        deadline.cancel()
+        if not all(lines):
+            sys.exit(f"{self.processes[0].args} ended too early")
+        return [float(line) for line in lines]
+
+
+def verdict(row: Row, party: str, seconds: peers.Row) -> peers.Verdict:
+    return peers.compared(seconds, party, row.asked.get(party))
+
+
+def report(results: Results, skipped: list[str]) -> None:
+    ranks = f"{RANKS} ranks"
+    print(f"{ranks:24}{'weft':>10}   {'beside it':26}{'':>10}{'ratio':>9}{'asked':>14}")
+    for row in ROWS:
+        found = results.get(row.name, {})
+        for number, party in enumerate(party for party in found if party != "weft"):
+            ours = f"{row.name:24}{shown(statistics.median(found['weft'])):>10}"
+            theirs = shown(statistics.median(found[party]))
+            line = f"{ours if number == 0 else '':34}   {LABELS[party]:26}{theirs:>10}"
+            print(f"{line}{verdict(row, party, found)}".rstrip())
+    for line in skipped:
+        print(f"skipped: {line}")
+
+
+def save(results: Results, skipped: list[str], *, quick: bool) -> None:
+    versions = peers.versions("weft", "numpy", "torch", "joblib")
+    ratios = {
+        row.name: {
+            party: verdict(row, party, results[row.name])._asdict()
+            for party in results[row.name]
+            if party != "weft"
+        }
+        for row in ROWS
+        if row.name in results
+    }
+    kept = {"versions": versions, "quick": quick, "skipped": skipped, "turns": results}
+    peers.save("functions", {**kept, "medians": peers.medians(results), "ratios": ratios})
+
+
+def plot(results: Results) -> None:
+    """One panel per row, one bar per party."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        len(results), figsize=(8, 1.8 * len(results)), layout="constrained", squeeze=False
+    )
+    for panel, (row, found) in zip(panels[:, 0], results.items(), strict=True):
+        medians = [1e3 * statistics.median(seconds) for seconds in found.values()]
+        panel.barh([LABELS[party] for party in found], medians, color=["C0", *["C7"] * 9])
+        panel.set_title(row, fontsize="medium", loc="left")
+        panel.set_xlabel("ms")
+        panel.invert_yaxis()
+        panel.grid(axis="x", alpha=0.3)
+    figure.savefig(peers.RESULTS / "functions.png", dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
