@@ -228,3 +228,24 @@ def test_the_total_is_known_when_it_can_be() -> None:
     schedule.next()
     assert schedule.next() is None
     assert schedule.total == 1
+
+
+def test_items_that_are_slow_to_come_are_not_waited_for() -> None:
+    """However short their runs were, a batch is given out when drawing it takes long; items that
+    come at once are batched as before."""
+    now = 0.0
+
+    def items(seconds: float) -> Iterator[int]:
+        nonlocal now
+        for index in range(1000):
+            now += seconds
+            yield index
+
+    for seconds, least, most in ((0.1, 1, 1), (0.001, 3, 5), (1e-6, 10, 1000)):
+        schedule = Schedule(items(seconds), 2, clock=lambda: now)
+        first = schedule.next()
+        assert first is not None
+        schedule.done(first, 1e-7, 0)
+        second = schedule.next()
+        assert second is not None
+        assert least <= len(second.items) <= most

@@ -10,8 +10,9 @@ would be so little that sending it costs more.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
 #: seconds that a batch should take: some thirty times what sending it costs; and near the end,
@@ -37,10 +38,19 @@ class Batch(NamedTuple):
 class Schedule:
     """The items of one job, on their way to the workers."""
 
-    def __init__(self, items: Iterable[Any], workers: int, *, retries: int = 0) -> None:
+    def __init__(
+        self,
+        items: Iterable[Any],
+        workers: int,
+        *,
+        retries: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         #: how many items there are in all; None while nobody knows
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
+        self._at_hand = isinstance(items, (list, tuple, range))
+        self._clock = clock
         self._workers = workers
         self._retries = retries
         self._taken = 0
@@ -57,13 +67,24 @@ class Schedule:
         """What to run next; None when everything has been given out."""
         if self._again:
             return self._again.popleft()
-        items = list(itertools.islice(self._items, self._size()))
+        items = self._draw(self._size())
         if not items:
             self.total = self._taken
             return None
         batch = Batch(self._taken, items)
         self._taken += len(items)
         return batch
+
+    def _draw(self, size: int) -> list[Any]:
+        """At most so many items; fewer where they are slow to come: what is here is run first."""
+        if self._at_hand:
+            return list(itertools.islice(self._items, size))
+        items, deadline = [], self._clock() + _SECONDS
+        for item in itertools.islice(self._items, size):
+            items.append(item)
+            if self._clock() > deadline:
+                break
+        return items
 
     def done(self, batch: Batch, seconds: float, size: int) -> None:
         """A batch has ended: how long its calls took, and how many bytes its arrays had."""
