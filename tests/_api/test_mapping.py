@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,21 @@ def test_items_of_every_kind() -> None:
     for items in ([1, 2], (1, 2), range(5), {"a": 1, "b": 2}, "text", rows, [], set()):
         assert weft.map(str, items, n=2) == [str(item) for item in items]
     assert weft.map(str, (x for x in range(50)), n=2) == [str(x) for x in range(50)]
+
+    class Guessed:
+        """Says how many there are, and is wrong."""
+
+        def __init__(self, said: int) -> None:
+            self.said = said
+
+        def __len__(self) -> int:
+            return self.said
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    for said in (0, 2, 10):
+        assert weft.map(str, Guessed(said), n=2) == ["0", "1", "2"]
 
 
 def test_an_exception_keeps_its_class_and_tells_where() -> None:

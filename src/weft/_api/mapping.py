@@ -185,6 +185,7 @@ class _Mapping:
             finally:
                 self.team.forget(self.job.function)
         self.collected.total = self.collected.finished
+        del self.collected.results[self.collected.finished :]  # their number was said wrongly
         return self.collected.results
 
 
