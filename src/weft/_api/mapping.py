@@ -194,11 +194,12 @@ class MapHandle:
 
     def __init__(self, mapping: _Mapping) -> None:
         self._mapping = mapping
-        self._mapping.job = replace(mapping.job, cancelled=lambda: self._cancelled)
+        cancelled = self._cancelled = threading.Event()
+        self._mapping.job = replace(mapping.job, cancelled=cancelled.is_set)
         self._news = threading.Condition()
         self._order: list[int] = []
         self._error: BaseException | None = None
-        self._cancelled = self._ended = False
+        self._ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
         self._thread.start()
@@ -256,13 +257,13 @@ class MapHandle:
     def cancel(self) -> None:
         """End it, and what still runs. Returns when it has ended; `wait` then raises Cancelled."""
         self._check_process()
-        self._cancelled = True
+        self._cancelled.set()
         self._thread.join()
 
     def end(self, deadline: float) -> None:
         """At shutdown: cancel it. Who waits for its next item, which may never come, stays."""
         if self._process == os.getpid():
-            self._cancelled = True
+            self._cancelled.set()
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _check_process(self) -> None:

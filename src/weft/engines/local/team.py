@@ -72,7 +72,10 @@ class LocalTeam(Team):
         self._workers.shut_down()
 
     def run(self, job: Job) -> Generator[Finished, None, None]:
-        running = _Run(job, self._workers, *self._workers.lend(self._wanted, self._threads))
+        wanted = self._wanted
+        if isinstance(job.items, (list, tuple, range)) and not job.one_each:
+            wanted = wanted[: len(job.items)]  # more would have nothing to do
+        running = _Run(job, self._workers, *self._workers.lend(wanted, self._threads))
         try:
             for part in running.steps():
                 yield part
