@@ -87,8 +87,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     # imported here: `weft --version` needs none of it
-    from weft.engines.local.group import check_system
     from weft.engines.local.launcher import Command, run
+    from weft.engines.local.system import check_system
 
     options = parse_run(arguments)
     check_system()
@@ -106,7 +106,7 @@ def _doctor(arguments: list[str]) -> int:
 
 def _open(arguments: list[str]) -> int:
     from weft.engines.local import named
-    from weft.engines.local.group import check_system
+    from weft.engines.local.system import check_system
     from weft.resources import count_cores
 
     options = _named_options("open", arguments, "--pipe", "-n")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
-from weft._core.columns import Part
+from weft._core.part import Part
 from weft.errors import InvalidType
 
 DATA = {"table": 1}

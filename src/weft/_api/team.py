@@ -66,8 +66,8 @@ class Team:
 
             self.engine = SerialStandingTeam(timeout=seconds)
         else:
-            from weft.engines.local.group import check_system
             from weft.engines.local.standing import LocalStandingTeam
+            from weft.engines.local.system import check_system
 
             check_system()
             self.engine = LocalStandingTeam(

@@ -31,15 +31,16 @@ def make_team(
     check_size(size)
     if engine == "serial":
         return SerialTeam()
-    from weft.engines.local.group import check_system
-    from weft.engines.local.team import LocalTeam
-
-    check_system()
     cores = share_of_cores()
     size = size or cores
     if named_pipe is None or named_pipe is False:
-        return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
+        ours = own_workers()
+        ours.get_ready()  # while the rest is loaded here
+        from weft.engines.local.team import LocalTeam
+
+        return LocalTeam(size, ours, cores=cores, gpus=gpus)
     from weft.engines.local import named
+    from weft.engines.local.team import LocalTeam
 
     pipe = named.check_name(named_pipe)
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
@@ -62,7 +63,10 @@ def share_of_cores() -> int:
 def own_workers(pipe: str | None = None) -> Workers:
     """The workers of this process, which end with it."""
     global _registered
+    from weft.engines.local.system import check_system
     from weft.engines.local.workers import close_workers, workers
+
+    check_system()
 
     if not _registered:
         session.at_shutdown(close_workers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from weft._core.columns import Part
+from weft._core.part import Part
 from weft.errors import InvalidType
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from weft._core.elements import Array
+from weft._core.part import Part
 from weft._core.split import part_of
 from weft.errors import InvalidType, InvalidValue
 
@@ -17,19 +17,6 @@ _FEWEST = 2
 FIXED = 32
 #: as elements of an array: rows that NumPy could not make a matrix of
 _ROWS = (list, tuple, np.ndarray)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The columns `start` to `stop` of an array, which is sent whole or seen where it lies: a
-    view has the array's own strides, and what is computed from it the same bits."""
-
-    array: Array
-    start: int
-    stop: int
-
-    def view(self) -> Array:
-        return self.array[..., self.start : self.stop]
 
 
 def check_columns(array: Array) -> None:

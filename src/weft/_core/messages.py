@@ -1,4 +1,4 @@
-"""What crosses a process border: frozen dataclasses, carried as JSON.
+"""What crosses a process border: named tuples, carried as JSON.
 
 JSON and not pickle, because these are read before a peer has been checked.
 Arrays never travel in messages; descriptors go beside them (see `channel.py`
@@ -24,22 +24,19 @@ of the local engine).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from weft.errors import Refused
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process, told apart from a later one with the same pid by its start time."""
 
     pid: int
     start: int
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """A rank says who it is; its pid the kernel says."""
 
     version: str
@@ -49,16 +46,14 @@ class Hello:
     start: int
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(NamedTuple):
     """Rank 0 says that all are here; the job's memory comes beside it."""
 
     #: the process that started the ranks and publishes how they end; 0 where there is none
     launcher: int
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """Rank 0 says why there is no group, or why the caller is not let in."""
 
     #: the name of the error to raise
@@ -68,8 +63,7 @@ class Rejected:
     ranks: list[int]
 
 
-@dataclass(frozen=True)
-class Attach:
+class Attach(NamedTuple):
     """A process asks for the memory behind a shared array."""
 
     #: counts the questions of a process; an answer repeats it
@@ -79,24 +73,21 @@ class Attach:
     pin: int
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(NamedTuple):
     """A process about to pickle somebody's shared array asks to keep it until it is attached."""
 
     request: int
     block: int
 
 
-@dataclass(frozen=True)
-class Pinned:
+class Pinned(NamedTuple):
     """The keeper agrees."""
 
     request: int
     pin: int
 
 
-@dataclass(frozen=True)
-class Attached:
+class Attached(NamedTuple):
     """The keeper says where the block lies; the segment's descriptor comes beside it."""
 
     request: int
@@ -107,37 +98,32 @@ class Attached:
     length: int
 
 
-@dataclass(frozen=True)
-class Gone:
+class Gone(NamedTuple):
     """The keeper no longer has the block."""
 
     request: int
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """A process has dropped its last views of what these requests attached. Not answered."""
 
     requests: list[int]
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """A driver asks for a worker; its end of their connection and its outputs come beside it."""
 
     worker: int
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """The fork server has one; a pidfd comes beside it."""
 
     worker: int
     pid: int
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A worker has ended."""
 
     worker: int
@@ -151,8 +137,7 @@ class Ended:
     out_of_memory: int
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """A server behind a named pipe says who it is, and how busy."""
 
     version: str
@@ -165,8 +150,7 @@ class Pool:
     workers: int
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(NamedTuple):
     """Somebody wants a server behind a named pipe to end."""
 
 
@@ -187,18 +171,25 @@ Message = (
     | Close
 )
 
+
+def _written(kind: type[Any], name: str) -> str:
+    """The type of a field, as it is written above."""
+    written = kind.__annotations__[name]
+    return str(getattr(written, "__forward_arg__", written))
+
+
 #: each kind by its name, with the types of its fields
 _KINDS: dict[str, tuple[type[Any], tuple[type[Any], ...]]] = {
     kind.__name__: (
         kind,
-        tuple({"int": int, "str": str}.get(str(field.type), list) for field in fields(kind)),
+        tuple({"int": int, "str": str}.get(_written(kind, name), list) for name in kind._fields),
     )
     for kind in get_args(Message)
 }
 
 
 def encode(message: Message) -> bytes:
-    return json.dumps([type(message).__name__, *vars(message).values()]).encode()
+    return json.dumps([type(message).__name__, *message]).encode()
 
 
 def decode(data: bytes, *expected: type[Message]) -> Any:

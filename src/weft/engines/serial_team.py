@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weft._core.elements import Array
 from weft._core.seeding import derive, seed_generators
 from weft._core.work import Finished, Job
 from weft.engines.base import Member, StandingTeam, Team
 from weft.engines.serial import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken
+
+if TYPE_CHECKING:
+    from weft._core.elements import Array
 
 
 class SerialTeam(Team):

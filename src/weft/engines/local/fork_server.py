@@ -1,8 +1,7 @@
 """The process that starts workers, by forking itself.
 
     driver ── Start ──> fork server ──fork──> worker ── a session of its own,
-      │                  no threads,                     outputs through pipes
-      │                  numpy loaded
+      │                  no threads                      outputs through pipes
       └────────────── Settings, Learn, Work ──────┘
 
 A driver may have threads and half-finished work, of which a fork would be a broken copy; a new
@@ -23,7 +22,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +36,8 @@ from weft.errors import WeftError
 _MOST = 4096
 #: seconds from the end of a driver until its workers are killed; idle ones end by themselves
 _GRACE = 0.2
+#: seconds without anything to do after which there is time to load what later workers need
+_IDLE = 0.5
 #: what `item` says before the first
 _NO_ITEM = (1 << 64) - 1
 
@@ -73,8 +74,15 @@ class _Child:
 class Server:
     """Starts workers for its clients until the last is gone and no door is open."""
 
-    def __init__(self, clients: Sequence[Channel], door: Door | None = None) -> None:
+    def __init__(
+        self,
+        clients: Sequence[Channel],
+        door: Door | None = None,
+        *,
+        when_idle: Callable[[], None] | None = None,
+    ) -> None:
         self._door = door
+        self._when_idle = when_idle
         self._clients: list[_Client] = []
         self._children: dict[int, _Child] = {}
         #: the item that each worker is in: written by it, read here when it has ended
@@ -97,6 +105,9 @@ class Server:
     def step(self) -> None:
         """Wait for something to happen, and deal with it."""
         ready = self._wait()
+        if not ready and self._when_idle is not None:
+            when_idle, self._when_idle = self._when_idle, None
+            when_idle()
         # now: what is closed below leaves its number to what is opened below
         ended = [child for child in self._children.values() if child.pidfd in ready]
         if self._door is not None and self._door.fileno() in ready:
@@ -120,8 +131,10 @@ class Server:
             watched.append(self._door.fileno())
         for descriptor in (*watched, *self._children):
             poll.register(descriptor, select.POLLIN)
-        due = min(self._kill_at.values(), default=None)
-        limit = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
+        limits = [max(0.0, due - time.monotonic()) for due in self._kill_at.values()]
+        if self._when_idle is not None:
+            limits.append(_IDLE)
+        limit = min(limits) * 1000 + 1 if limits else None
         return {descriptor for descriptor, _ in poll.poll(limit)}
 
     def _add(self, channel: Channel) -> None:
@@ -267,18 +280,23 @@ def _tell(what: str) -> None:
 
 
 def main(descriptor: int, *, numpy: bool) -> None:
-    """What the server's interpreter runs; `descriptor` is its end of the connection."""
+    """What the server's interpreter runs; `descriptor` is its end of the connection.
+
+    The first workers are wanted at once. They load NumPy themselves if their functions need it, all
+    at the same time; for those that come later it is loaded here.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
-    preload(numpy=numpy)
-    Server([channel]).run()
+    import weft.engines.local.worker  # noqa: F401  what every worker needs, once
+
+    gc.freeze()  # what is there already is not looked at by collections, and stays shared
+    Server([channel], when_idle=preload if numpy else None).run()
 
 
-def preload(*, numpy: bool) -> None:
-    """Load what every worker needs, once; what is there already is not looked at by collections."""
-    import weft.engines.local.worker
+def preload() -> None:
+    """Load NumPy, and what arrays need."""
+    import weft.engines.local.large_arrays
+    import weft.engines.local.worker  # noqa: F401
 
-    if numpy:
-        import weft.engines.local.large_arrays  # noqa: F401
     gc.collect()
     gc.freeze()

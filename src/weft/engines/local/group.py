@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,9 +15,9 @@ from weft.engines.local.common import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
 from weft.engines.local.segment import Block
+from weft.engines.local.system import check_system
 from weft.errors import (
     Disagreement,
-    EngineUnavailable,
     InvalidValue,
     PeerLost,
     SetupError,
@@ -58,16 +56,6 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
         free_cores=plan(identity.size).free_cores,
     )
     return LocalGroup(world, joined.roster.open_recorder(), timeout=timeout, world=True)
-
-
-def check_system() -> None:
-    """Refuse where the memory model of `waiting.py` does not hold."""
-    machine = platform.machine()
-    if sys.platform != "linux" or machine != "x86_64":
-        raise EngineUnavailable(
-            f"the local engine needs Linux on x86-64, this is {sys.platform} on {machine}; "
-            "run one process, with engine='serial'"
-        )
 
 
 class LocalGroup(Group):

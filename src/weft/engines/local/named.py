@@ -121,7 +121,7 @@ def serve(name: str, size: int, ready: int) -> None:
         except (LaunchError, Refused) as error:
             answer.write(str(error))
             return
-        preload(numpy=True)
+        preload()
         answer.write("open")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

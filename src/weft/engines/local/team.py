@@ -18,9 +18,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft._core.elements import Array
 from weft._core.failures import Failure, restore
 from weft._core.messages import Ended
 from weft._core.schedule import Batch, Schedule
@@ -34,6 +33,9 @@ from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
 from weft.engines.local.workers import Workers
 from weft.errors import Cancelled, InvalidType, SegmentGone, Stalled
+
+if TYPE_CHECKING:
+    from weft._core.elements import Array
 
 #: seconds that an interrupted function has to end
 _GRACE = 0.3

@@ -66,6 +66,13 @@ class Workers:
             raise
         return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
 
+    def get_ready(self) -> None:
+        """Have a fork server of one's own start, if there is none: it takes a while, during which
+        the caller can do something else."""
+        with self._lock:
+            if self._pipe is None and self._server is None:
+                self._connect()
+
     def replace(self, worker: Worker) -> Worker:
         """A worker in the place of one that has ended."""
         with self._lock:

@@ -1,0 +1,22 @@
+"""A part of an array, as an item."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft._core.elements import Array
+
+
+@dataclass(frozen=True)
+class Part:
+    """The columns `start` to `stop` of an array, which is sent whole or seen where it lies: a
+    view has the array's own strides, and what is computed from it the same bits."""
+
+    array: Array
+    start: int
+    stop: int
+
+    def view(self) -> Array:
+        return self.array[..., self.start : self.stop]
