@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from weft.engines.local import blocks
 from weft.engines.local.keeper import Reference
 from weft.engines.local.mapped import buffer_of
+from weft.resources import count_cores
+
+#: bytes from which on a copy takes much longer than to start a thread
+_LARGE = 16 << 20
 
 
 def copy_in(source: NDArray[Any]) -> SharedArray:
@@ -18,8 +23,23 @@ def copy_in(source: NDArray[Any]) -> SharedArray:
     block = blocks.allocate(source.nbytes)
     fortran = source.flags.f_contiguous and not source.flags.c_contiguous
     shared = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
-    np.copyto(shared, source)
+    _copy(shared, source)
     return shared
+
+
+def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
+    """Copy values; large ones by two threads, as one core cannot use all of the memory's width."""
+    if source.nbytes < _LARGE or not source.flags.c_contiguous or count_cores()[0] < 2:
+        np.copyto(target, source)
+        return
+    whole, parts = target.reshape(-1), source.reshape(-1)
+    half = len(parts) // 2
+    other = threading.Thread(target=np.copyto, args=(whole[half:], parts[half:]))
+    other.start()
+    try:
+        np.copyto(whole[:half], parts[:half])
+    finally:
+        other.join()
 
 
 def read_only(array: SharedArray) -> SharedArray:
