@@ -1,4 +1,4 @@
-"""Functions: an empty call, a step of training, a NumPy function over 200 MB, beside peers.
+"""Functions: an empty call, a step of training, NumPy over 200 MB, `distribute()`, beside peers.
 
     python benchmarks/functions.py                three rounds
     python benchmarks/functions.py --quick        one round, a third of the turns
@@ -15,12 +15,17 @@ is faster. Each process has one thread to compute with.
 training step is that of a network of 784-800-800-10 with a batch of 1,024; "DDP" is torch's
 DistributedDataParallel over gloo with two processes. "given before": an array of weft.share, a
 file that joblib maps, an array that Pool's processes inherited; "in the call": a plain array.
-Results go to benchmarks/results/functions.json and functions.png.
+
+`distribute()` is that of synkhronos, of five functions: function_start.py, which runs twice in each
+round, first without anything in PyTensor's cache. Beside it stands what compiling them took, and,
+as that is when PyTensor makes machine code, the first call of one. Results go to
+benchmarks/results/functions.json and functions.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import subprocess
@@ -47,6 +52,8 @@ LABELS = {
     "ddp": "DDP over gloo",
     "joblib": "joblib",
     "pool": "Pool",
+    "compile": "compiling, in the driver",
+    "call": "first call of one",
 }
 #: what must be installed for a party
 NEEDS = {"joblib": "joblib"}
@@ -58,9 +65,9 @@ class Row:
 
     name: str
     #: party -> its program, and how many processes run it
-    parties: Mapping[str, tuple[str, int]]
-    calls: int
-    turns: int
+    parties: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    calls: int = 1
+    turns: int = 1
     #: party -> how many times faster weft is to be; below 1: may be slower
     asked: Mapping[str, float] = field(default_factory=dict)
     #: whether the results of a party's processes are means, or sums
@@ -115,6 +122,10 @@ ROWS = (
         asked={"two": 0.75},
     ),
 )
+STARTS = (
+    Row("distribute(), no cache", asked={"compile": 1 / 1.5}),
+    Row("distribute(), warm cache", asked={"compile": 1 / 1.5}),
+)
 
 #: row -> party -> seconds, one number per turn
 Results = dict[str, dict[str, list[float]]]
@@ -129,6 +140,18 @@ def main() -> None:
     if rounds < 1:
         parser.error(f"--rounds {rounds}: expected 1 or more")
     skipped: list[str] = []
+    results = measured_in_turns(rounds, skipped, quick=options.quick)
+    if installed("pytensor"):
+        results |= measured_starts(rounds)
+    else:
+        skipped.append("distribute(): pytensor is not installed")
+    report(results, skipped)
+    save(results, skipped, quick=options.quick)
+    if installed("matplotlib"):
+        plot(results)
+
+
+def measured_in_turns(rounds: int, skipped: list[str], *, quick: bool) -> Results:
     results: Results = {}
     for row in ROWS:
         if not installed(row.needs):
@@ -143,12 +166,23 @@ def main() -> None:
         results[row.name] = {party: [] for party in present}
         for _ in range(rounds):
             print(row.name, file=sys.stderr)
-            for party, seconds in measured(row, present, options.quick).items():
+            for party, seconds in measured(row, present, quick).items():
                 results[row.name][party] += seconds
-    report(results, skipped)
-    save(results, skipped, quick=options.quick)
-    if installed("matplotlib"):
-        plot(results)
+    return results
+
+
+def measured_starts(rounds: int) -> Results:
+    """In each round with an empty cache, then with what that run has left there."""
+    results: Results = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            for row in STARTS:
+                print(row.name, file=sys.stderr)
+                command = [sys.executable, str(JOBS.with_name("function_start.py"))]
+                cache = {"PYTENSOR_FLAGS": f"base_compiledir={folder}/cache", "TMPDIR": folder}
+                for party, seconds in json.loads(peers.printed(command, cache)).items():
+                    results.setdefault(row.name, {}).setdefault(party, []).append(seconds)
+    return results
 
 
 def measured(row: Row, present: list[str], quick: bool) -> dict[str, list[float]]:
@@ -235,27 +269,27 @@ def verdict(row: Row, party: str, seconds: peers.Row) -> peers.Verdict:
 
 def report(results: Results, skipped: list[str]) -> None:
     ranks = f"{RANKS} ranks"
-    print(f"{ranks:24}{'weft':>10}   {'beside it':26}{'':>10}{'ratio':>9}{'asked':>14}")
-    for row in ROWS:
+    print(f"{ranks:26}{'weft':>10}   {'beside it':26}{'':>10}{'ratio':>9}{'asked':>14}")
+    for row in (*ROWS, *STARTS):
         found = results.get(row.name, {})
         for number, party in enumerate(party for party in found if party != "weft"):
-            ours = f"{row.name:24}{shown(statistics.median(found['weft'])):>10}"
+            ours = f"{row.name:26}{shown(statistics.median(found['weft'])):>10}"
             theirs = shown(statistics.median(found[party]))
-            line = f"{ours if number == 0 else '':34}   {LABELS[party]:26}{theirs:>10}"
+            line = f"{ours if number == 0 else '':36}   {LABELS[party]:26}{theirs:>10}"
             print(f"{line}{verdict(row, party, found)}".rstrip())
     for line in skipped:
         print(f"skipped: {line}")
 
 
 def save(results: Results, skipped: list[str], *, quick: bool) -> None:
-    versions = peers.versions("weft", "numpy", "torch", "joblib")
+    versions = peers.versions("weft", "numpy", "torch", "joblib", "pytensor")
     ratios = {
         row.name: {
             party: verdict(row, party, results[row.name])._asdict()
             for party in results[row.name]
             if party != "weft"
         }
-        for row in ROWS
+        for row in (*ROWS, *STARTS)
         if row.name in results
     }
     kept = {"versions": versions, "quick": quick, "skipped": skipped, "turns": results}

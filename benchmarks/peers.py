@@ -161,11 +161,10 @@ def under_nobody(
     return outputs[0].splitlines()[-1]
 
 
-def printed(command: list[str]) -> str:
+def printed(command: list[str], variables: Mapping[str, str] | None = None) -> str:
     """The line that a command prints last."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=LONGEST_JOB
-    )
+    env = {**environment(), **(variables or {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=LONGEST_JOB)
     if not done.stdout.strip():
         sys.exit(f"{command} printed nothing:\n{done.stderr}")
     return done.stdout.splitlines()[-1]
