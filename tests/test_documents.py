@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 import playdoh
-from weft._api import collectives, distributing, mapping, models, session, sharing, tables
+from weft._api import (
+    collectives,
+    distributing,
+    functions,
+    mapping,
+    models,
+    replicas,
+    session,
+    sharing,
+    tables,
+    team,
+)
 from weft._core import consistency, split, trees, unpicklable, updaters
 from weft.adapters import containers, holder
 
@@ -73,14 +84,17 @@ def test_the_demo_passes_its_own_checks() -> None:
         consistency,
         containers,
         distributing,
+        functions,
         holder,
         mapping,
         models,
         playdoh,
+        replicas,
         session,
         sharing,
         split,
         tables,
+        team,
         trees,
         unpicklable,
         updaters,

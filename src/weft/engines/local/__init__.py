@@ -48,7 +48,14 @@ worker.py       a worker: receive, run, reply
 fork_server.py  the process that starts workers
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
+losses.py       what there is to say of a worker that was lost
 workers.py      the workers of this process, kept warm
 team.py         a job, from the first batch to the last
 named.py        workers behind a named pipe
+
+Of functions, in reading order:
+
+member.py       a process's part in a standing team, and what it keeps
+guard.py        the driver's own part of a call, ended when a worker fails
+standing.py     a standing team: calls, from the first message to the last
 """
