@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import weft
+from tests.support import wait_until
 
 _last: list[Any] = []
 
@@ -64,3 +65,17 @@ def test_the_driver_holds_nothing() -> None:
         reference = weakref.ref(x)
         del x
         assert reference() is None
+
+
+def test_references_to_what_is_mapped_hold_nothing() -> None:
+    """However many there were, the memory is given back when its owner drops it."""
+    from weft.engines.local import blocks
+
+    with weft.Team(2) as team:
+        total = weft.function(np.sum, collect="sum", team=team)
+        x = weft.share(np.ones((4, 10)))
+        for _ in range(200):
+            assert total(x) == 40
+        del x
+        total(np.zeros(2))
+        wait_until(lambda: not blocks._here.keeper._kept)

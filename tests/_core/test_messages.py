@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.messages import Attach, Gone, Hello, Message, Release, Welcome, decode, encode
+from weft._core.messages import (
+    Attach,
+    Gone,
+    Hello,
+    Message,
+    Release,
+    Unpin,
+    Welcome,
+    decode,
+    encode,
+)
 from weft.errors import Refused
 
 SAMPLES: list[Message] = [
@@ -17,6 +27,7 @@ SAMPLES: list[Message] = [
     Attach(1, 2, 3),
     Gone(1),
     Release([2**55, 1]),
+    Unpin(2**55, 1),
 ]
 
 

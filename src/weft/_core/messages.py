@@ -10,7 +10,7 @@ of the local engine).
             <-  Welcome                 <-  Attached (+ descriptor) | Gone
             <-  Rejected        Pin     ->
                                         <-  Pinned | Gone
-                                Release ->
+                                Release | Unpin ->
 
     starting workers
     driver      fork server
@@ -110,6 +110,13 @@ class Release(NamedTuple):
     requests: list[int]
 
 
+class Unpin(NamedTuple):
+    """A process that was given a reference to a block sees it already. Not answered."""
+
+    block: int
+    pin: int
+
+
 class Start(NamedTuple):
     """A driver asks for a worker; its end of their connection and its outputs come beside it."""
 
@@ -164,6 +171,7 @@ Message = (
     | Attached
     | Gone
     | Release
+    | Unpin
     | Start
     | Started
     | Ended

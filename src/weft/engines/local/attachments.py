@@ -13,7 +13,17 @@ from functools import partial
 from typing import Any
 
 from weft._core import timeouts
-from weft._core.messages import Attach, Attached, Gone, Message, Pin, Pinned, Process, Release
+from weft._core.messages import (
+    Attach,
+    Attached,
+    Gone,
+    Message,
+    Pin,
+    Pinned,
+    Process,
+    Release,
+    Unpin,
+)
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.keeper import Keeper, Reference, Source
 from weft.engines.local.processes import open_pidfd
@@ -25,6 +35,8 @@ from weft.errors import SegmentGone, Stalled
 _MOST_RELEASES = 1000
 #: messages that a socket certainly takes while nobody reads them (some 280 were seen to fit)
 _FIT_INTO_A_SOCKET = 100
+#: after so many messages that are not answered comes one that is: then they have been read
+_MOST_UNPINS = 50
 
 
 @dataclass(eq=False)
@@ -40,6 +52,8 @@ class _Owner:
     #: requests whose leases have ended but were not given back yet; a dict, because an item is set
     #: without a call, between which and the next no signal handler can come
     ended: dict[int, bool] = field(default_factory=dict)
+    #: messages since the last answer
+    unpins: int = 0
 
     def release(self, request: int) -> None:
         """End a lease, now or with the next one. Safe in a finalizer; twice does no harm."""
@@ -80,6 +94,9 @@ class Attachments:
     ) -> Block | None:
         """Map a block of another process; None if it no longer has it, or has ended."""
         with self._lock:
+            known = self._known(name, pin, source)
+            if known is not None:
+                return known
             owner, request = None, next(self._numbers)
             try:
                 owner = self._owner(source)
@@ -95,6 +112,15 @@ class Attachments:
                     owner.ended[request] = True  # first, should another interrupt come now
                     self._end_lease(request, owner)
                 raise
+
+    def _known(self, name: int, pin: int, source: Source) -> Block | None:
+        """A block that this process has from that source already; the owner, which may be busy, is
+        told and not asked."""
+        block, owner = self._views.get(name), self._owners.get(source)
+        if block is None or owner is None or self._origins.get(name) != source:
+            return None
+        owner.unpins = (owner.unpins + 1) % _MOST_UNPINS
+        return block if owner.unpins and owner.channel.send_now(Unpin(name, pin)) else None
 
     def refer(self, name: int, keeper: Keeper) -> Reference:
         """Pin a block at its owner; if that has ended, hand on the memory from here."""

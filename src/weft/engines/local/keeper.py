@@ -5,17 +5,17 @@
                          -- Reference -->
                          <--- Attach ---   asks the keeper thread
       pin becomes lease  --- Attached -->  maps the descriptor, views it
+                         <--- Unpin ----   or sees it already
                          <-- Release ---   has dropped its last view
       no view, pin, lease: reuse
 
-Only the owner reuses a block's memory. A lease also ends with its connection,
-so a process that dies holds nothing. When the owner ends, its memory lives on
-in the processes that map it and is never reused.
+Only the owner reuses a block's memory. A lease also ends with its connection, so a process that
+dies holds nothing. When the owner ends, its memory lives on in the processes that map it and is
+never reused.
 
-The keeper thread runs only while there is something to keep: a block that
-others may ask for, or large memory that goes back to the system when it is no
-longer used. Finalizers may run anywhere, even while the lock is held, so they
-take none: they append to a queue and ring a bell.
+The keeper thread runs only while there is something to keep: a block that others may ask for, or
+large memory that goes back to the system when it is no longer used. Finalizers may run anywhere,
+even while the lock is held, so they take none: they append to a queue and ring a bell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release
+from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release, Unpin
 from weft.engines.local.arena import Arenas, Range
 from weft.engines.local.channel import Channel, Closed, Listener
 from weft.engines.local.processes import readable, this_process
@@ -270,9 +270,8 @@ class Keeper:
         wanted, soon = self._errand()
         with self._lock:
             self._settle()
-            self._due = self._arenas.trim()
-            if soon:
-                self._due = _PAUSE
+            due = self._arenas.trim()
+            self._due = _PAUSE if soon else due
             self._watched = [child.fileno() for child in self._children]
             needed = not self._stopping and (wanted or self._needed())
             if not needed:
@@ -289,7 +288,9 @@ class Keeper:
     def _answer(self, channel: Channel, server: _Server) -> None:
         """One message of a process that has attached blocks or is about to."""
         try:
-            message, _ = channel.receive(Attach, Pin, Release)
+            message, _ = channel.receive(Attach, Pin, Release, Unpin)
+            if isinstance(message, Unpin):
+                return self.unpin(message.block, message.pin)
             with self._lock:
                 if isinstance(message, Attach):
                     self._lend(channel, message)
@@ -302,8 +303,7 @@ class Keeper:
             with self._lock:
                 self._end_leases([lease for lease in self._leases if lease[0] is channel])
         except (WeftError, OSError):
-            # a message that makes no sense, or an answer that could not be sent. The process may
-            # still use what it has: its leases end with its connection, not here
+            # nonsense, or an answer that could not be sent: leases end with their connection only
             time.sleep(_PAUSE)
 
     def _pin_for(self, channel: Channel, message: Pin) -> None:
