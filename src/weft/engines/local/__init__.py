@@ -1,5 +1,6 @@
 """Processes of this machine over shared memory, in reading order:
 
+system.py       whether this system can run the local engine
 libc.py         the few system calls that Python does not offer
 translation.py  the system's errors, as weft's
 segment.py      memory that several processes see, and blocks of it
