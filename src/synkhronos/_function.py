@@ -292,14 +292,9 @@ def _check_inputs(inputs: Sequence[Any]) -> list[Any]:
     """The inputs' variables."""
     variables = [getattr(one, "variable", one) for one in inputs]
     for position, (given, variable) in enumerate(zip(inputs, variables, strict=True)):
-        if not hasattr(variable, "dtype") or not hasattr(variable, "ndim"):
+        if not hasattr(variable, "owner") or not hasattr(variable, "ndim"):
             raise InvalidType(
                 f"inputs[{position}] is a {type(given).__name__}; expected a variable of PyTensor"
-            )
-        if getattr(given, "value", None) is not None:
-            raise InvalidType(
-                f"inputs[{position}] has a default value, which functions over ranks do not take; "
-                "use a shared variable"
             )
         if variable.name in OPTIONS:
             raise InvalidValue(

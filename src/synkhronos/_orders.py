@@ -45,7 +45,7 @@ class Order:
 def run(member: Member, order: Order) -> Partial:
     """A procedure: a rank's part of a call."""
     keep_mapped(member, order.share)
-    share = order.share if order.cut is None else _with_rows(member, order)
+    share = _with_rows(member, order) if order.sliceable else order.share
     found = compute(_as_numpy(member.kept[order.function]), share, order.modes)
     if not order.updated:
         return found
@@ -57,10 +57,15 @@ def run(member: Member, order: Order) -> Partial:
 
 
 def _with_rows(member: Member, order: Order) -> Share:
-    """The share, with the rows of the sliceable variables as one more argument."""
+    """The share, with the rows of the sliceable variables: how many there are, if those of inputs
+    do not count, and if they are cut, which ones, as one more argument."""
     values = {str(member.kept[one]): models.read(member.kept[one])[0] for one in order.sliceable}
     rows = choose(order.selection, common_length(values), "batch_s")
     share = order.share
+    if not order.has_rows:
+        share = share._replace(rows=count(rows))
+    if order.cut is None:
+        return share
     if share.slices > max(1, count(rows)):
         raise InvalidValue(
             f"num_slices={share.slices}: expected 1 to {count(rows)}, as many as there are rows in "
@@ -71,8 +76,7 @@ def _with_rows(member: Member, order: Order) -> Share:
     else:
         indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         portion = Portion(np.asarray(indexes, np.int64), slice(0, len(indexes)))
-    arguments = [*share.arguments, portion]
-    return share._replace(arguments=arguments, rows=share.rows if order.has_rows else count(rows))
+    return share._replace(arguments=[*share.arguments, portion])
 
 
 def _as_numpy(function: Callable[..., Any]) -> Callable[..., Any]:

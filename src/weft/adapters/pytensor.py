@@ -97,7 +97,7 @@ def _is_parameter(leaf: Any) -> bool:
 
 def _value(variable: Any) -> Any:
     """The array that a shared variable holds, itself. Functions compiled for JAX or PyTorch leave
-    theirs there."""
+    theirs there, those for JAX also sums in the wider type in which they were made."""
     held = variable.get_value(borrow=True)
     library = None if isinstance(held, np.ndarray) else adapters.of(held)
-    return held if library is None else library.read_array(held)
+    return held if library is None else library.read_array(held).astype(variable.dtype, copy=False)

@@ -1,0 +1,106 @@
+"""synkhronos's fork and close, and ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import synkhronos as synk
+import weft
+from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
+
+X = np.arange(10, dtype="float32").reshape(5, 2)
+
+
+def test_before_between_and_after() -> None:
+    """Calls need processes; functions outlive them."""
+    with pytest.raises(AlreadyInitialized, match=r"made 2 processes.*\n.*synkhronos\.close\(\)"):
+        synk.fork(2)
+    x = pt.matrix("x", dtype="float32")
+    s = pytensor.shared(np.zeros(2, "float32"), "s")
+    f = synk.function([x], (x.sum(), "sum"), updates=[(s, s + x.sum(axis=0))], name="f")
+    assert f(X) == 45
+    synk.close()
+    synk.close()
+    calls: list[tuple[str, Any]] = [
+        ("f", lambda: f(X)),
+        ("distribute", synk.distribute),
+        ("gather", lambda: synk.gather(s)),
+        ("set_value", lambda: synk.set_value(0, s, [1, 1])),
+    ]
+    for name, call in calls:
+        with pytest.raises(NotInitialized, match=rf"{name}\S* was called after synkhronos\.close"):
+            call()
+    assert f.as_theano(X) == 45
+    assert synk.fork(2, master_rank=1) == 2
+    ranks_are_the_masters(f, s)
+    weft.shutdown()  # closes too
+    with pytest.raises(NotInitialized):
+        f(X)
+
+
+def ranks_are_the_masters(f: Any, s: Any) -> None:
+    """This process is rank 1: it has the last rows."""
+    synk.broadcast(s, [0, 0])
+    x = pt.matrix("x", dtype="float32")
+    rows = synk.function([x], [(x, "gather"), (x.sum(), None)])
+    assert (rows(X)[0] == X).all()
+    assert rows(X)[1] == X[3:].sum()
+    assert rows(X[:1])[1] == X[0].sum()  # this process had no rows
+    f(X)
+    assert s.get_value().tolist() == X[3:].sum(axis=0).tolist()
+    assert synk.get_value(1, s).tolist() == s.get_value().tolist()
+    assert synk.gather(s).tolist() == [X[:3].sum(axis=0).tolist(), X[3:].sum(axis=0).tolist()]
+    m = pytensor.shared(np.zeros((1, 2), "float32"), "m")
+    used = synk.function([], m.sum())
+    synk.scatter(m, X)
+    assert synk.get_lengths(m) == [3, 2]
+    assert m.get_value().tolist() == X[3:].tolist()
+    synk.all_gather(m)
+    assert (synk.get_value(0, m) == X).all()
+    assert used() == 45
+
+
+def test_what_fork_refuses() -> None:
+    """And after that it can be called again."""
+    synk.close()
+    for wrong, kind in ((0, InvalidValue), ("2", InvalidType)):
+        with pytest.raises(kind, match=f"n={wrong!r}"):
+            synk.fork(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="master_rank='0'"):
+        synk.fork(2, master_rank="0")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="master_rank=2: expected a rank of 0 to 1"):
+        synk.fork(2, master_rank=2)
+    assert synk.fork(1, use_gpu=False) == 1
+    x = pt.matrix("x", dtype="float32")
+    f = synk.function([x], [x.mean(), (x, "gather")])
+    assert f(X, num_slices=2)[0] == X.mean()
+    assert (f(X, batch=[1, 2])[1] == X[1:3]).all()
+    synk.close()
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each process, where there are several; this process's is restored."""
+    synk.close()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0,GPU-1")
+    if synk.get_n_gpu() != 2:  # pragma: no cover
+        pytest.skip("names of GPUs are not taken here")
+    assert synk.fork() == 2
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+    team = weft._api.team.default_team()
+    assert team.engine.call(visible, [()] * 2) == ["GPU-0", "GPU-1"]
+    synk.close()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0")
+    assert synk.get_n_gpu() == 1
+    assert synk.fork(2) == 2  # not enough: nobody is narrowed
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+
+
+def visible(member: Any) -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
