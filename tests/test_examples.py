@@ -32,6 +32,13 @@ OF_FUNCTIONS = {
     "torch_mlp.py": "90 steps as in one process",
     "torch_resnet.py": "50 steps as in one process",
 }
+#: those of synkhronos, which PyTensor compiles, or would: small graphs do without
+OF_SYNKHRONOS = {
+    "synkhronos/digits.py": "the losses are those of one process",
+    "synkhronos/example_0.py": "2 processes: all assertions passed",
+    "synkhronos/example_1.py": "after broadcast, a call and all_reduce",
+    "synkhronos/lengths.py": "gathered 7 rows of both into each",
+}
 
 
 def run_example(
@@ -74,13 +81,22 @@ def test_an_example_of_functions(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in outcome.err, outcome
 
 
+@pytest.mark.parametrize("name", OF_SYNKHRONOS)
+def test_an_example_of_synkhronos(name: str, tmp_path: Path) -> None:
+    """It ends well, and says so."""
+    flags = "linker=py,optimizer=fast_compile"
+    outcome = run_example(name, 1, "python", tmp_path, PYTENSOR_FLAGS=flags)
+    assert OF_SYNKHRONOS[name] in outcome.out, outcome
+    assert "Traceback" not in outcome.err, outcome
+
+
 def test_every_example_is_run() -> None:
     """Here, or by `make demo`."""
     demo = (FOLDER / "demo.py").read_text()
     for path in FOLDER.rglob("*.py"):
         name = str(path.relative_to(FOLDER))
         apart = ("demo.py", "theano/logistic_regression_single.py")
-        known = {*EXAMPLES, *OF_MAP, *OF_FUNCTIONS, *apart}
+        known = {*EXAMPLES, *OF_MAP, *OF_FUNCTIONS, *OF_SYNKHRONOS, *apart}
         assert name in known or f"examples/{name}" in demo, name
 
 
