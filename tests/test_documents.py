@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import playdoh
+import synkhronos._data
 from weft._api import (
     collectives,
     distributing,
@@ -38,13 +40,17 @@ def blocks(page: Path, language: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_block_runs(page: Path, tmp_path: Path) -> None:
     """Pasted into a file, each block is a program that ends well, alone and with two ranks."""
+    # a compiler takes longer than all the rest; small graphs do without
+    env = {**os.environ, "PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
     for number, text in enumerate(blocks(page, "python")):
         script = tmp_path / f"block{number}.py"
         script.write_text(text)
         alone = [sys.executable, str(script)]
         ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
         for command in (alone, ranks):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
+            )
             assert done.returncode == 0, f"{page} block {number}:\n{text}\n{done.stderr}"
 
 
@@ -93,6 +99,7 @@ def test_the_demo_passes_its_own_checks() -> None:
         session,
         sharing,
         split,
+        synkhronos._data,
         tables,
         team,
         trees,
