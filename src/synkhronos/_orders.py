@@ -80,7 +80,10 @@ def _with_rows(member: Member, order: Order) -> Share:
 
 
 def _as_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function whose outputs are NumPy's, whichever library computes them."""
-    return lambda *arguments: [
-        np.asarray(one) if hasattr(one, "__array__") else one for one in function(*arguments)
-    ]
+    """A compiled function of plain arrays, whose outputs are NumPy's, whichever library computes
+    them."""
+
+    def plain(value: Any) -> Any:
+        return np.asarray(value) if hasattr(value, "__array__") else value
+
+    return lambda *arguments: [plain(one) for one in function(*map(plain, arguments))]

@@ -31,7 +31,7 @@ def test_a_backend(mode: str) -> None:
     synk.distribute()
     squares = (X.sum(axis=1) ** 2).mean()
     for slices in (1, 2):
-        found = f(X, num_slices=slices)
+        found = f(*f.build_inputs(X), num_slices=slices)
         assert isinstance(found[0], np.ndarray)
         assert np.allclose(found[0], squares, rtol=1e-5)
         assert np.allclose(found[1], X.sum(axis=1), rtol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import pytest
 
 import synkhronos as synk
 import weft
-from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
+from weft.errors import (
+    AlreadyInitialized,
+    InvalidType,
+    InvalidValue,
+    NotInitialized,
+    TeamBroken,
+    WorkerLost,
+)
 
 X = np.arange(10, dtype="float32").reshape(5, 2)
 
@@ -64,6 +72,29 @@ def ranks_are_the_masters(f: Any, s: Any) -> None:
     synk.all_gather(m)
     assert (synk.get_value(0, m) == X).all()
     assert used() == 45
+
+
+def test_a_lost_worker() -> None:
+    """Is told at once; new processes go on with this one's values."""
+    synk.close()
+    synk.fork(2)
+    s = pytensor.shared(np.ones(2, "float32"), "s")
+    f = synk.function([], (s.sum(), "sum"))
+    assert f() == 4
+    s.set_value(np.zeros(2, "float32"))
+    team = weft._api.team.default_team()
+    with pytest.raises(WorkerLost, match="rank 1 of a team"):
+        team.engine.call(end, [()] * 2)
+    with pytest.raises(TeamBroken):
+        f()
+    synk.close()
+    synk.fork(2)
+    assert f() == 0
+
+
+def end(member: Any) -> None:
+    if member.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_fork_refuses() -> None:
