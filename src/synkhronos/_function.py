@@ -192,14 +192,18 @@ class Function:
 
     def _values(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
         """The inputs' values in their order, as the variables want them."""
-        return [
-            value
-            if isinstance(value, Data) and (value.dtype, value.ndim) == (var.dtype, var.ndim)
-            else fit(value, var.dtype, var.ndim, f"{self.name}: the input {_called(var, at)}")
-            for at, (value, var) in enumerate(
-                zip(self._ordered(inputs, by_name), self._inputs, strict=True)
+        pairs = zip(self._ordered(inputs, by_name), self._inputs, strict=True)
+        return [self._fitted(value, var, at) for at, (value, var) in enumerate(pairs)]
+
+    def _fitted(self, value: Any, var: Any, position: int) -> Any:
+        if isinstance(value, Data) and (value.dtype, value.ndim) == (var.dtype, var.ndim):
+            return value
+        what = f"{self.name}: the input {_called(var, position)}"
+        if _is_minibatch(value):
+            raise InvalidType(
+                f"{what} is {value}; expected a minibatch of dtype {var.dtype} with {var.ndim} axes"
             )
-        ]
+        return fit(value, var.dtype, var.ndim, what)
 
     def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
         names = [one.name for one in self._inputs]

@@ -45,8 +45,13 @@ class Graph(NamedTuple):
 
     @property
     def array_updates(self) -> list[Update]:
-        """Those that can be combined. Random generators are updated by every slice."""
+        """Those that can be combined."""
         return [one for one in self.updates if hasattr(one.variable.type, "ndim")]
+
+    @property
+    def other_updates(self) -> list[Update]:
+        """Of random generators: every slice makes them."""
+        return [one for one in self.updates if not hasattr(one.variable.type, "ndim")]
 
     def compile(self, cut: str | None = None, *, sliced: bool = False) -> Any:
         """A compiled function of the inputs, which returns a list."""
@@ -62,7 +67,7 @@ class Graph(NamedTuple):
             )
         outputs = [getattr(one, "variable", one) for one in self.outputs]
         new = [library.tensor.as_tensor(one.expression) for one in self.array_updates]
-        others = [one for one in self.updates if one not in self.array_updates]
+        others = self.other_updates
         expressions = [*outputs, *new, *(one.expression for one in others)]
         inputs = list(self.inputs)
         expressions = _replaced(expressions, dict(self.givens or ()))
@@ -100,6 +105,11 @@ def read_outputs(outputs: Any) -> tuple[list[Any], list[str | None], bool]:
     variables, modes = [], []
     for position, one in enumerate([outputs] if single else outputs):
         variable, mode = one if isinstance(one, tuple) and len(one) == 2 else (one, "avg")
+        if not hasattr(getattr(variable, "variable", variable), "owner"):
+            raise InvalidType(
+                f"outputs[{position}] is a {type(variable).__name__}; expected a variable of "
+                "PyTensor, or (variable, mode)"
+            )
         variables.append(variable)
         modes.append(check_mode(mode, f"outputs[{position}]"))
     return variables, modes, single

@@ -133,6 +133,8 @@ def test_a_minibatch() -> None:
         f(x_data, y_data, batch=[3, 6])
     with pytest.raises(InvalidValue, match="different numbers of rows"):
         f(x_data, y_data)
+    with pytest.raises(InvalidType, match="expected a minibatch of dtype float32 with 1 axes"):
+        f(x_data, synk.data(np.zeros(3, "int16"), minibatch=True), batch=slice(3, 6))
     with pytest.raises(InvalidValue, match="all split inputs are minibatches"):
         synk.function([y], y.sum())(y_data, batch=2)
 
@@ -194,6 +196,8 @@ def test_wrong_functions() -> None:
         synk.function([x], x.sum(), sliceable_shareds=[s])
     with pytest.raises(InvalidType, match=r"inputs\[0\] is a ndarray"):
         synk.function([X], x.sum())
+    with pytest.raises(InvalidType, match=r"outputs\[0\] is a dict"):
+        synk.function([x], {"sum": x.sum()})
     with pytest.raises(InvalidValue, match="'batch', which is an option"):
         synk.function([pt.matrix("batch")], s.sum())
 
