@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import TextIO, cast
 
 from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
@@ -111,13 +111,14 @@ class Worker:
         self.frames.close()
         self.__del__()
 
-    def __del__(self) -> None:
-        """An interrupt may have come where nobody had it yet, or any longer."""
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
+        when Python ends and has taken the modules apart."""
         left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
         self.pidfd, self.echoes = -1, []
         for descriptor in left:
             if descriptor >= 0:
-                os.close(descriptor)
+                close(descriptor)
 
 
 class Echo:

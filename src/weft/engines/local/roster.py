@@ -18,7 +18,7 @@ import select
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from weft._core.messages import Process
 from weft.engines.base import forked, left
@@ -150,11 +150,12 @@ class Roster:
     def mark_forked(self) -> None:
         self.is_here, self._forked = False, True
 
-    def __del__(self) -> None:
-        # not in leave(): another thread may still be waiting with these
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # not in leave(): another thread may still be waiting with these. `close` is still there
+        # when Python ends and has taken the modules apart
         for pidfd in self._pidfds.values():
             if pidfd >= 0:
-                os.close(pidfd)
+                close(pidfd)
 
     def gone(self, ranks: Sequence[int]) -> list[int]:
         """Which of these ranks have died or left."""
