@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -83,7 +84,7 @@ class Team:
     @property
     def group(self) -> Group:
         """The group of all ranks."""
-        return self.engine.member.group
+        return self.engine.member.group.latest
 
     def send(self) -> None:
         """Have the workers know every function built for this team by now.
@@ -97,9 +98,11 @@ class Team:
     def restart(self) -> None:
         """Start the workers again, after one was lost. Replicas get the driver's values."""
         self.engine.restart()
+        _teams.add(self)
 
     def close(self) -> None:
         """End the workers. Does nothing twice."""
+        _teams.discard(self)
         self.engine.close()
 
     def register(self, function: Sendable) -> None:
@@ -131,7 +134,8 @@ class Team:
         return f"<Team of {self.size} ranks>"
 
 
-_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+#: those that have workers: they stay until they are closed, whoever else holds them
+_teams: set[Team] = set()
 _default: Team | None = None
 
 
@@ -154,4 +158,11 @@ def _close_all() -> None:
         team.close()
 
 
+def _in_child() -> None:
+    """In a forked child: they are the parent's."""
+    set_default_team(None)
+    _teams.clear()
+
+
 session.at_shutdown(_close_all)
+os.register_at_fork(after_in_child=_in_child)

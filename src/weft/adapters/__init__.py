@@ -51,7 +51,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.adapters import numbers, numpy, scalars
+from weft.adapters import containers, numbers, numpy, scalars
+from weft.adapters.holder import Holder
 from weft.errors import MissingPackage
 
 _loaded: dict[str, ModuleType] = {one.NAME: one for one in (numpy, numbers, scalars)}
@@ -80,8 +81,13 @@ def of_array_or_number(value: Any) -> ModuleType | None:
 
 def of_model(value: Any) -> ModuleType | None:
     """The adapter of a model; None if nobody knows it. A library that the program has not imported
-    has made no model, so it is not asked."""
-    asked = (named(library) for library in _MODELS if sys.modules.get(library) is not None)
+    has made no model, so it is not asked; but a worker may get a Holder of NumPy's arrays."""
+    held = containers.all_are(value, Holder)
+    asked = (
+        named(library)
+        for library in _MODELS
+        if sys.modules.get(library) is not None or (held and library == "jax")
+    )
     return next((adapter for adapter in asked if adapter.is_model(value)), None)
 
 

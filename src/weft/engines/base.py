@@ -297,10 +297,7 @@ class Member:
 
 
 class StandingTeam(ABC):
-    """A driver and workers that stay, keep what they are given, and form a group.
-
-    The driver is rank 0 and computes too.
-    """
+    """A driver, rank 0, which computes too, and workers that stay and keep what they are given."""
 
     size: int
     #: this process's
@@ -313,6 +310,10 @@ class StandingTeam(ABC):
         What is kept later and mentions the object gets each worker's own copy of it. Raises
         InvalidType if it cannot be sent; `what` names it.
         """
+
+    @abstractmethod
+    def drop(self, number: int) -> None:
+        """Keep something no longer, when the next is kept. Finalizers may call it."""
 
     @abstractmethod
     def call(

@@ -11,7 +11,7 @@ from weft._core.seeding import derive, seed_generators
 from weft._core.work import Finished, Job
 from weft.engines.base import Member, StandingTeam, Team
 from weft.engines.serial import SerialGroup
-from weft.errors import Cancelled, Stalled, TeamBroken
+from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -68,22 +68,40 @@ class SerialStandingTeam(StandingTeam):
 
     def __init__(self, *, timeout: float) -> None:
         self.member = Member(0, 1, SerialGroup(timeout=timeout))
-        self._closed = False
+        self._kept_so_far = 0
+        self._closed = self._busy = False
 
     def keep(self, value: Any, what: str) -> int:
-        number = len(self.member.kept)
+        self._check_usable()
+        number = self._kept_so_far
+        self._kept_so_far += 1
         self.member.kept[number] = value
         return number
+
+    def drop(self, number: int) -> None:
+        self.member.kept.pop(number, None)
 
     def call(
         self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        if self._closed:
-            raise TeamBroken("this team has been closed; make a new one: weft.Team()")
-        return [None if own is None else procedure(self.member, *own) for own in arguments]
+        self._check_usable()
+        self._busy = True
+        try:
+            return [None if own is None else procedure(self.member, *own) for own in arguments]
+        finally:
+            self._busy = False
 
     def restart(self) -> None:
         self._closed = False
 
     def close(self) -> None:
         self._closed = True
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise TeamBroken("this team has been closed; make a new one: weft.Team()")
+        if self._busy:
+            raise UsedConcurrently(
+                "a call while the team is in the middle of another; a function that is called by "
+                "a team calls its own with .serial(...)"
+            )

@@ -58,5 +58,6 @@ Of functions, in reading order:
 
 member.py       a process's part in a standing team, and what it keeps
 guard.py        the driver's own part of a call, ended when a worker fails
+rounds.py       one procedure in the workers' hands
 standing.py     a standing team: calls, from the first message to the last
 """

@@ -43,7 +43,7 @@ def make_block(
             trouble = (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
     try:
         answers = meeting.exchange(call, reference, seconds)
-    except WeftError:
+    except BaseException:  # an interrupt too
         if reference:  # nobody will attach it: so that the block is not held for ever
             blocks.attach(Reference.decode(reference))
         raise

@@ -58,6 +58,12 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
     return LocalGroup(world, joined.roster.open_recorder(), timeout=timeout, world=True)
 
 
+def forget_unfinished(group: Group) -> None:
+    """When all peers of a group have ended."""
+    if isinstance(group, LocalGroup):
+        _unfinished.pop(group._meeting, None)
+
+
 class LocalGroup(Group):
     """Processes of this machine that meet in shared memory."""
 

@@ -2,21 +2,27 @@
 
 The driver computes like the workers, so nobody hears them while it does. A thread listens instead,
 but only once the computation has taken a while: short calls pay nothing for it. When a worker has
-failed, the thread has an exception raised in the computing one, as a debugger would.
+failed, the thread has `Interrupted` raised in the computing one. In the main thread a signal does
+that, which ends sleeps and other system calls too; elsewhere Python raises it between two steps of
+the program.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 
 #: seconds until anybody listens, and between two looks
 _LOOK = 0.05
 #: seconds without a call after which the thread ends
 _REST = 0.3
+#: one that neither programs nor libraries use
+_SIGNAL = signal.SIGRTMIN + 11
 
 
 class Interrupted(BaseException):
@@ -33,14 +39,20 @@ class Guard:
         self._failed = failed
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
+        self._by_signal = threading.current_thread() is threading.main_thread()
         self._open = True
-        self._raised = False
-        self.since = time.monotonic()
+        self.raised = False
+        self._since = time.monotonic()
 
     def __enter__(self) -> None:
-        _watchman.guard = self
-        if not _watchman.on_duty:
-            _watchman.start()
+        try:
+            if self._by_signal:
+                _listen()
+            _watchman.watch(self)
+        except BaseException:  # a Ctrl-C: then there will be no exit
+            self._open = False
+            _watchman.guards.pop(self, None)
+            raise
 
     def __exit__(
         self,
@@ -48,46 +60,80 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._lock:
-            self._open = False
-        if self._raised and not isinstance(error, Interrupted):
-            # it is on its way to this thread: it must not arrive outside
-            deadline = time.monotonic() + 1.0
-            while time.monotonic() < deadline:
-                time.sleep(0)
+        self._open = False  # from here on the signal means nothing
+        _watchman.guards.pop(self, None)
+        with self._lock:  # a look may be under way
+            if self.raised and not self._by_signal:
+                _raise_in(self._thread, None)  # should it still be on its way
 
-    def look(self) -> bool:
-        """Whether to look again."""
+    def look(self) -> None:
+        """Interrupt the block if there is a reason to, once."""
         with self._lock:
-            if not self._open or self._raised:
-                return False
-            if time.monotonic() - self.since > _LOOK and self._failed():
-                self._raised = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(Interrupted)
-                )
-            return True
+            if not self._open or self.raised or time.monotonic() - self._since < _LOOK:
+                return
+            if self._failed():
+                self.raised = True
+                if self._by_signal:
+                    signal.pthread_kill(self._thread, _SIGNAL)
+                else:
+                    _raise_in(self._thread, Interrupted)
+
+    def raise_in_main_thread(self) -> None:
+        if self._open and self.raised and self._by_signal:
+            self._open = False
+            raise Interrupted
 
 
 class _Watchman:
     """The thread, while it is needed."""
 
     def __init__(self) -> None:
-        self.guard: Guard | None = None
-        self.on_duty = False
+        #: in the order in which they began; several threads may have teams
+        self.guards: dict[Guard, None] = {}
+        self._lock = threading.Lock()
+        self._on_duty = False
 
-    def start(self) -> None:
-        self.on_duty = True
-        threading.Thread(target=self._run, name="weft guard", daemon=True).start()
+    def watch(self, guard: Guard) -> None:
+        self.guards[guard] = None
+        with self._lock:
+            if not self._on_duty:
+                self._on_duty = True
+                threading.Thread(target=self._run, name="weft guard", daemon=True).start()
 
     def _run(self) -> None:
         rested = time.monotonic()
-        while time.monotonic() - rested < _REST:
+        while True:
             time.sleep(_LOOK)
-            guard = self.guard
-            if guard is not None and guard.look():
+            for guard in list(self.guards):
+                guard.look()
                 rested = time.monotonic()
-        self.on_duty = False
+            with self._lock:  # a guard that comes now finds either this thread or none
+                if not self.guards and time.monotonic() - rested > _REST:
+                    self._on_duty = False
+                    return
+
+
+def _listen() -> None:
+    """Have the signal raise Interrupted. The handler stays: it costs nothing while none comes."""
+    if signal.getsignal(_SIGNAL) is not _on_signal:
+        signal.signal(_SIGNAL, _on_signal)
+
+
+def _on_signal(_: int, __: FrameType | None) -> None:
+    for guard in list(_watchman.guards):
+        guard.raise_in_main_thread()
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have another thread raise an exception; None takes back one that it has not raised yet."""
+    raised = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+def _in_child() -> None:
+    global _watchman
+    _watchman = _Watchman()  # the thread is the parent's
 
 
 _watchman = _Watchman()
+os.register_at_fork(after_in_child=_in_child)

@@ -42,6 +42,12 @@ def reduce(array: Any) -> tuple[Any, tuple[Any, ...]]:
     return _plain, (*arguments[:-1], array.flags.writeable)
 
 
+def copied_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What to pickle in its place if several get it, and each may change its own; arrays of
+    `weft.share` stay everybody's."""
+    return (_copy, *reduced[1:]) if reduced[0] is _plain else reduced
+
+
 def place(array: Array, *, readonly: bool) -> Array:
     """An array in shared memory with the same values, for workers: the array itself if it was
     shared. One that cannot lie there is left as it is."""
@@ -74,6 +80,13 @@ def reduce_tensor(tensor: Any) -> Any:
 
 def _plain(reference: Reference, *arguments: Any) -> Any:
     return attach(reference, *arguments).view(np.ndarray)
+
+
+def _copy(reference: Reference, *arguments: Any) -> Any:
+    shared = attach(reference, *arguments)
+    copy = np.array(shared, order="K", subok=False)
+    copy.flags.writeable = shared.flags.writeable
+    return copy
 
 
 def _tensor(array: Any) -> Any:

@@ -10,16 +10,18 @@ A procedure is a function of a module of weft's that gets the member of the proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from weft._core.models import parts, reduce
 from weft.engines.base import Group, Member
-from weft.engines.local.group import join
+from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.rendezvous import Identity
-from weft.engines.local.wire import Packed, load, unpicklable
+from weft.engines.local.wire import Packed, unpicklable
 from weft.errors import WeftError
 
 #: by the name of the team; a worker may be a driver of others
@@ -38,28 +40,36 @@ def enter_as_worker(name: str, rank: int, size: int, timeout: float, start: floa
     enter(name, rank, size, timeout, start)
 
 
-def leave(name: str) -> None:
+def leave(name: str, *, peers_end: Callable[[], None]) -> None:
+    """The driver's end of a team. What a collective was given that was left half way can go once
+    its peers, who might still write there, have ended."""
     member = _members.pop(name, None)
     if member is not None:
         member.group.leave()
+    peers_end()
+    if member is not None:
+        forget_unfinished(member.group)
 
 
 def perform(task: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> Any:
     """What a worker does for its driver: one procedure of a team."""
     name, procedure, arguments = task
-    if procedure is enter_as_worker or procedure is leave:
+    if procedure is enter_as_worker:
         return procedure(*arguments)
     return procedure(_members[name], *arguments)
 
 
-def keep(member: Member, number: int, payload: bytes) -> None:
-    """A procedure: load something and keep it under its number."""
-    member.kept[number] = load(payload)
+def keep(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
+    """A procedure: load something and keep it under its number; some others no longer."""
+    member.kept[number] = _Unpickler(member, payload).load()
+    for other in dropped:
+        member.kept.pop(other, None)
 
 
-def drop(member: Member, number: int) -> None:
-    """A procedure: keep it no longer."""
-    member.kept.pop(number, None)
+def renew(member: Member) -> None:
+    """A procedure: after a failure, perhaps in the middle of a collective, meet in a new
+    generation."""
+    member.group = member.group.survivors()
 
 
 #: something kept, or one of the parts that it has as a model
@@ -72,27 +82,19 @@ def places(number: int, value: Any) -> dict[int, Place]:
     return {**found, id(value): (number, None)}
 
 
-def own_copy(name: str, number: int, part: int | None) -> Any:
-    """What stands for something kept, in the pickle of something else that mentions it."""
-    value = _members[name].kept[number]
-    return value if part is None else parts(value)[part]
-
-
-def pack_mentioning(value: Any, name: str, known: Mapping[int, Place], what: str) -> Packed:
+def pack_mentioning(value: Any, known: Mapping[int, Place], what: str) -> Packed:
     """A value ready to be kept: what it mentions of what is kept already becomes, in each worker,
     the worker's own copy. `known` are their places, by the identity of the driver's objects."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-        def reducer_override(self, mentioned: Any) -> Any:
-            place = known.get(id(mentioned))
-            if place is not None:
-                return own_copy, (name, *place)
-            reduced = reduce(mentioned)
-            if reduced is not None:
-                return reduced
-            return super().reducer_override(mentioned)
+        def persistent_id(self, mentioned: Any) -> Place | None:
+            return known.get(id(mentioned))  # asked of everything, lists and dicts too
 
-    packed = Packed()
+        def reducer_override(self, mentioned: Any) -> Any:
+            reduced = reduce(mentioned)
+            return super().reducer_override(mentioned) if reduced is None else reduced
+
+    packed = _ForSeveral()
     try:
         packed.dump_by(Pickler, value)
         packed.hold()
@@ -102,3 +104,24 @@ def pack_mentioning(value: Any, name: str, known: Mapping[int, Place], what: str
             raise
         raise unpicklable(value, what, error) from error
     return packed
+
+
+class _Unpickler(pickle.Unpickler):
+    """The mirror of `pack_mentioning`."""
+
+    def __init__(self, member: Member, payload: bytes) -> None:
+        super().__init__(io.BytesIO(payload))
+        self._kept = member.kept
+
+    def persistent_load(self, place: Place) -> Any:
+        number, part = place
+        return self._kept[number] if part is None else parts(self._kept[number])[part]
+
+
+class _ForSeveral(Packed):
+    """Sent to several workers, each of which may change its arrays: each copies them."""
+
+    def _array(self, array: Any) -> Any:
+        from weft.engines.local import large_arrays
+
+        return large_arrays.copied_there(super()._array(array))

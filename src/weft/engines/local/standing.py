@@ -5,22 +5,23 @@ call(procedure, arguments)
   ──── Work: the procedure ────>   runs it
   runs it too                      (both may meet in the group on the way)
   <─── Done ────────────────────
+
+`rounds.py` is one such call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import time
-from collections.abc import Callable, Sequence
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from weft._core.failures import restore
-from weft._core.work import Done, Stopped, Unreadable, Work
 from weft.engines.base import Member, StandingTeam
-from weft.engines.local.channel import Closed
-from weft.engines.local.guard import Guard, Interrupted
-from weft.engines.local.losses import lost
+from weft.engines.local.guard import Guard
 from weft.engines.local.member import (
     Place,
     enter,
@@ -30,15 +31,14 @@ from weft.engines.local.member import (
     pack_mentioning,
     perform,
     places,
+    renew,
 )
-from weft.engines.local.processes import end_as_text
-from weft.engines.local.remote_worker import Worker
-from weft.engines.local.wire import Packed, load, pack, pack_function
+from weft.engines.local.rounds import Crew, Round
+from weft.engines.local.wire import pack_function
 from weft.engines.local.workers import Workers
-from weft.errors import Disagreement, PeerLost, Stalled, TeamBroken
+from weft.engines.serial import SerialGroup
+from weft.errors import TeamBroken, UsedConcurrently
 
-#: seconds that workers have to end what they do after another has failed
-_GRACE = 2.0
 #: seconds for a team to assemble
 _START = 60.0
 
@@ -61,220 +61,166 @@ class LocalStandingTeam(StandingTeam):
         self._threads = max(1, cores // size)
         self._timeout = timeout
         self._perform = pack_function(perform)
+        self._nobody = SerialGroup(timeout=timeout)
+        self._nobody.leave()
         #: everything kept, with its name, by number
         self._objects: dict[int, tuple[Any, str]] = {}
-        self._broken: str | None = None
+        self._kept_so_far = 0
+        #: numbers of what nobody needs any more; finalizers add to it
+        self._dropped: deque[int] = deque()
+        self._closed = False
         self._process = os.getpid()
-        self._workers: list[Worker] = []
+        #: the thread that uses it now
+        self._user: int | None = None
+        #: whether the last call failed, perhaps in the middle of a collective
+        self._failed = False
         self._start()
+        _teams.add(self)
 
     def keep(self, value: Any, what: str) -> int:
-        number = len(self._objects)
-        self._objects[number] = (value, what)
-        try:
-            self._send(number)
-        except BaseException:
-            del self._objects[number]
-            raise
-        return number
+        with self._use():
+            number = self._kept_so_far
+            self._kept_so_far += 1
+            self._send(number, value, what)
+            self._objects[number] = (value, what)
+            self.member.kept[number] = value
+            return number
+
+    def drop(self, number: int) -> None:
+        self._dropped.append(number)
 
     def call(
         self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        self._check_usable()
+        with self._use():
+            return self._call(procedure, arguments)
+
+    def restart(self) -> None:
+        self._check_process()
+        self.close()
+        self._start()
+        self._let_go()
+        with self._use():
+            for number, (value, what) in self._objects.items():
+                self._send(number, value, what)
+                self.member.kept[number] = value
+
+    def close(self) -> None:
+        if self._process != os.getpid() or self._closed:
+            return
+        self._closed = True
+        leave(self._crew.name, peers_end=self._crew.end)
+        self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
+
+    def abandon(self) -> None:
+        """In a forked child: these are the parent's workers, which must not outlive the parent's
+        connections to them."""
+        if not self._closed:
+            self._crew.abandon()
+
+    def _start(self) -> None:
+        name = secrets.token_hex(8)
+        self._crew = Crew(name, *self._pool.lend(self._gpus, self._threads), self._pool)
+        self._closed = self._failed = False
+        pending = Round(self._crew, self._perform)
+        try:
+            seats = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
+            pending.begin(enter_as_worker, seats)
+            self.member = enter(name, 0, self.size, self._timeout, _START)
+            pending.finish(_START)
+        except BaseException as error:
+            worse = pending.abandon(error)
+            self.close()
+            raise (worse or error) from error.__cause__
+
+    def _call(
+        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+    ) -> list[Any]:
+        if self._failed and procedure is not renew:
+            self._call(renew, [()] * self.size)
+            self._failed = False
         mine, *others = arguments
-        pending = _Round(self, procedure, others)
+        pending = Round(self._crew, self._perform)
         result = None
         try:
+            pending.begin(procedure, others)
             if mine is not None:
                 with Guard(pending.failed):
                     result = procedure(self.member, *mine)
             values = pending.finish(self._timeout)
         except BaseException as error:
+            self._failed = True
             worse = pending.abandon(error)
             if worse is None:
                 raise
             raise worse from worse.__cause__
         return [result, *values]
 
-    def restart(self) -> None:
-        self.close()
-        self._broken = None
-        self._start()
-        for number in self._objects:
-            self._send(number)
-
-    def close(self) -> None:
-        if self._process != os.getpid() or self._broken == "closed":
-            return
-        self._broken = "closed"
-        leave(self.name)
-        for worker in self._workers:
-            worker.close()
-        self._workers = []
-
-    def _start(self) -> None:
-        self.name = secrets.token_hex(8)
-        self._workers, self._watch = self._pool.lend(self._gpus, self._threads)
-        places = [
-            (self.name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)
-        ]
-        pending = _Round(self, enter_as_worker, places)
-        try:
-            self.member: Member = enter(self.name, 0, self.size, self._timeout, _START)
-            pending.finish(_START)
-        except BaseException as error:
-            worse = pending.abandon(error)
-            self.close()
-            raise (worse or error) from error.__cause__
-        self.member.kept = {number: value for number, (value, _) in self._objects.items()}
-
-    def _send(self, number: int) -> None:
+    def _send(self, number: int, value: Any, what: str) -> None:
         """Have the workers keep an object as it is now."""
-        value, what = self._objects[number]
+        dropped = self._let_go()
         known: dict[int, Place] = {}
-        for earlier in range(number):
-            known = {**places(earlier, self._objects[earlier][0]), **known}
-        packed = pack_mentioning(value, self.name, known, what)
+        for earlier in sorted(self._objects, reverse=True):  # the first that has it counts
+            if earlier < number:
+                known.update(places(earlier, self._objects[earlier][0]))
+        packed = pack_mentioning(value, known, what)
         try:
-            self.call(keep, [None, *[(number, packed.payload)] * (self.size - 1)])
+            arguments = (number, packed.payload, dropped)
+            self._call(keep, [None, *[arguments] * (self.size - 1)])
+        except BaseException:
+            self._dropped.extend(dropped)
+            raise
         finally:
             packed.release()
-        self.member.kept[number] = value
 
-    def _check_usable(self) -> None:
+    def _let_go(self) -> list[int]:
+        """Keep here no longer what has been dropped; returns its numbers."""
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        for number in dropped:
+            self._objects.pop(number, None)
+            self.member.kept.pop(number, None)
+        return dropped
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        """Raise unless it can be used, and by this thread alone."""
+        self._check_process()
+        if self._closed:
+            raise TeamBroken("this team has been closed; make a new one: weft.Team()")
+        if self._crew.broken is not None:
+            raise TeamBroken(
+                f"this team has lost a worker and what it kept ({self._crew.broken}); start it "
+                "again with the driver's values:\n    team.restart()"
+            )
+        if self._user is not None:
+            raise UsedConcurrently(
+                "a call while the team is in the middle of another, of "
+                + ("this" if self._user == threading.get_ident() else "another")
+                + " thread; a function that is called by a team calls its own with .serial(...), "
+                "and a thread makes a team of its own: weft.Team()"
+            )
+        self._user = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._user = None
+
+    def _check_process(self) -> None:
         if self._process != os.getpid():
             raise TeamBroken(
                 f"this team belongs to process {self._process}, from which this one was forked; "
-                "a child makes a team of its own"
-            )
-        if self._broken == "closed":
-            raise TeamBroken("this team has been closed; make a new one: weft.Team()")
-        if self._broken is not None:
-            raise TeamBroken(
-                f"this team has lost a worker and what it kept ({self._broken}); start it again "
-                "with the driver's values:\n    team.restart()"
+                "a child makes a team of its own: weft.Team()"
             )
 
 
-class _Round:
-    """One procedure in the workers' hands."""
+#: of this process
+_teams: weakref.WeakSet[LocalStandingTeam] = weakref.WeakSet()
 
-    def __init__(
-        self,
-        team: LocalStandingTeam,
-        procedure: Callable[..., Any],
-        arguments: Sequence[tuple[Any, ...] | None],
-    ) -> None:
-        self._team = team
-        self._values: list[Any] = [None] * len(arguments)
-        self._busy: dict[Worker, tuple[int, Packed]] = {}
-        self._failures: list[Exception] = []
-        function = team._perform
-        for index, (worker, own) in enumerate(zip(team._workers, arguments, strict=True)):
-            if own is not None:
-                packed = pack([(team.name, procedure, own)], index + 1, "arguments of rank")
-                self._busy[worker] = index, packed
-                work = Work(function.digest, index + 1, packed.payload, None, False)
-                try:
-                    worker.frames.send(*worker.lesson(function.digest, function), work)
-                except Closed:
-                    self._lose(worker)
-                if worker.frames.unsent:
-                    team._watch.follow_sending(worker)
 
-    def failed(self) -> bool:
-        """Whether a worker has failed by now. For the guard's thread, while this one computes."""
-        self._attend(0.0)
-        return bool(self._failures)
+def _in_child() -> None:
+    for team in list(_teams):
+        team.abandon()
+    _teams.clear()
 
-    def finish(self, timeout: float) -> list[Any]:
-        """The workers' results. Raises what one of them raised, WorkerLost, Stalled."""
-        deadline = time.monotonic() + timeout
-        while self._busy and not self._failures:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise self._stalled(timeout)
-            self._attend(min(remaining, 1.0))
-        if self._failures:
-            raise self._failures[0]
-        return self._values
 
-    def abandon(self, error: BaseException) -> Exception | None:
-        """After a failure: end what still runs; the failure of a worker that was behind it all."""
-        met = isinstance(error, (Disagreement, PeerLost))  # the others have met it too, and end
-        deadline = time.monotonic() + _GRACE
-        if not met:
-            for worker in self._busy:
-                worker.interrupt()
-        while self._busy and (remaining := deadline - time.monotonic()) > 0:
-            self._attend(remaining)
-        for worker in list(self._busy):
-            worker.kill()
-            self._lose(worker)
-        causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
-        if met or isinstance(error, Interrupted) or error in self._failures:
-            return next(iter(causes or self._failures), None)
-        return None
-
-    def _attend(self, seconds: float) -> None:
-        """Take what the workers say within so many seconds."""
-        watch = self._team._watch
-        for worker, events in watch.wait(seconds).items():
-            watch.echo(worker, events)
-            if worker not in self._busy:
-                if worker.pidfd in events:
-                    self._lose(worker)
-                continue
-            try:
-                if worker.frames.unsent and worker.frames.flush():
-                    watch.follow_sending(worker)
-                message = worker.receive() if worker.frames.fileno() in events else None
-            except Closed:
-                self._lose(worker)
-                continue
-            if message is not None:
-                self._take(worker, message)
-            elif worker.pidfd in events:
-                self._lose(worker)
-
-    def _take(self, worker: Worker, message: Done | Unreadable | Stopped) -> None:
-        index, packed = self._busy.pop(worker)
-        where = f"rank {index + 1}, {worker}"
-        if isinstance(message, Unreadable):
-            packed.release()
-            self._failures.append(restore(message.failure, where))
-        elif isinstance(message, Done):
-            self._failures += [restore(failure, where) for _, failure in message.failures]
-            try:
-                self._values[index] = load(message.values)[0]
-            except Exception as error:  # a class's own unpickling may raise anything
-                self._failures.append(error)
-
-    def _lose(self, worker: Worker) -> None:
-        """A worker has ended, and with it what it kept: the team is of no use until it restarts."""
-        team = self._team
-        task = self._busy.pop(worker, None)
-        if task is not None:
-            task[1].release()
-        team._watch.remove(worker)
-        rank = team._workers.index(worker) + 1
-        ended = team._pool.end(worker)
-        error = lost(
-            worker,
-            ended,
-            item=rank,
-            doing=f"was rank {rank} of a team",
-            advice="; team.restart() starts it again with the driver's values",
-        )
-        team._broken = f"rank {rank} {'ended' if ended is None else end_as_text(ended.code)}"
-        self._failures.append(error)
-
-    def _stalled(self, timeout: float) -> Stalled:
-        late = ", ".join(
-            f"rank {index + 1} ({worker})" for worker, (index, _) in self._busy.items()
-        )
-        return Stalled(
-            f"{timeout} s have passed, and {late} has not answered; it is alive: give the team a "
-            "longer timeout=, or find out what it does"
-        )
+os.register_at_fork(after_in_child=_in_child)

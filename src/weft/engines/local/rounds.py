@@ -1,0 +1,211 @@
+"""One procedure in the workers' hands, from sending it to their answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft._core.failures import Failure, restore
+from weft._core.work import Done, Stopped, Unreadable, Work
+from weft.engines.local.channel import Closed
+from weft.engines.local.guard import Interrupted
+from weft.engines.local.losses import lost
+from weft.engines.local.processes import end_as_text, readable
+from weft.engines.local.remote_worker import Worker
+from weft.engines.local.watching import Watch
+from weft.engines.local.wire import Packed, load, pack
+from weft.engines.local.workers import Workers
+from weft.errors import Disagreement, PeerLost, SegmentGone, Stalled
+
+#: seconds that workers have to end what they do after another has failed, and how many of them
+#: without being told to if they meet the failure by themselves
+_GRACE, _BY_THEMSELVES = 2.0, 0.5
+#: seconds between two interrupts of one that has not ended
+_AGAIN = 0.1
+#: a procedure that was ended by a SIGINT that did not come from here, or that raised this itself
+_INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "KeyboardInterrupt")
+
+
+@dataclass
+class Crew:
+    """The workers of a team, rank 1 first, between two starts."""
+
+    name: str
+    workers: list[Worker]
+    watch: Watch
+    pool: Workers
+    #: how one was lost, and with it what it kept: of no use until the team starts again
+    broken: str | None = None
+
+    def end(self) -> None:
+        """Those of a team that has lost one may be in the middle of anything: they are gone when
+        this returns."""
+        for worker in self.workers:
+            if self.broken is not None and worker.pidfd >= 0:
+                self.pool.end(worker)
+            worker.close()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        for worker in self.workers:
+            if worker.pidfd >= 0:
+                worker.abandon()
+
+    def lose(self, worker: Worker) -> Exception:
+        """A worker has ended, or has to; the error that says so."""
+        self.watch.remove(worker)
+        rank = self.workers.index(worker) + 1
+        ended = self.pool.end(worker)
+        self.broken = f"rank {rank} {'ended' if ended is None else end_as_text(ended.code)}"
+        return lost(
+            worker,
+            ended,
+            item=rank,
+            doing=f"was rank {rank} of a team",
+            advice="; team.restart() starts it again with the driver's values",
+        )
+
+
+class Round:
+    """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
+
+    def __init__(self, crew: Crew, perform: Packed) -> None:
+        self._crew = crew
+        self._perform = perform
+        self._values: list[Any] = [None] * len(crew.workers)
+        #: the rank of each that works, and its arguments
+        self._busy: dict[Worker, tuple[int, Packed]] = {}
+        self._failures: list[Exception] = []
+        #: whether what still runs has been told to end
+        self._ending = False
+        self._lock = threading.Lock()
+
+    def begin(
+        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+    ) -> None:
+        """Send it to those that have arguments. One that cannot be sent raises InvalidType, before
+        anybody has begun."""
+        packed: list[tuple[int, Packed]] = []
+        try:
+            for rank, own in enumerate(arguments, 1):
+                if own is not None:
+                    task = (self._crew.name, procedure, own)
+                    packed.append((rank, pack([task], rank, "arguments of rank")))
+        except BaseException:
+            for _, one in packed:
+                one.release()
+            raise
+        for rank, one in packed:
+            self._send(self._crew.workers[rank - 1], rank, one)
+
+    def failed(self) -> bool:
+        """Whether a worker has failed by now. For the guard's thread, while this one computes."""
+        self._attend(0.0)
+        return bool(self._failures)
+
+    def finish(self, timeout: float) -> list[Any]:
+        """The workers' results. Raises what one of them raised, WorkerLost, Stalled."""
+        deadline = time.monotonic() + timeout
+        while self._busy and not self._failures:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise self._stalled(timeout)
+            self._attend(min(remaining, 1.0))
+        if self._failures:
+            raise self._failures[0]
+        return self._values
+
+    def abandon(self, error: BaseException) -> Exception | None:
+        """After a failure: end what still runs; the failure of a worker that was behind it all."""
+        met = isinstance(error, (Disagreement, PeerLost))  # the others have met it too, and end
+        try:
+            if met:
+                self._await_ends(_BY_THEMSELVES)
+            self._ending = True
+            deadline = time.monotonic() + _GRACE
+            while self._busy and time.monotonic() < deadline:
+                for worker in self._busy:
+                    worker.interrupt()  # again and again: before it has begun it hears nothing
+                self._await_ends(_AGAIN)
+        finally:  # also when the user is impatient, and interrupts this too
+            with self._lock:
+                for worker in self._crew.workers:
+                    here = worker.pidfd >= 0
+                    if here and (worker in self._busy or worker.frames.broken):
+                        worker.kill()
+                        self._lose(worker)
+        causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
+        if met or isinstance(error, Interrupted) or any(error is one for one in self._failures):
+            return next(iter(causes or self._failures), None)
+        return None
+
+    def _await_ends(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._busy and (remaining := deadline - time.monotonic()) > 0:
+            self._attend(remaining)
+
+    def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
+        function = self._perform
+        self._busy[worker] = rank, packed
+        work = Work(function.digest, rank, packed.payload, None, False)
+        try:
+            worker.frames.send(*worker.lesson(function.digest, function), work)
+        except Closed:
+            self._lose(worker)
+            return
+        if worker.frames.unsent:
+            self._crew.watch.follow_sending(worker)
+
+    def _attend(self, seconds: float) -> None:
+        """Take what the workers say within so many seconds."""
+        watch = self._crew.watch
+        with self._lock:
+            for worker, events in watch.wait(seconds).items():
+                watch.echo(worker, events)
+                try:
+                    if worker.frames.unsent and worker.frames.flush():
+                        watch.follow_sending(worker)
+                    # also of one that is idle: its threads may log
+                    message = worker.receive() if worker.frames.fileno() in events else None
+                except Closed:
+                    self._lose(worker)
+                    continue
+                if message is not None and worker in self._busy:
+                    self._take(worker, message)
+                elif worker.pidfd in events:
+                    self._lose(worker)
+
+    def _take(self, worker: Worker, message: Done | Unreadable | Stopped) -> None:
+        rank, packed = self._busy.pop(worker)
+        where = f"rank {rank}, {worker}"
+        if isinstance(message, Done):
+            self._failures += [restore(failure, where) for _, failure in message.failures]
+            try:
+                self._values[rank - 1] = load(message.values)[0]
+            except Exception as error:  # a class's own unpickling may raise anything
+                if isinstance(error, SegmentGone) and readable(worker.pidfd, _BY_THEMSELVES):
+                    self._lose(worker)  # it ended before the memory of its results was here
+                else:
+                    self._failures.append(error)
+            return
+        packed.release()
+        if isinstance(message, Unreadable):
+            self._failures.append(restore(message.failure, where))
+        elif not self._ending:
+            self._failures.append(restore(_INTERRUPTED, where))
+
+    def _lose(self, worker: Worker) -> None:
+        task = self._busy.pop(worker, None)
+        if task is not None:
+            task[1].release()
+        self._failures.append(self._crew.lose(worker))
+
+    def _stalled(self, timeout: float) -> Stalled:
+        late = ", ".join(f"rank {rank} ({worker})" for worker, (rank, _) in self._busy.items())
+        return Stalled(
+            f"{timeout} s have passed, and {late} has not answered; it is alive: give the team a "
+            "longer timeout=, or find out what it does"
+        )

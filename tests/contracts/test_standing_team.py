@@ -1,0 +1,188 @@
+"""What every engine's standing team does. Each test runs on every engine and size."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft.engines.base import Member, StandingTeam
+from weft.errors import UsedConcurrently
+
+CASES = [("serial", 1), ("local", 2), ("local", 3)]
+
+
+@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
+def team(request: pytest.FixtureRequest) -> Iterator[StandingTeam]:
+    engine, size = request.param
+    with weft.Team(size, engine=engine) as made:
+        yield made.engine
+
+
+def everywhere(team: StandingTeam, procedure: Any, *arguments: Any) -> list[Any]:
+    return team.call(procedure, [arguments] * team.size)
+
+
+# procedures
+
+
+def who(member: Member) -> tuple[int, int, int]:
+    return member.rank, member.size, os.getpid()
+
+
+def give(member: Member, value: Any) -> Any:
+    return value
+
+
+def total(member: Member, value: Any) -> Any:
+    return member.group.all_reduce(value, "sum")
+
+
+def kept(member: Member) -> dict[int, Any]:
+    return dict(member.kept)
+
+
+def change(member: Member, number: int) -> None:
+    member.kept[number] += member.rank + 1
+
+
+def call_kept(member: Member, number: int) -> Any:
+    return member.kept[number]()
+
+
+def fail(member: Member, rank: int) -> int:
+    if member.rank == rank:
+        raise LookupError(f"in rank {rank}")
+    return member.rank
+
+
+def test_every_rank_runs_the_procedure(team: StandingTeam) -> None:
+    """Results are in the order of ranks; rank 0 is this process."""
+    found = everywhere(team, who)
+    assert [(rank, size) for rank, size, _ in found] == [(r, team.size) for r in range(team.size)]
+    assert found[0][2] == os.getpid()
+    assert len({pid for _, _, pid in found}) == team.size
+    assert everywhere(team, who) == found  # they stay
+
+
+def test_each_has_arguments_of_its_own(team: StandingTeam) -> None:
+    """A rank without arguments does nothing; large arrays go there and back."""
+    large = [np.full(100_000, rank) for rank in range(team.size)]
+    found = team.call(give, [(one,) for one in large])
+    assert all((one == other).all() for one, other in zip(found, large, strict=True))
+    last = [None] * (team.size - 1)
+    assert team.call(give, [*last, ("x",)]) == [*last, "x"]
+    assert team.call(give, [("x",), *last]) == ["x", *last]
+    assert team.call(give, [None] * team.size) == [None] * team.size
+
+
+def test_ranks_form_a_group(team: StandingTeam) -> None:
+    """Collectives in a procedure meet all ranks."""
+    found = team.call(total, [(np.full(3, rank),) for rank in range(team.size)])
+    assert all((one == sum(range(team.size))).all() for one in found)
+
+
+@pytest.mark.parametrize("length", [2, 50_000])
+def test_what_is_kept_is_each_ranks_own(team: StandingTeam, length: int) -> None:
+    """In the driver it is the object itself, elsewhere a copy, of any size."""
+    array = np.zeros(length)
+    number = team.keep(array, "the array")
+    everywhere(team, change, number)
+    assert [one[number][-1] for one in everywhere(team, kept)] == [
+        rank + 1 for rank in range(team.size)
+    ]
+    assert array[0] == 1
+    assert team.member.kept[number] is array
+
+
+def test_what_mentions_something_kept_has_the_ranks_own(team: StandingTeam) -> None:
+    """The object itself, or an array in it, through lists, dicts and closures."""
+    tree = {"a": np.zeros(2), "b": [np.zeros(1)]}
+    inner = tree["b"]
+    first = team.keep(tree, "the tree")
+    second = team.keep(lambda: (tree["a"], inner[0], tree), "the function")
+
+    def same(member: Member) -> bool:
+        values = member.kept[first]
+        a, b, whole = member.kept[second]()
+        return a is values["a"] and b is values["b"][0] and whole is values
+
+    assert everywhere(team, same) == [True] * team.size
+
+
+def test_what_is_dropped_goes(team: StandingTeam) -> None:
+    """Here and in the workers, at the latest when they are given the next."""
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+    team.drop(team.keep(thing, "a thing"))
+    team.keep("another", "a text")
+    del thing
+    gc.collect()
+    assert gone() is None
+    assert [list(one.values()) for one in everywhere(team, kept)] == [["another"]] * team.size
+
+
+def test_what_cannot_be_sent(team: StandingTeam) -> None:
+    """A failure of keep leaves the team as it was."""
+    if team.size > 1:
+        with pytest.raises(weft.InvalidType, match=r"the thing\.gi_frame|the thing is a generator"):
+            team.keep((one for one in ()), "the thing")
+    number = team.keep([1], "a list")
+    assert [one[number] for one in everywhere(team, kept)] == [[1]] * team.size
+
+
+def test_what_a_rank_raises(team: StandingTeam) -> None:
+    """The last rank's or the driver's: its own class; the team goes on, collectives too."""
+    for rank in (team.size - 1, 0):
+        with pytest.raises(LookupError, match=f"in rank {rank}"):
+            everywhere(team, fail, rank)
+        assert everywhere(team, fail, -1) == list(range(team.size))
+        assert everywhere(team, total, 1) == [team.size] * team.size
+
+
+def test_restart_has_the_drivers_values(team: StandingTeam) -> None:
+    """Whatever the copies were: fresh workers keep what the driver's objects are now."""
+    array = np.zeros(2)
+    number = team.keep(array, "the array")
+    reader = team.keep(lambda: array * 1, "the function")
+    everywhere(team, change, number)
+    array[:] = 7
+    for _ in range(2):
+        team.restart()
+        assert all((one == 7).all() for one in everywhere(team, call_kept, reader))
+    assert everywhere(team, total, 1) == [team.size] * team.size
+
+
+def test_after_close(team: StandingTeam) -> None:
+    """Everything but restart says that it is closed."""
+    number = team.keep([1], "a list")
+    team.close()
+    team.close()
+    with pytest.raises(weft.TeamBroken, match="closed"):
+        everywhere(team, who)
+    with pytest.raises(weft.TeamBroken, match="closed"):
+        team.keep(1, "one")
+    team.restart()
+    assert [one[number] for one in everywhere(team, kept)] == [[1]] * team.size
+
+
+def test_a_call_in_the_middle_of_another(team: StandingTeam) -> None:
+    """It is refused, and the outer one fails with that."""
+
+    def again(member: Member) -> None:
+        if member.rank == 0:
+            everywhere(team, who)
+
+    with pytest.raises(UsedConcurrently, match="in the middle of another"):
+        team.call(again, [(), *[None] * (team.size - 1)])
+    assert len(everywhere(team, who)) == team.size

@@ -1,0 +1,458 @@
+"""Functions, replicas and training whose workers fail, die or stall, and drivers that do."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.support import marked_processes, run_python, wait_until, write_script
+from weft.engines.base import Member
+from weft.errors import UsedConcurrently
+
+
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take over the environment."""
+    monkeypatch.setenv("WEFT_TEST_DRIVER", str(os.getpid()))
+
+
+@pytest.fixture
+def team() -> Iterator[weft.Team]:
+    with weft.Team(3, timeout=20.0) as made:
+        made.engine.call(_pid, [()] * 3)  # has the workers load this module
+        yield made
+
+
+@pytest.fixture
+def pair() -> Iterator[weft.Team]:
+    with weft.Team(2, timeout=20.0) as made:
+        made.engine.call(_pid, [()] * 2)
+        yield made
+
+
+def in_driver() -> bool:
+    return os.environ["WEFT_TEST_DRIVER"] == str(os.getpid())
+
+
+def elsewhere(action: Callable[[], Any], here: Callable[[], Any] = lambda: None) -> Any:
+    """A function of rows that does one thing in workers and another in the driver."""
+
+    def function(x: Any) -> float:
+        if os.environ.get("WEFT_TEST_CALM"):
+            return float(x.sum())
+        (here if in_driver() else action)()
+        return float(x.sum())
+
+    return function
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def still_works(team: weft.Team) -> None:
+    """Functions and collectives alike."""
+    assert weft.function(np.sum, collect="sum", team=team, split=[0])(np.arange(6.0)) == 15.0
+    values = np.ones(3)
+    copies = weft.replicate(values, team=team)
+    copies.all_reduce("sum")
+    assert (copies.get(team.size - 1) == team.size).all()
+
+
+# exceptions
+
+
+def test_a_workers_exception_keeps_its_class(team: weft.Team) -> None:
+    """It says where it was raised, and the team goes on."""
+
+    def function(x: Any) -> float:
+        if not in_driver():
+            raise KeyError("lost", 7)
+        return float(x.sum())
+
+    with pytest.raises(KeyError, match="lost") as caught:
+        weft.function(function, team=team)(np.ones(6))
+    assert isinstance(caught.value.__cause__, weft.RemoteTraceback)
+    assert "rank 1" in str(caught.value.__cause__)
+    still_works(team)
+
+
+def test_the_drivers_own_exception_ends_the_others_parts(team: weft.Team) -> None:
+    """It is what is raised, and at once: workers are interrupted."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("here")
+
+    start = time.monotonic()
+    with pytest.raises(ZeroDivisionError, match="here"):
+        weft.function(elsewhere(lambda: time.sleep(60), fail), team=team)(np.ones(6))
+    assert time.monotonic() - start < 5
+    still_works(team)
+
+
+@pytest.mark.parametrize("how", ["sleep", "loop"])
+def test_the_drivers_part_ends_with_a_workers(team: weft.Team, how: str) -> None:
+    """The driver is interrupted while it sleeps or computes, and raises what the worker raised."""
+
+    def fail() -> None:
+        raise LookupError("there")
+
+    def compute() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(60 if how == "sleep" else 0)
+
+    start = time.monotonic()
+    with pytest.raises(LookupError, match="there"):
+        weft.function(elsewhere(fail, compute), team=team)(np.ones(6))
+    assert time.monotonic() - start < 5
+    still_works(team)
+
+
+def test_a_driver_that_swallows_the_interruption(pair: weft.Team) -> None:
+    """The worker's exception is raised all the same, once, when the driver's part has ended."""
+
+    def fail() -> None:
+        raise LookupError("there")
+
+    def compute() -> None:
+        with contextlib.suppress(BaseException):
+            time.sleep(60)
+        for _ in range(1000):
+            time.sleep(0)
+
+    with pytest.raises(LookupError, match="there"):
+        weft.function(elsewhere(fail, compute), team=pair)(np.ones(6))
+    still_works(pair)
+
+
+def test_the_driver_in_another_thread(pair: weft.Team) -> None:
+    """Its part is interrupted between two steps of the program, and only its thread is."""
+
+    def fail() -> None:
+        raise LookupError("there")
+
+    def compute() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    caught: list[BaseException] = []
+
+    def drive() -> None:
+        try:
+            weft.function(elsewhere(fail, compute), team=pair)(np.ones(6))
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    thread.join(10)
+    assert [type(error) for error in caught] == [LookupError]
+    still_works(pair)
+
+
+def test_a_worker_that_interrupts_itself(pair: weft.Team) -> None:
+    """KeyboardInterrupt in a worker is a failure, and its rows are not left out silently."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(weft.RemoteError, match="KeyboardInterrupt"):
+        weft.function(elsewhere(stop), collect="sum", team=pair)(np.ones(6))
+    still_works(pair)
+
+
+def test_a_worker_that_exits(pair: weft.Team) -> None:
+    """SystemExit in a worker ends neither it nor the driver."""
+    with pytest.raises(weft.RemoteError, match="SystemExit"):
+        weft.function(elsewhere(lambda: sys.exit(3)), team=pair)(np.ones(6))
+    still_works(pair)
+
+
+def test_arguments_that_cannot_be_sent(team: weft.Team) -> None:
+    """Nobody has begun when that is found, so no answer comes later and is taken for another's."""
+    f = weft.function(lambda x, w: float(x.sum()), whole=["w"], collect="sum", team=team)
+    assert f(np.ones(6), None) == 6.0
+    for _ in range(2):
+        with pytest.raises(weft.InvalidType, match="cannot be sent"):
+            f(np.ones(6), threading.Lock())
+        assert f(np.full(6, 2.0), None) == 12.0
+
+
+def test_results_that_cannot_be_sent(pair: weft.Team) -> None:
+    """A worker's result that cannot be pickled is an error that says so; the team goes on."""
+    f = weft.function(lambda x: threading.Lock(), collect=None, team=pair)
+    with pytest.raises(weft.InvalidType, match="cannot be sent"):
+        f(np.ones(6))
+    still_works(pair)
+
+
+# deaths
+
+
+def test_a_worker_that_dies(team: weft.Team) -> None:
+    """The call names it and how; the team then says to restart, and does."""
+    weights = np.zeros(3)
+    copies = weft.replicate(weights, team=team)
+    f = weft.function(elsewhere(kill_itself, lambda: time.sleep(60)), collect="sum", team=team)
+    start = time.monotonic()
+    with pytest.raises(weft.WorkerLost, match=r"SIGKILL.*rank [12] of a team.*team\.restart"):
+        f(np.ones(6))
+    assert time.monotonic() - start < 5
+    with pytest.raises(weft.TeamBroken, match=r"team\.restart\(\)"):
+        f(np.ones(6))
+    with pytest.raises(weft.TeamBroken, match="SIGKILL"):
+        copies.all_reduce()
+    weights += 7
+    os.environ["WEFT_TEST_CALM"] = "1"
+    try:
+        team.restart()
+        assert f(np.ones(6)) == 6.0
+    finally:
+        del os.environ["WEFT_TEST_CALM"]
+    assert all((copies.get(rank) == 7).all() for rank in range(team.size))
+    assert weft.same(weights, team=team)
+    still_works(team)
+
+
+def test_an_idle_worker_that_dies(team: weft.Team) -> None:
+    """The next call says so, whether or not it has rows for that worker."""
+    f = weft.function(lambda x: os.getpid(), collect=None, team=team)
+    pids = team.engine.call(_pid, [()] * team.size)
+    os.kill(pids[-1], signal.SIGKILL)
+    wait_until(lambda: pids[-1] not in marked_processes())
+    with pytest.raises(weft.WorkerLost, match="SIGKILL"):
+        f(np.ones(team.size))
+    team.restart()
+    assert f(np.ones(1)) == os.getpid()
+    still_works(team)
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast"])
+def test_a_worker_that_dies_in_a_collective(team: weft.Team, call: str) -> None:
+    """The collectives of replicas name it as functions do."""
+    copies = weft.replicate(np.zeros(3), team=team)
+    pids = team.engine.call(_pid, [()] * team.size)
+    os.kill(pids[-1], signal.SIGKILL)
+    with pytest.raises(weft.WorkerLost, match="SIGKILL"):
+        getattr(copies, call)()
+    team.restart()
+    getattr(copies, call)()
+    still_works(team)
+
+
+def _pid(member: Member) -> int:
+    return os.getpid()
+
+
+def test_a_driver_that_waits_for_the_dead(team: weft.Team) -> None:
+    """A worker that dies while the driver is in a collective: WorkerLost, not PeerLost."""
+    with pytest.raises(weft.WorkerLost, match="SIGKILL"):
+        team.engine.call(_die_or_meet, [()] * team.size)
+    team.restart()
+    still_works(team)
+
+
+def _die_or_meet(member: Member) -> None:
+    if member.rank == member.size - 1:
+        kill_itself()
+    member.group.barrier()
+
+
+# collectives left half way
+
+
+def test_a_worker_that_fails_before_a_collective(team: weft.Team) -> None:
+    """Those that wait for it there are ended, and its exception is what is raised; the ranks meet
+    again in the next call."""
+    with pytest.raises(OverflowError, match="rank 1"):
+        team.engine.call(_fail_or_meet, [(1,)] * team.size)
+    still_works(team)
+    with pytest.raises(OverflowError, match="rank 0"):
+        team.engine.call(_fail_or_meet, [(0,)] * team.size)
+    still_works(team)
+
+
+def _fail_or_meet(member: Member, rank: int) -> None:
+    if member.rank == rank:
+        raise OverflowError(f"rank {member.rank}")
+    member.group.all_reduce(np.ones(1000), "sum")
+
+
+def test_ranks_that_disagree(pair: weft.Team) -> None:
+    """Replicas whose shapes differ cannot be summed: everybody hears it, and the team goes on."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(3)
+    copies = weft.replicate(tensor, team=pair)
+    copies.set(1, np.zeros(5, np.float32))
+    with pytest.raises(weft.Disagreement):
+        copies.all_reduce("sum")
+    copies.broadcast()
+    copies.all_reduce("sum")
+    still_works(pair)
+
+
+# stalls
+
+
+def test_a_function_that_stalls() -> None:
+    """After the timeout: Stalled names the rank; what sleeps is interrupted and stays usable."""
+    with weft.Team(2, timeout=0.5) as team:
+        with pytest.raises(weft.Stalled, match=r"0\.5 s have passed, and rank 1"):
+            weft.function(elsewhere(lambda: time.sleep(60)), team=team)(np.ones(6))
+        still_works(team)
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_a_worker_that_is_stopped(collective: bool) -> None:
+    """One that cannot even be interrupted is ended, and the team restarts."""
+    with weft.Team(2, timeout=0.5) as team:
+        values = np.ones(3)
+        copies = weft.replicate(values, team=team)
+        pids = team.engine.call(_pid, [()] * 2)
+        os.kill(pids[1], signal.SIGSTOP)
+        f = weft.function(np.sum, collect="sum", split=[0], team=team)
+        with pytest.raises(weft.Stalled):
+            copies.all_reduce() if collective else f(np.ones(6))
+        with pytest.raises(weft.TeamBroken):
+            copies.get(1)
+        team.restart()
+        still_works(team)
+
+
+# drivers
+
+
+def test_ctrl_c(team: weft.Team) -> None:
+    """It ends the call, also while workers are in a collective, and the team goes on."""
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        team.engine.call(_sleep_or_meet, [()] * team.size)
+    timer.join()
+    still_works(team)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        weft.function(elsewhere(lambda: time.sleep(60)), team=team)(np.ones(6))
+    timer.join()
+    still_works(team)
+
+
+def _sleep_or_meet(member: Member) -> None:
+    if member.rank == 0:
+        time.sleep(60)
+    member.group.barrier()
+
+
+def test_ctrl_c_twice(pair: weft.Team) -> None:
+    """A second one while the first is attended to ends what still runs; no answer is left over."""
+    timers = [
+        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
+        for seconds in (0.3, 0.6)
+    ]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        weft.function(elsewhere(_deaf), team=pair)(np.ones(6))
+    for timer in timers:
+        timer.join()
+    with pytest.raises(weft.TeamBroken):
+        weft.function(np.sum, split=[0], team=pair)(np.ones(6))
+    pair.restart()
+    still_works(pair)
+
+
+def _deaf() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    time.sleep(60)
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+import numpy as np
+import weft
+
+def slow(x):
+    print("computing", flush=True)
+    time.sleep(60)
+
+weft.function(slow, team=weft.Team(3))(np.ones(6))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_driver_that_ends_leaves_nothing(number: int) -> None:
+    """However it ends, in the middle of a call: its workers end too."""
+    process = subprocess.Popen(
+        [sys.executable, str(write_script(PROGRAM))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"computing\n"
+    process.send_signal(number)
+    process.wait(10)
+    process.stdout.close()
+    wait_until(lambda: not marked_processes())
+
+
+def test_a_program_that_just_ends() -> None:
+    """Without close or shutdown, with a default team and a guard's thread: silently."""
+    outcome = run_python(
+        "import weft, numpy, time\n"
+        "f = weft.function(lambda x: (time.sleep(0.1), x.mean())[1])\n"
+        "print(f(numpy.ones(4)))\n"
+    )
+    assert (outcome.code, outcome.out, outcome.err) == (0, "1.0\n", ""), outcome
+
+
+def test_a_forked_child(pair: weft.Team) -> None:
+    """It cannot use its parent's team, can make one of its own, and does not keep the parent's
+    workers alive."""
+    f = weft.function(np.sum, collect="sum", split=[0], team=pair)
+    assert f(np.ones(6)) == 6.0
+    ours, theirs = multiprocessing.Pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            try:
+                f(np.ones(6))
+            except weft.TeamBroken as error:
+                code = 0 if "forked" in str(error) else 2
+            with weft.Team(2) as own:
+                g = weft.function(np.sum, collect="sum", split=[0], team=own)
+                code += 0 if g(np.ones(4)) == 4.0 else 4
+            theirs.recv()
+        os._exit(code)
+    pids = pair.engine.call(_pid, [()] * 2)
+    assert f(np.ones(6)) == 6.0
+    pair.close()
+    wait_until(lambda: pids[1] not in marked_processes())
+    ours.send("end")
+    assert os.waitpid(child, 0)[1] == 0
+    ours.close()
+    theirs.close()
+
+
+def test_calls_in_the_middle_of_calls(team: weft.Team) -> None:
+    """A function that calls its own team, and a second thread, are told so."""
+    inner = weft.function(np.sum, split=[0], team=team)
+    outer = weft.function(lambda x: inner(x) if in_driver() else 0.0, team=team)
+    with pytest.raises(UsedConcurrently, match="serial"):
+        outer(np.ones(6))
+    still_works(team)
