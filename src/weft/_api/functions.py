@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft._api.team import Team, default_team
 from weft._core.calling import check_callable
-from weft._core.outputs import Modes, Partial, check_modes, join
+from weft._core.outputs import Modes, Partial, check_modes, is_close, join
 from weft._core.portions import Batch, Portion, choose, common_length, count, part
 from weft._core.rowwise import Share, compute, select
 from weft.engines.base import Member
@@ -19,7 +20,7 @@ OPTIONS = ("batch", "num_slices", "outputs")
 #: rows that `check=True` computes here too
 _SAMPLE = 64
 
-Which = Sequence[str | int]
+Which = Sequence[str | int] | str | int
 
 
 def function(
@@ -47,7 +48,8 @@ def function(
              "max", "gather" (one row for each row), or None (keep the driver's own); for several
              outputs one for all, or a list or dict of them.
     team     the ranks; by default one team for all functions, with one rank per core.
-    check    compare with `fun` itself on the first rows of each call; raises Mismatch.
+    check    compare with `fun` itself on the first rows of each call; raises Mismatch. They are
+             computed twice more, also by a function that changes replicas.
 
     Calls take these besides the function's own arguments:
 
@@ -55,7 +57,8 @@ def function(
     num_slices  each rank works through its rows in so many slices, to save memory.
     outputs     only these outputs, by position or key.
 
-    `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all.
+    `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all. `fun` is sent
+    as it is at its first call, and dropped by the workers some time after the function is gone.
     """
     check_callable(fun, "function")
     check_modes(collect)
@@ -78,11 +81,10 @@ class Function:
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.collect = collect
         self._fun = fun
-        self._names = _names_of(fun)
-        self._whole = {_position(self._names, which, "whole") for which in whole}
-        self._split = (
-            None if split is None else {_position(self._names, which, "split") for which in split}
-        )
+        parameters = _parameters_of(fun)
+        self._names = [one.name for one in parameters if one.kind in _BY_POSITION]
+        self._whole = _chosen(parameters, whole, "whole")
+        self._split = None if split is None else _chosen(parameters, split, "split")
         both = self._whole & (self._split or set())
         if both:
             raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
@@ -102,7 +104,9 @@ class Function:
     def send(self) -> None:
         """Have the workers know the function, if they do not yet."""
         if self._number is None:
-            self._number = self.team.engine.keep(self._fun, self.name)
+            engine = self.team.engine
+            self._number = engine.keep(self._fun, self.name)
+            weakref.finalize(self, engine.drop, self._number).atexit = False
 
     def __call__(
         self,
@@ -122,13 +126,8 @@ class Function:
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
         call = _Call(arguments, keywords, num_slices, wanted)
-        ranks = range(self.team.size)
-        shares = [self._share(call, part(rows, len(ranks), rank), rank == 0) for rank in ranks]
-        results = self.team.engine.call(
-            _compute, [None if share is None else (self._number, share, modes) for share in shares]
-        )
-        joined = join([one for one in results if one is not None], modes)
-        if self._check:
+        joined = self._on_team(call, rows, modes)
+        if self._check and count(rows):
             self._compare(call, rows, modes)
         if single:
             return next(iter(joined.values())) if isinstance(joined, Mapping) else joined[0]
@@ -140,6 +139,20 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<Function {self.name!r}, collect={self.collect!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In a worker, where another function mentions it: there it has no team yet."""
+        return {**self.__dict__, "_team": None, "_number": None}
+
+    def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
+        arguments: list[tuple[Any, ...] | None] = []
+        for rank in range(self.team.size):
+            own = part(rows, self.team.size, rank)
+            idle = rank > 0 and count(own) == 0  # of no rows at all the driver makes what it makes
+            share = None if idle else self._share(call, own, rank == 0)
+            arguments.append(None if share is None else (self._number, share, modes))
+        results = self.team.engine.call(_compute, arguments)
+        return join([one for one in results if one is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
         name = self._names[key] if isinstance(key, int) and key < len(self._names) else key
@@ -163,10 +176,8 @@ class Function:
             )
         return found
 
-    def _share(self, call: _Call, rows: Any, here: bool) -> Share | None:
-        """What a rank gets of a call; None if there are no rows for it."""
-        if count(rows) == 0 and not here:
-            return None
+    def _share(self, call: _Call, rows: Any, here: bool) -> Share:
+        """What a rank gets of a call."""
 
         def given(key: int | str, value: Any) -> Any:
             return portion(value, rows, here=here) if self._is_split(key) else value
@@ -180,16 +191,16 @@ class Function:
         )
 
     def _compare(self, call: _Call, rows: Any, modes: Modes) -> None:
-        """Raise unless the parts of some rows come to what the function makes of all of them."""
+        """Raise unless the team makes of some rows, cut in two slices at least, what the function
+        makes of them at once."""
         sample = part(rows, max(1, count(rows) // _SAMPLE), 0)
-        pieces = [part(sample, 2, half) for half in range(2)]
-        shares = [self._share(call, piece, here=True) for piece in (*pieces, sample)]
-        parts = [compute(self._fun, share, modes) for share in shares if share and share.rows]
-        joined, direct = join(parts[:-1], modes), parts[-1].outputs
-        if not _close(joined, direct):
+        joined = self._on_team(call._replace(slices=2), sample, modes)
+        share = self._share(call._replace(slices=1), sample, here=True)
+        direct = compute(self._fun, share, modes).outputs
+        if not is_close(joined, direct, modes):
             raise Mismatch(
                 f"{self.name!r} with collect={self.collect!r} gives {joined!r} on "
-                f"{count(sample)} rows in two parts, and {direct!r} at once; the mode does not say "
+                f"{count(sample)} rows in parts, and {direct!r} at once; the mode does not say "
                 "what the output is"
             )
 
@@ -234,34 +245,49 @@ def portion(value: Any, rows: Any, *, here: bool) -> Any:
     return Portion(taken, slice(0, len(taken)))
 
 
-def _names_of(fun: Callable[..., Any]) -> list[str]:
-    """The names of its positional arguments, as far as they are known."""
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Its parameters, in order; as if it took any where they are not known."""
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        found = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):  # some of the built-in ones
-        return []
-    clash = [one.name for one in parameters if one.name in OPTIONS]
+        return [inspect.Parameter(f"any{kind}", kind) for kind in _REST]
+    clash = [one.name for one in found if one.name in OPTIONS and one.kind not in _REST]
     if clash:
         raise InvalidValue(
             f"the function has a parameter {clash[0]!r}, which is an option of the call; rename "
             "it: options are " + ", ".join(OPTIONS)
         )
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one.name for one in parameters if one.kind in kinds]
+    return found
 
 
-def _position(names: Sequence[str], which: object, option: str) -> str | int:
-    """An argument as named in split= or whole=."""
+def _chosen(parameters: Sequence[inspect.Parameter], which: Which, option: str) -> set[str | int]:
+    """The arguments named in split= or whole=: by name where they have one."""
+    given = [which] if isinstance(which, (str, int)) else which
+    if not isinstance(given, Iterable):
+        raise InvalidType(f"{option}={which!r}: expected a list of names or positions of arguments")
+    return {_argument(parameters, one, option) for one in given}
+
+
+def _argument(parameters: Sequence[inspect.Parameter], which: object, option: str) -> str | int:
+    names = [one.name for one in parameters if one.kind not in _REST]
+    ordered = [one.name for one in parameters if one.kind in _BY_POSITION]
+    any_position, any_name = (any(one.kind is kind for one in parameters) for kind in _REST)
     if isinstance(which, bool) or not isinstance(which, (int, str)):
         raise InvalidType(
             f"{option} has {which!r}; expected names or positions of arguments, for example "
             f"{option}=['x'] or {option}=[0]"
         )
-    if isinstance(which, str) and names and which not in names:
-        raise InvalidValue(f"{option} has {which!r}; the function's arguments are {list(names)}")
-    if isinstance(which, int) and which < len(names):
-        return names[which]
-    return which
+    if isinstance(which, str):
+        wrong = which not in names and not any_name
+    else:
+        wrong = which < 0 or (which >= len(ordered) and not any_position)
+    if wrong:
+        raise InvalidValue(f"{option} has {which!r}; the function's arguments are {names}")
+    return ordered[which] if isinstance(which, int) and which < len(ordered) else which
 
 
 def _check_slices(slices: object, rows: int) -> None:
@@ -271,16 +297,3 @@ def _check_slices(slices: object, rows: int) -> None:
         raise InvalidValue(
             f"num_slices={slices}: expected 1 to {max(1, rows)}, as many as there are rows"
         )
-
-
-def _close(one: Any, other: Any) -> bool:
-    import numpy as np
-
-    if isinstance(one, Mapping):
-        return all(_close(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_close, one, other))
-    try:
-        return bool(np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
-    except (TypeError, ValueError):
-        return bool(one == other)

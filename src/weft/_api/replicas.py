@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from weft import adapters
 from weft._api.team import Team, default_team
 from weft._core import models
 from weft._core.elements import OPERATIONS
 from weft._core.portions import Batch, choose, common_length, count, part
+from weft.adapters import containers
 from weft.engines.base import Member
-from weft.errors import InvalidType, InvalidValue
+from weft.errors import InvalidType, InvalidValue, UsageError
 
 Arrays = list[Any]
 
@@ -22,7 +24,8 @@ def replicate(obj: Any, *, team: Team | None = None) -> Replica:
 
     The object may be a torch Module or tensor, a PyTensor shared variable, a Keras model, a NumPy
     array, a `weft.Holder` of a JAX pytree, or a list or dict of these. It stays the driver's own
-    copy: use and change it as you like. An object that is replicated already is not sent again.
+    copy: use and change it as you like. An object that is replicated already is not sent again,
+    and the copies stay until the team is closed.
 
     >>> import numpy, weft
     >>> weights = numpy.zeros(2)
@@ -41,7 +44,7 @@ def replicate(obj: Any, *, team: Team | None = None) -> Replica:
 class Replica:
     """The copies of one object. Rank 0's is the driver's own object.
 
-    Values are one array for an object that is one (an array, a tensor, a shared variable), else a
+    Values are one array for an object that has one (an array, a tensor, a shared variable), else a
     list of arrays in the order of its parameters. Many parameters travel as one buffer.
     """
 
@@ -50,12 +53,15 @@ class Replica:
         self.team = team
         self._number = team.replica_number(obj)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a worker, where a function mentions it: `value` is the worker's own copy."""
+        return Copy, (self.value,)
+
     def broadcast(self, values: Any = None) -> None:
         """Have every rank take over the driver's values, or these."""
         if values is not None:
             models.assign(self.value, _as_list(self.value, values))
-        own = models.read(self.value)
-        self._everywhere(_write_kept, [None, *[(self._number, own)] * (self.team.size - 1)])
+        self._everywhere(_broadcast, [(self._number,)] * self.team.size)
 
     def scatter(self, values: Any, batch: Batch | None = None) -> None:
         """Split values along their first axis, as even as can be, a part for each rank."""
@@ -74,8 +80,7 @@ class Replica:
         ranks come in this order, if one is given."""
         found = self._everywhere(_read_kept, [(self._number,)] * self.team.size)
         found = found if order is None else [found[rank] for rank in order]
-        join = _stacked if stack else _joined
-        return self._as_value([join(one) for one in zip(*found, strict=True)])
+        return self._as_value([_joined(one, stack=stack) for one in zip(*found, strict=True)])
 
     def all_gather(self) -> None:
         """Every rank's values become all ranks', joined along the first axis."""
@@ -100,12 +105,11 @@ class Replica:
         self._everywhere(_write_kept, [own if one == rank else None for one in self._ranks])
 
     def get(self, rank: int) -> Any:
-        """One rank's values: copies, also of the driver's."""
+        """One rank's values, in memory of their own."""
         self._check_rank(rank)
-        found = self._everywhere(
-            _read_kept, [(self._number,) if one == rank else None for one in self._ranks]
-        )[rank]
-        return self._as_value([one.copy() for one in found] if rank == 0 else found)
+        own = [(self._number,) if one == rank else None for one in self._ranks]
+        found = self._everywhere(_read_kept, own)[rank]
+        return self._as_value([array.copy() for array in found] if rank == 0 else found)
 
     def shapes(self) -> list[Any]:
         """The shapes of each rank's values."""
@@ -131,13 +135,25 @@ class Replica:
         return self.team.engine.call(procedure, arguments)
 
     def _as_value(self, found: list[Any]) -> Any:
-        return found[0] if len(found) == 1 and not isinstance(self.value, (list, dict)) else found
+        return found[0] if len(found) == 1 and not isinstance(self.value, _SEVERAL) else found
 
     def _check_rank(self, rank: object) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int):
             raise InvalidType(f"rank={rank!r}: expected a whole number")
         if not 0 <= rank < self.team.size:
             raise InvalidValue(f"rank={rank}: the team has ranks 0 to {self.team.size - 1}")
+
+
+class Copy:
+    """A replica as a function in a worker sees it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(
+            f"{name!r} of a replica is the driver's to call; a function in a worker has .value"
+        )
 
 
 def same(obj: Any, *, team: Team | None = None) -> bool:
@@ -176,6 +192,13 @@ def _digest(member: Member, number: int) -> bytes:
     return digest.digest()
 
 
+def _broadcast(member: Member, number: int) -> None:
+    value = member.kept[number]
+    values = member.group.broadcast(models.read(value) if member.rank == 0 else None)
+    if member.rank > 0:
+        models.assign(value, values)
+
+
 def _all_gather(member: Member, number: int) -> None:
     value = member.kept[number]
     models.assign(value, member.group.all_gather(models.read(value)))
@@ -197,27 +220,42 @@ def _all_reduce(member: Member, number: int, op: str) -> None:
 # values
 
 
+#: objects whose values are a list, even of one
+_SEVERAL = (list, tuple, dict)
+
+
 def _as_list(value: Any, values: Any) -> Arrays:
     """Values as given by the user, one array for each that the object has."""
-    wanted = models.count(value)
-    given = list(values) if isinstance(values, (list, tuple)) and wanted > 1 else [values]
-    if len(given) != wanted:
-        raise InvalidValue(f"the object has {wanted} arrays; got values for {len(given)}")
-    return [np.asarray(one) for one in given]
+    own = models.read(value)
+    several = isinstance(values, _SEVERAL) and (len(own) != 1 or isinstance(value, _SEVERAL))
+    given = [leaf for _, leaf in containers.leaves(values)] if several else [values]
+    if several and isinstance(values, (list, tuple)) and len(values) == len(own):
+        given = list(values)  # lists of numbers are arrays too
+    if len(given) != len(own):
+        raise InvalidValue(f"the object has {len(own)} arrays; got values for {len(given)}")
+    return [_as_array(one, like.dtype) for one, like in zip(given, own, strict=True)]
 
 
-def _stacked(arrays: Sequence[Any]) -> Any:
-    shapes = [array.shape for array in arrays]
-    if len(set(shapes)) > 1:
+def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
+    """In the dtype where nothing is lost by it; else its adapter says what is wrong."""
+    adapter = adapters.of(value)
+    array = np.asarray(value) if adapter is None else adapter.view(value)[0]
+    if array.dtype == dtype or array.dtype.kind not in "biufc":
+        return array
+    cast = array.astype(dtype)
+    exact = adapter is None and np.allclose(cast, array, rtol=1e-6, atol=0, equal_nan=True)
+    return cast if exact or np.can_cast(array.dtype, dtype, "safe") else array
+
+
+def _joined(arrays: Sequence[Any], *, stack: bool) -> Any:
+    try:
+        return np.stack(arrays) if stack else np.concatenate([np.atleast_1d(one) for one in arrays])
+    except ValueError:
+        shapes = ", ".join(f"rank {rank} has {one.shape}" for rank, one in enumerate(arrays))
         raise InvalidValue(
-            f"the ranks' values have the shapes {', '.join(map(str, shapes))}, which cannot be "
-            "stacked; gather without stacking joins them along the first axis"
-        )
-    return np.stack(arrays)
-
-
-def _joined(arrays: Sequence[Any]) -> Any:
-    return np.concatenate([array[np.newaxis] if array.ndim == 0 else array for array in arrays])
+            f"gather(stack={stack}) of values that do not fit together: {shapes}; get(rank) has "
+            "each alone"
+        ) from None
 
 
 def _check_op(op: object) -> None:

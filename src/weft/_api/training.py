@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft._api.team import Team, default_team
+from weft._core import models
 from weft._core.calling import check_callable
-from weft._core.portions import choose, common_length, count, part
+from weft._core.portions import Portion, choose, common_length, count, part
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue
@@ -29,7 +31,10 @@ def train_step(
 
     `model` and `optimizer` are torch's, or for JAX a `weft.Holder` of the parameters and a function
     that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
-    own, and up to date after each step.
+    own, and up to date after each step. What the program changes of torch's in between holds for
+    all ranks: learning rates, `train()` and `eval()`, `requires_grad`. Values that it changes need
+    `weft.replicate(model).broadcast()`. After a step that failed the next one begins with the
+    driver's values in all ranks.
     """
     return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
 
@@ -47,13 +52,16 @@ class _TrainStep:
                 "expected a torch.nn.Module and a torch.optim.Optimizer, or a weft.Holder and a "
                 "function of parameters and gradients"
             )
+        number_of_model = team.replica_number(model)
         self._team = team
+        self._model, self._optimizer = model, optimizer
         # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
-        self._numbers = (
-            team.replica_number(model),
-            team.engine.keep(optimizer, "the optimizer"),
-            team.engine.keep(loss, "the loss"),
-        )
+        kept = [team.engine.keep(optimizer, "the optimizer"), team.engine.keep(loss, "the loss")]
+        for number in kept:
+            weakref.finalize(self, team.engine.drop, number).atexit = False
+        self._numbers = (number_of_model, *kept)
+        #: whether a step has failed, perhaps in some ranks only
+        self._failed = False
 
     def __call__(self, *batch: Any) -> float:
         """Train on these rows; returns the loss before the step."""
@@ -61,15 +69,79 @@ class _TrainStep:
         parts = [part(rows, self._team.size, rank) for rank in range(self._team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
-        fractions = [count(own) / count(rows) for own in parts]
+        if self._failed:
+            self._take_over()
+        settings = _settings(self._model, self._optimizer)
         arguments = [
-            (self._numbers, [one[own] for one in batch], fraction)
-            for own, fraction in zip(parts, fractions, strict=True)
+            (
+                self._numbers,
+                settings,
+                [Portion(one, own).take() for one in batch],
+                count(own) / count(rows),
+            )
+            for own in parts
         ]
-        return float(self._team.engine.call(self._step, arguments)[0])
+        try:
+            return float(self._team.engine.call(self._step, arguments)[0])
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _take_over(self) -> None:
+        """Have the workers take over what the driver's model and optimizer are now."""
+        has_state = hasattr(self._optimizer, "state_dict")
+        state = self._optimizer.state_dict() if has_state else None
+        own = (self._numbers, models.read(self._model), state)
+        self._team.engine.call(_adopt, [None, *[own] * (self._team.size - 1)])
+        self._failed = False
 
 
-def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], fraction: float) -> float:
+class _Settings(NamedTuple):
+    """What a program changes of its model and optimizer between two steps."""
+
+    training: list[bool]
+    trainable: list[bool]
+    #: of each group of parameters: the learning rate, and so on
+    options: list[dict[str, Any]]
+
+
+def _settings(model: Any, optimizer: Any) -> _Settings | None:
+    if isinstance(model, Holder):
+        return None
+    return _Settings(
+        [module.training for module in model.modules()],
+        [parameter.requires_grad for parameter in model.parameters()],
+        [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ],
+    )
+
+
+def _settle(model: Any, optimizer: Any, settings: _Settings) -> None:
+    for module, training in zip(model.modules(), settings.training, strict=True):
+        module.training = training
+    for parameter, trainable in zip(model.parameters(), settings.trainable, strict=True):
+        parameter.requires_grad_(trainable)
+    for group, options in zip(optimizer.param_groups, settings.options, strict=True):
+        group.update(options)
+
+
+def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state: Any) -> None:
+    """A procedure: a rank's model and optimizer become what the driver's are."""
+    model, optimizer, _ = (member.kept[number] for number in numbers)
+    models.assign(model, arrays)
+    if state is not None:
+        optimizer.load_state_dict(state)
+
+
+def _step(
+    member: Member,
+    numbers: Sequence[int],
+    settings: _Settings,
+    batch: Sequence[Any],
+    fraction: float,
+) -> float:
     """A procedure: the gradients of a rank's rows, a fraction of all, their mean, the optimizer.
 
     The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
@@ -77,29 +149,41 @@ def _step(member: Member, numbers: Sequence[int], batch: Sequence[Any], fraction
     import torch
 
     model, optimizer, loss = (member.kept[number] for number in numbers)
-    optimizer.zero_grad(set_to_none=True)
     value = torch.zeros((), dtype=torch.float64)
-    if fraction:
-        try:
+    try:
+        if member.rank > 0:
+            _settle(model, optimizer, settings)
+        optimizer.zero_grad(set_to_none=True)
+        if fraction:
             computed = loss(model, *batch)
             (computed * fraction).backward()
-        except Exception as error:
-            member.group.refuse("train_step", error)
-            raise
-        value = computed.detach().to(torch.float64) * fraction
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            value = computed.detach().to(torch.float64) * fraction
+    except Exception as error:
+        member.group.refuse("train_step", error)
+        raise
+    parameters = [
+        one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+    ]
+    # a parameter that no rank's loss depends on has no gradient, and is left alone
+    used = torch.tensor([float(one.grad is not None) for one in parameters])
     for parameter in parameters:
-        if parameter.grad is None and parameter.requires_grad:
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    both = [value, *gradients]
-    member.group.all_reduce(both, "sum", out=both)
+    together = [value, used, *(one.grad for one in parameters)]
+    member.group.all_reduce(together, "sum", out=together)
+    for parameter, ranks in zip(parameters, used.tolist(), strict=True):
+        if ranks == 0:
+            parameter.grad = None
+    # averages over rows, such as those of batch normalisation, or the same everywhere
+    buffers = [one for one in model.buffers() if one.numel()]
+    if buffers:
+        member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
     optimizer.step()
     return float(value)
 
 
 def _step_of_jax(
-    member: Member, numbers: Sequence[int], batch: Sequence[Any], fraction: float
+    member: Member, numbers: Sequence[int], _: None, batch: Sequence[Any], fraction: float
 ) -> float:
     """The same for a Holder of JAX's arrays, which are replaced."""
     import jax

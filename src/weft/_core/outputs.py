@@ -6,22 +6,28 @@
     gather           one row for each row: joined along the first axis
     None             whatever: the driver's own is kept
 
-Outputs may be arrays and numbers, or tuples, lists and dicts of them.
+Outputs may be arrays and numbers, or tuples, lists and dicts of them, nested as you like. A list
+that is gathered is a list of rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft import adapters
-from weft._core.elements import NUMERIC, combine
+from weft._core.elements import BFLOAT16, NUMERIC, combine, widen
 from weft.errors import InvalidType, InvalidValue
 
 MODES = ("mean", "sum", "prod", "min", "max", "gather", None)
 Modes = Any
+
+
+#: how far results may be apart that differ in the order of their sums, in parts of them
+_TOLERANCE = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
 
 
 class Partial(NamedTuple):
@@ -49,17 +55,37 @@ def check_modes(modes: Modes) -> None:
 
 def join(parts: Sequence[Partial], modes: Modes, name: str = "the output") -> Any:
     """The outputs of all parts as one."""
-    if len(parts) == 1 and modes != "mean":
-        return parts[0].outputs
     if isinstance(modes, (list, tuple, Mapping)):
         return _join_each(parts, modes, name)
     first = parts[0].outputs
+    if modes is None:
+        return first
     if isinstance(first, Mapping):
         return {key: join(_pick(parts, key, name), modes, f"{name}[{key!r}]") for key in first}
-    if isinstance(first, (tuple, list)) and not (modes == "gather" and isinstance(first, list)):
+    if isinstance(first, tuple) or (isinstance(first, list) and modes != "gather"):
         values = [join(_pick(parts, i, name), modes, f"{name}[{i}]") for i in range(len(first))]
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
     return _join_leaf(parts, modes, name)
+
+
+def is_close(one: Any, other: Any, modes: Modes) -> bool:
+    """Whether outputs are the same to rounding, but for those of which the driver's own is kept."""
+    if modes is None:
+        return True
+    if isinstance(one, Mapping):
+        return all(is_close(one[key], other[key], _mode_of(modes, key)) for key in one)
+    if isinstance(one, (list, tuple)):
+        pairs = enumerate(zip(one, other, strict=False))
+        return len(one) == len(other) and all(
+            is_close(*pair, _mode_of(modes, index)) for index, pair in pairs
+        )
+    if None in (adapters.of_array_or_number(one), adapters.of_array_or_number(other)):
+        return bool(np.all(one == other))
+    left, right = _readable(one), _readable(other)
+    if left.shape != right.shape or left.dtype.kind not in NUMERIC:
+        return bool(np.array_equal(left, right))
+    tolerance = max(_TOLERANCE.get(element, 1e-6) for element in map(_element, (one, other)))
+    return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance / 100, equal_nan=True))
 
 
 def _join_each(parts: Sequence[Partial], modes: Modes, name: str) -> Any:
@@ -80,46 +106,88 @@ def _join_each(parts: Sequence[Partial], modes: Modes, name: str) -> Any:
 
 
 def _pick(parts: Sequence[Partial], key: Any, name: str) -> list[Partial]:
-    try:
-        return [Partial(part.outputs[key], part.rows) for part in parts]
-    except (KeyError, IndexError, TypeError):
-        raise InvalidValue(
-            f"{name} has other parts in some workers than in others: {_shape_of(parts[0].outputs)}"
-        ) from None
+    """One of the outputs of all parts."""
+    first = parts[0].outputs
+    for part in parts:
+        alike = type(part.outputs) is type(first) and len(part.outputs) == len(first)
+        if not alike or (isinstance(first, Mapping) and key not in part.outputs):
+            raise InvalidValue(
+                f"{name} is {_shape_of(first)} for some rows and {_shape_of(part.outputs)} for "
+                "others; expected the same outputs for all"
+            )
+    return [Partial(part.outputs[key], part.rows) for part in parts]
 
 
-def _join_leaf(parts: Sequence[Partial], mode: str | None, name: str) -> Any:
+def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
     values = [part.outputs for part in parts]
-    if mode is None:
-        return values[0]
-    if mode == "gather" and isinstance(values[0], list):
-        return [row for value in values for row in value]
-    adapter = adapters.of_array_or_number(values[0])
-    if adapter is None:
-        raise InvalidType(
-            f"{name} is a {type(values[0]).__name__}, which collect={mode!r} cannot combine; "
-            "expected arrays or numbers; collect=None keeps the driver's own"
-        )
-    arrays = [adapter.view(value)[0] for value in values]
-    element = adapter.view(values[0])[1]
+    if all(value is None for value in values):
+        return None  # a part of many trees
     if mode == "gather":
-        joined = np.concatenate(
-            [array[np.newaxis] if array.ndim == 0 else array for array in arrays]
-        )
-        return _delivered(adapter, joined, element, was_number=arrays[0].ndim == 0)
+        return _gathered(values, name)
+    if mode in ("sum", "prod") and all(type(value) is int for value in values):
+        return (sum if mode == "sum" else math.prod)(values)  # they have no width
+    adapter = _adapter_of(values, mode, name)
+    arrays, element = _viewed(values, mode, name)
     _check_alike(arrays, name, mode)
+    if len(arrays) == 1 and (mode != "mean" or parts[0].rows == 0):
+        return adapter.deliver(arrays[0].copy(), element)
     weights = [float(part.rows) for part in parts] if mode == "mean" else None
-    if weights is not None and not any(weights):
-        weights = None  # no rows at all: what the function made of that
-    if mode == "mean" and arrays[0].dtype.kind in "biu":
+    if mode == "mean" and arrays[0].dtype.kind in "biu" and element != BFLOAT16:
         arrays, element = [array.astype(np.float64) for array in arrays], "float64"
     out = np.empty_like(arrays[0])
     combine(arrays, out, mode, element, weights)
     return _delivered(adapter, out, element)
 
 
-def _delivered(adapter: Any, array: Any, element: str, *, was_number: bool = False) -> Any:
-    return array if was_number else adapter.deliver(array, element)
+def _gathered(values: Sequence[Any], name: str) -> Any:
+    if all(isinstance(value, list) for value in values):
+        return [row for value in values for row in value]
+    if all(isinstance(value, np.ndarray) for value in values):
+        return _concatenated(values, name)  # whatever is in them
+    adapter = _adapter_of(values, "gather", name)
+    arrays, element = _viewed(values, "gather", name)
+    joined = _concatenated(arrays, name)
+    return joined if arrays[0].ndim == 0 else adapter.deliver(joined, element)
+
+
+def _adapter_of(values: Sequence[Any], mode: str, name: str) -> Any:
+    """Of the first of them; raises InvalidType unless all are arrays or numbers."""
+    for value in values:
+        if adapters.of_array_or_number(value) is None:
+            raise InvalidType(
+                f"{name} is a {type(value).__name__}, which collect={mode!r} cannot combine; "
+                "expected arrays or numbers; collect=None keeps the driver's own"
+            )
+    return adapters.of_array_or_number(values[0])
+
+
+def _viewed(values: Sequence[Any], mode: str, name: str) -> tuple[list[Any], str]:
+    """All as NumPy's arrays of one dtype, and the name of their elements."""
+    found = [_adapter_of([value], mode, name).view(value) for value in values]
+    arrays = [array for array, _ in found]
+    elements = {element for _, element in found}
+    if len(elements) == 1:
+        return arrays, elements.pop()
+    if BFLOAT16 in elements or any(array.dtype.kind not in NUMERIC for array in arrays):
+        raise InvalidType(
+            f"{name} has dtype {' and '.join(sorted(elements))} for different rows; expected one"
+        )
+    common = np.result_type(*arrays)
+    return [array.astype(common) for array in arrays], common.name
+
+
+def _concatenated(arrays: Sequence[Any], name: str) -> Any:
+    try:
+        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    except ValueError:
+        raise _shapes_differ(arrays, name, "needs rows of one shape") from None
+
+
+def _delivered(adapter: Any, array: Any, element: str) -> Any:
+    try:
+        return adapter.deliver(array, element)
+    except InvalidType:  # JAX without 64 bits: its own means of integers are narrower too
+        return adapter.deliver(array.astype(np.float32), "float32")
 
 
 def _check_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
@@ -128,13 +196,34 @@ def _check_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
             f"{name} has dtype {arrays[0].dtype}, which collect={mode!r} cannot combine; expected "
             "numbers"
         )
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        found = ", ".join(map(str, sorted(shapes)))
-        raise InvalidValue(
-            f"{name} has other shapes in some parts than in others: {found}; collect={mode!r} "
-            "needs one shape: a value over all rows. For one row per row use collect='gather'"
+    if len({array.shape for array in arrays}) > 1:
+        raise _shapes_differ(
+            arrays,
+            name,
+            f"collect={mode!r} needs one shape: a value over all rows. For one row per row use "
+            "collect='gather'",
         )
+
+
+def _shapes_differ(arrays: Sequence[Any], name: str, expected: str) -> InvalidValue:
+    found = ", ".join(map(str, sorted({np.shape(array) for array in arrays})))
+    return InvalidValue(
+        f"{name} has other shapes in some parts than in others: {found}; {expected}"
+    )
+
+
+def _mode_of(modes: Modes, key: Any) -> Modes:
+    return modes[key] if isinstance(modes, (list, tuple, Mapping)) else modes
+
+
+def _element(value: Any) -> str:
+    return str(_adapter_of([value], "mean", "the output").view(value)[1])
+
+
+def _readable(value: Any) -> Any:
+    """As numbers that NumPy knows."""
+    array, element = _adapter_of([value], "mean", "the output").view(value)
+    return widen(array, np.dtype(np.float32), element) if element == BFLOAT16 else array
 
 
 def _shape_of(outputs: Any) -> str:

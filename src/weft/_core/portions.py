@@ -24,7 +24,9 @@ class Portion:
     rows: Any
 
     def take(self) -> Any:
-        return self.array[self.rows]
+        if isinstance(self.array, (list, tuple)) and not isinstance(self.rows, slice):
+            return type(self.array)([self.array[row] for row in self.rows])
+        return getattr(self.array, "iloc", self.array)[self.rows]  # a table of pandas: its rows
 
 
 class Bounds:
@@ -61,7 +63,8 @@ def choose(batch: Batch | None, length: int, option: str = "batch") -> slice | n
         raise InvalidValue(
             f"{option} has the row {indexes[wrong][0]}; expected rows of -{length} to {length - 1}"
         )
-    return np.where(indexes < 0, indexes + length, indexes).astype(np.intp)
+    indexes = indexes.astype(np.intp)  # first: a sum of narrow integers could not hold the length
+    return np.where(indexes < 0, indexes + length, indexes)
 
 
 def count(rows: slice | np.ndarray[Any, Any]) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from weft._core.outputs import Modes, Partial, join
 from weft._core.portions import Portion, count, part
+from weft.errors import InvalidType, InvalidValue
 
 
 class Share(NamedTuple):
@@ -30,7 +31,7 @@ def compute(function: Callable[..., Any], share: Share, modes: Modes) -> Partial
         keywords = {name: _taken(one, slices, index) for name, one in share.keywords.items()}
         outputs = select(function(*arguments, **keywords), share.wanted)
         parts.append(Partial(outputs, _rows(share, slices, index)))
-    return Partial(join(parts, modes), share.rows) if len(parts) > 1 else parts[0]
+    return parts[0] if len(parts) == 1 else Partial(join(parts, modes), share.rows)
 
 
 def _taken(value: Any, slices: int, index: int) -> Any:
@@ -45,9 +46,22 @@ def _rows(share: Share, slices: int, index: int) -> int:
 
 
 def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:
-    """Some of a function's outputs: by position, or by key."""
+    """Some of a function's outputs, or of their modes: by position, or by key."""
     if wanted is None:
         return outputs
+    if isinstance(outputs, Mapping):
+        known: Sequence[Any] = list(outputs)
+    elif isinstance(outputs, (tuple, list)):
+        known = range(-len(outputs), len(outputs))
+    else:
+        raise InvalidType(
+            f"outputs={list(wanted)!r}: the function has one output, a {type(outputs).__name__}; "
+            "expected a tuple, list or dict of several"
+        )
+    for key in wanted:
+        if key not in known:
+            expected = known if isinstance(outputs, Mapping) else f"0 to {len(outputs) - 1}"
+            raise InvalidValue(f"outputs has {key!r}; the function's outputs are {expected}")
     if isinstance(outputs, Mapping):
         return {key: outputs[key] for key in wanted}
     return [outputs[index] for index in wanted]

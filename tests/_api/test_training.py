@@ -1,0 +1,166 @@
+"""`train_step`: what the single process would have got, to rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+
+torch = pytest.importorskip("torch")
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.05, momentum=0.9, weight_decay=0.01
+    ),
+    "adam": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(torch.nn.Module):
+    """Two layers, one that may be frozen, and a parameter that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(5, 7)
+        self.second = torch.nn.Linear(7, 1)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def loss(model: Any, x: Any, y: Any) -> Any:
+    return ((model(x).squeeze(-1) - y) ** 2).mean()
+
+
+def batches(steps: int) -> Iterator[tuple[Any, Any]]:
+    """Of 1 to 11 rows: fewer than ranks, and uneven."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        x = torch.randn(1 + step % 11, 5, generator=generator)
+        yield x, x.sum(1)
+
+
+def alone(model: Any, optimizer: Any, x: Any, y: Any) -> float:
+    optimizer.zero_grad()
+    value = loss(model, x, y)
+    value.backward()
+    optimizer.step()
+    return float(value.detach())
+
+
+def test_fifty_steps() -> None:
+    """Losses and parameters are those of one process, for every optimizer, uneven batches, a
+    schedule of learning rates, and a layer that is frozen on the way; all copies are the same."""
+    with weft.Team(3) as team:
+        for name, make in OPTIMIZERS.items():
+            torch.manual_seed(0)
+            ours, theirs = Net(), Net()
+            theirs.load_state_dict(ours.state_dict())
+            optimizers = make(ours.parameters()), make(theirs.parameters())
+            schedules = [torch.optim.lr_scheduler.StepLR(one, 20, 0.5) for one in optimizers]
+            step = weft.train_step(loss, ours, optimizers[0], team=team)
+            for number, (x, y) in enumerate(batches(50)):
+                if number == 40:
+                    ours.first.requires_grad_(False)
+                    theirs.first.requires_grad_(False)
+                expected = alone(theirs, optimizers[1], x, y)
+                assert step(x, y) == pytest.approx(expected, rel=1e-4, abs=1e-6), (name, number)
+                for schedule in schedules:
+                    schedule.step()
+            for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+                assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), name
+            assert weft.same(ours, team=team), name
+
+
+def test_averages_of_batch_normalisation() -> None:
+    """Copies stay the same, and the running mean is that of all rows; eval() holds everywhere."""
+    with weft.Team(2) as team:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+        other = copy.deepcopy(model)
+        step = weft.train_step(loss, model, torch.optim.SGD(model.parameters(), lr=0.1), team=team)
+        x = torch.randn(7, 5) + 3
+        step(x, x.sum(1))
+        other(x)
+        assert torch.allclose(model[0].running_mean, other[0].running_mean, atol=1e-6)
+        assert weft.same(model, team=team)
+        model.eval()
+        before = model[0].running_mean.clone()
+        step(x, x.sum(1))
+        assert torch.equal(before, model[0].running_mean)
+        assert weft.same(model, team=team)
+
+
+def test_after_a_step_that_failed() -> None:
+    """The next one begins with the driver's values and optimizer in all ranks, though some had gone
+    on; after a loss, restart does the same."""
+
+    def fragile(model: Any, x: Any, y: Any) -> Any:
+        if float(x[-1, 0]) > 100:
+            raise ArithmeticError("too large")
+        return loss(model, x, y)
+
+    with weft.Team(2, timeout=20.0) as team:
+        torch.manual_seed(0)
+        model = Net()
+        other = copy.deepcopy(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        alone_with = torch.optim.Adam(other.parameters(), lr=0.01)
+        step = weft.train_step(fragile, model, optimizer, team=team)
+        x, y = next(iter(batches(1)))
+        x, y = torch.cat([x, x + 1, x + 2]), torch.cat([y, y, y])
+        wrong = x.clone()
+        wrong[-1] = 1000
+        for _ in range(3):
+            assert step(x, y) == pytest.approx(alone(other, alone_with, x, y), rel=1e-5)
+            with pytest.raises(ArithmeticError, match="too large"):
+                step(wrong, y)
+        team.restart()
+        assert step(x, y) == pytest.approx(alone(other, alone_with, x, y), rel=1e-5)
+        assert weft.same(model, team=team)
+
+
+def test_arrays_of_numpy_and_shared_ones() -> None:
+    """A batch may be anything with rows that the loss can use."""
+    with weft.Team(2) as team:
+        model = torch.nn.Linear(3, 1)
+
+        def of_arrays(model: Any, x: Any, y: Any) -> Any:
+            return loss(model, torch.tensor(np.asarray(x)), torch.tensor(np.asarray(y)))
+
+        step = weft.train_step(
+            of_arrays, model, torch.optim.SGD(model.parameters(), lr=0.1), team=team
+        )
+        x = np.ones((5, 3), np.float32)
+        expected = of_arrays(model, x, x[:, 0]).item()
+        assert step(weft.share(x), x[:, 0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_bad_input_gets() -> None:
+    """Typed errors that name the argument and the expectation."""
+    with weft.Team(1) as team:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(weft.InvalidType, match="a SGD and a Linear; expected a torch"):
+            weft.train_step(loss, optimizer, model, team=team)
+        step = weft.train_step(loss, model, optimizer, team=team)
+        with pytest.raises(weft.InvalidValue, match="argument 0 has 2, argument 1 has 3"):
+            step(torch.ones(2, 3), torch.ones(3))
+        for nothing in ((), (torch.ones(0, 3), torch.ones(0))):
+            with pytest.raises(weft.InvalidValue, match="without rows"):
+                step(*nothing)
