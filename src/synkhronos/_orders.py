@@ -44,7 +44,8 @@ class Order:
 
 def run(member: Member, order: Order) -> Partial:
     """A procedure: a rank's part of a call."""
-    keep_mapped(member, order.share)
+    if order.share.arguments:  # a step of training has none, and comes between two that have
+        keep_mapped(member, order.share)
     share = _with_rows(member, order) if order.sliceable else order.share
     found = compute(_as_numpy(member.kept[order.function]), share, order.modes)
     if not order.updated:
