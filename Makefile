@@ -52,7 +52,6 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/map.py
-	$(BIN)/python benchmarks/sending.py
 	$(BIN)/python benchmarks/functions.py
 
 .venv/core: pyproject.toml constraints.txt
