@@ -167,13 +167,15 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
         ),
         (
             made_up(gpus=Fact(1)),
-            "a GPU is here, but this release computes on the CPU only, and does not divide GPUs "
-            "among ranks: each rank sees all that CUDA_VISIBLE_DEVICES names",
+            "a GPU is here, but collectives and tables take what lies in the CPU's memory only, and "
+            "each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which is "
+            "its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
         ),
         (
             made_up(gpus=Fact(8)),
-            "8 GPUs are here, but this release computes on the CPU only, and does not divide GPUs "
-            "among ranks: each rank sees all that CUDA_VISIBLE_DEVICES names",
+            "8 GPUs are here, but collectives and tables take what lies in the CPU's memory only, and "
+            "each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which is "
+            "its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
         ),
         (
             made_up(gpus=Fact(None, "nvidia-smi did not answer")),
@@ -430,7 +432,7 @@ def test_gpus_by_nvidia_smi(tmp_path: Path) -> None:
     outcome = doctor(env=fake(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'"))
     assert outcome.code == 0
     assert "GPUs                    1             (NVIDIA H200, 143771 MiB)\n" in outcome.out
-    assert "  - a GPU is here, but this release computes on the CPU only" in outcome.out
+    assert "  - a GPU is here, but collectives and tables take what lies" in outcome.out
 
 
 def test_programs_that_cannot_be_run(tmp_path: Path) -> None:

@@ -153,8 +153,9 @@ def _about_gpus(machine: Machine) -> Iterator[str]:
     elif count:
         here = "a GPU is here" if count == 1 else f"{count} GPUs are here"
         yield (
-            f"{here}, but this release computes on the CPU only, and does not divide GPUs among "
-            "ranks: each rank sees all that CUDA_VISIBLE_DEVICES names"
+            f"{here}, but collectives and tables take what lies in the CPU's memory only, and each "
+            "rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which is its "
+            "own. Workers of distribute(gpu_policy='prefer_gpu') see one each"
         )
 
 
