@@ -167,15 +167,15 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
         ),
         (
             made_up(gpus=Fact(1)),
-            "a GPU is here, but collectives and tables take what lies in the CPU's memory only, and "
-            "each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which is "
-            "its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
+            "a GPU is here, but collectives and tables take what lies in the CPU's memory only, "
+            "and each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which "
+            "is its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
         ),
         (
             made_up(gpus=Fact(8)),
-            "8 GPUs are here, but collectives and tables take what lies in the CPU's memory only, and "
-            "each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which is "
-            "its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
+            "8 GPUs are here, but collectives and tables take what lies in the CPU's memory only, "
+            "and each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which "
+            "is its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
         ),
         (
             made_up(gpus=Fact(None, "nvidia-smi did not answer")),

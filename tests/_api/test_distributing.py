@@ -259,13 +259,12 @@ def test_workers_do_not_fight_for_cores(monkeypatch: pytest.MonkeyPatch) -> None
     for n in (1, 2, 1):
         found = weft.distribute(threads, max_cpu=n)(None)
         assert found == [{max(1, cores // n)}] * min(n, cores)
-    weft.shutdown()
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert weft.distribute(threads, max_cpu=1)(None) == [{3}]
-    weft.shutdown()
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    assert weft.distribute(threads, max_cpu=1)(None) == [{3}]
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        for n, wanted in ((1, 1), (cores, cores)):  # less than its part, and more
+            weft.shutdown()
+            with monkeypatch.context() as patch:
+                patch.setenv(name, str(wanted))
+                assert weft.distribute(threads, max_cpu=n)(None) == [{wanted}] * n
 
 
 def test_each_gpu_worker_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

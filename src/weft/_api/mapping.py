@@ -155,7 +155,7 @@ class _Mapping:
                 "expected a list, an array, a generator, ..."
             ) from None
         gpus = visible_gpus(os.environ)[: options.gpus] if options.gpus else []
-        self.team = make_team(options.engine, options.n, gpus=gpus)
+        self.team = make_team(options.engine, options.n, gpus=gpus, soon=True)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._progress = options.progress
         data = place_all(self.team, options.shared_data)

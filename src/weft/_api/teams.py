@@ -24,8 +24,11 @@ def make_team(
     *,
     gpus: Sequence[str] = (),
     named_pipe: bool | str | None = None,
+    soon: bool = False,
 ) -> Team:
-    """A team of so many workers, by default one per core; with `gpus` one for each of them."""
+    """A team of so many workers, by default one per core; with `gpus` one for each of them.
+
+    `soon`: they will be needed at once."""
     if engine not in (None, *ENGINES):
         raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
     check_size(size)
@@ -35,7 +38,8 @@ def make_team(
     size = size or cores
     if named_pipe is None or named_pipe is False:
         ours = own_workers()
-        ours.get_ready()  # while the rest is loaded here
+        if soon:
+            ours.get_ready()  # while the rest is loaded here
         from weft.engines.local.team import LocalTeam
 
         return LocalTeam(size, ours, cores=cores, gpus=gpus)

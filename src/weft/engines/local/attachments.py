@@ -36,7 +36,7 @@ _MOST_RELEASES = 1000
 #: messages that a socket certainly takes while nobody reads them (some 280 were seen to fit)
 _FIT_INTO_A_SOCKET = 100
 #: after so many messages that are not answered comes one that is: then they have been read
-_MOST_UNPINS = 50
+_MOST_UNREAD = 50
 
 
 @dataclass(eq=False)
@@ -52,8 +52,8 @@ class _Owner:
     #: requests whose leases have ended but were not given back yet; a dict, because an item is set
     #: without a call, between which and the next no signal handler can come
     ended: dict[int, bool] = field(default_factory=dict)
-    #: messages since the last answer
-    unpins: int = 0
+    #: messages since the last answer, which the owner may not have read yet
+    unread: int = 0
 
     def release(self, request: int) -> None:
         """End a lease, now or with the next one. Safe in a finalizer; twice does no harm."""
@@ -64,6 +64,7 @@ class _Owner:
         """Whether the socket took them."""
         requests = list(self.ended.copy())[:_MOST_RELEASES]
         if self.channel.send_now(Release(requests)):
+            self.unread += 1
             for request in requests:
                 self.ended.pop(request, None)
             return True
@@ -119,8 +120,10 @@ class Attachments:
         block, owner = self._views.get(name), self._owners.get(source)
         if block is None or owner is None or self._origins.get(name) != source:
             return None
-        owner.unpins = (owner.unpins + 1) % _MOST_UNPINS
-        return block if owner.unpins and owner.channel.send_now(Unpin(name, pin)) else None
+        if owner.unread >= _MOST_UNREAD or not owner.channel.send_now(Unpin(name, pin)):
+            return None
+        owner.unread += 1
+        return block
 
     def refer(self, name: int, keeper: Keeper) -> Reference:
         """Pin a block at its owner; if that has ended, hand on the memory from here."""
@@ -139,8 +142,10 @@ class Attachments:
 
     @property
     def crowded(self) -> bool:
-        """Whether there are so many leases that their ends might not fit into a socket at once."""
-        return len(self._leases) > _FIT_INTO_A_SOCKET
+        """Whether there are so many leases that their ends might not fit into a socket at once,
+        beside what is there already."""
+        unread = max((owner.unread for owner in self._owners.copy().values()), default=0)
+        return 0 < len(self._leases) and len(self._leases) + unread > _FIT_INTO_A_SOCKET
 
     def give_back(self) -> tuple[bool, bool]:
         """Send what could not be sent before. For the keeper thread: whether it is needed for
@@ -216,6 +221,7 @@ class Attachments:
             owner.channel.send(message)
             while owner.channel.wait(deadline, owner.pidfd):
                 answer, descriptors = owner.channel.receive(Attached, Pinned, Gone)
+                owner.unread = 0  # it reads in order
                 if answer.request == message.request:
                     return answer, descriptors
                 _throw_away(owner, answer, descriptors)
