@@ -145,7 +145,7 @@ class Attachments:
         """Whether there are so many leases that their ends might not fit into a socket at once,
         beside what is there already."""
         unread = max((owner.unread for owner in self._owners.copy().values()), default=0)
-        return 0 < len(self._leases) and len(self._leases) + unread > _FIT_INTO_A_SOCKET
+        return len(self._leases) > 0 and len(self._leases) + unread > _FIT_INTO_A_SOCKET
 
     def give_back(self) -> tuple[bool, bool]:
         """Send what could not be sent before. For the keeper thread: whether it is needed for
