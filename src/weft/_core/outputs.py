@@ -131,7 +131,8 @@ def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
     _check_alike(arrays, name, mode)
     if len(arrays) == 1 and (mode != "mean" or parts[0].rows == 0):
         return adapter.deliver(arrays[0].copy(), element)
-    weights = [float(part.rows) for part in parts] if mode == "mean" else None
+    weighted = mode == "mean" and any(part.rows for part in parts)
+    weights = [float(part.rows) for part in parts] if weighted else None
     if mode == "mean" and arrays[0].dtype.kind in "biu" and element != BFLOAT16:
         arrays, element = [array.astype(np.float64) for array in arrays], "float64"
     out = np.empty_like(arrays[0])
