@@ -57,7 +57,7 @@ def test_gather(s: Any, m: Any) -> None:
     assert synk.get_lengths([m, s]) == [[3, 2], [2, 2]]
     assert synk.get_shapes([m])[0] == [(3, 2), (2, 2)]
     assert (synk.gather("m", nd_up=0) == ROWS).all()
-    with pytest.raises(InvalidValue, match=r"\(3, 2\), \(2, 2\), which cannot be stacked"):
+    with pytest.raises(InvalidValue, match=r"rank 0 has \(3, 2\), rank 1 has \(2, 2\)"):
         synk.gather(m)
     with pytest.raises(InvalidValue, match="nd_up=2"):
         synk.gather(m, nd_up=2)
