@@ -44,7 +44,7 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         (["run", "-n", "2", "--timeout", "-1", "ok.py"], "--timeout -1: expected 0 or more"),
         (["run", "-n", "2", "--timeout", "soon", "ok.py"], "--timeout soon: expected 0 or more"),
         (["run", "-n", "2", "--fast", "ok.py"], "weft run has no option '--fast'"),
-        (["walk"], "there is no command 'walk'; known are: run, doctor"),
+        (["walk"], "there is no command 'walk'; known are: run, open, status, close"),
         (["doctor", "--xml"], "weft doctor has no option '--xml'"),
         (["doctor", "--json", "now"], "weft doctor has no option 'now'"),
     ],

@@ -34,6 +34,8 @@ _IDLE = 0.5
 _SLICE = 1.0
 #: seconds that the thread has to end what it does when its group is left
 _ENDING = 10.0
+#: seconds in which a thread begins, or was never started
+_BEGINNING = 0.1
 
 
 class PendingCall:
@@ -121,8 +123,8 @@ class Background:
         #: calls that have not ended; the first one is being carried out
         self.pending: deque[PendingCall] = deque()
         self._thread: threading.Thread | None = None
-        #: the last ones: where starting one was interrupted there may be two
-        self._threads: deque[threading.Thread] = deque(maxlen=8)
+        #: all that have not ended: where starting one was interrupted there may be several
+        self._threads: list[threading.Thread] = []
         self._turn = threading.Lock()
         #: unlocked when there may be something new
         self._news = threading.Lock()
@@ -154,6 +156,9 @@ class Background:
         self._closing = True
         self._tell()
         for thread in list(self._threads):
+            begins = time.monotonic() + _BEGINNING
+            while thread.ident is None and time.monotonic() < begins:
+                time.sleep(0.001)  # whoever started it was interrupted: it may be about to begin
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(_ENDING)
 
@@ -165,7 +170,8 @@ class Background:
                 target=self._run, name=f"weft async {self._name}", daemon=True
             )
             self._thread = thread
-            self._threads.append(thread)
+            waiting = [one for one in self._threads if one.is_alive() or one.ident is None]
+            self._threads = [*waiting, thread]
             try:
                 thread.start()
             except BaseException:
