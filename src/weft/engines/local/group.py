@@ -90,6 +90,8 @@ class LocalGroup(Group):
         self._given_up = ""
         self._collectives: Collectives | None = None
         self._background = Background(self.name)
+        #: those of the generations before, should closing one have been interrupted
+        self._former: tuple[Background, ...] = ()
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
@@ -116,6 +118,7 @@ class LocalGroup(Group):
             places = self._meeting.agree_on_survivors(seconds)
             following = self._meeting.next_generation(places)
             successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
+            successor._former = (*self._former[-3:], self._background)
             self.successor = successor
             self._collectives = None
             _unfinished.pop(self._meeting, None)
@@ -164,7 +167,8 @@ class LocalGroup(Group):
         self.has_left = True
         self._meeting.end()
         try:
-            self._background.close()  # before the others know: it may be writing to their memory
+            for background in (*self._former, self._background):
+                background.close()  # before the others know: it may be writing to their memory
         finally:
             if self._world:
                 self._meeting.roster.leave()
