@@ -28,7 +28,7 @@ PROGRAM = """
 import json, os, sys, time
 import weft
 from weft.engines.local import blocks
-from weft.engines.local.keeper import Reference
+from weft.engines.local.references import Reference
 
 folder, part = sys.argv[1:]
 rank = int(os.environ["WEFT_RANK"])

@@ -18,6 +18,7 @@ from weft._core import timeouts
 from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
 from weft._core.work import Finished, Job
+from weft.engines import threads
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
 from weft.resources import visible_gpus
 
@@ -202,7 +203,7 @@ class MapHandle:
         self._ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
         _handles.add(self)
 
     @property

@@ -29,6 +29,7 @@ def test_free_list_never_overlaps_and_forgets_nothing(steps: list[tuple[bool, in
         elif taken:
             free.give(*taken.pop(number % len(taken)))
         assert free.unused == (not taken)
+        assert vars(FreeList(256, taken)) == vars(free)  # as it is found from what is in use
     for item in taken:
         free.give(*item)
     assert free.unused
@@ -51,6 +52,19 @@ def test_small_blocks_share_a_segment() -> None:
     taken = [arenas.take(1000) for _ in range(1000)]
     assert len({r.segment.descriptor for r in taken}) <= 2
     assert all(r.offset % LINE == 0 and r.length >= 1000 for r in taken)
+
+
+def test_what_is_free_can_be_found_from_what_is_in_use() -> None:
+    """After an interrupt the arenas count again: what is kept is in use, and nothing else."""
+    arenas = Arenas()
+    kept, lost = arenas.take(1000), arenas.take(5000)
+    arenas.recount([kept])
+    again = arenas.take(5000)
+    assert (again.arena, again.offset) == (lost.arena, lost.offset)
+    arenas.recount([kept, again])
+    arenas.give(again)
+    arenas.give(kept)
+    assert arenas.take(1000).offset == 0
 
 
 def test_memory_is_recycled() -> None:

@@ -22,7 +22,7 @@ def test_exclusive_excludes_everybody(threads: int) -> None:
 
     def body(group: LocalGroup, threads: int) -> int:
         from weft.engines.local import blocks
-        from weft.engines.local.keeper import Reference
+        from weft.engines.local.references import Reference
 
         lock = group.lock()
         path = os.environ["WEFT_TEST_FOLDER"] + "/reference"

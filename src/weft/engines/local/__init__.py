@@ -15,6 +15,7 @@ channel.py      messages and descriptors between processes of one user
 rendezvous.py   how ranks find each other
 arena.py        which parts of which segments are free
 views.py        which blocks this process sees
+references.py   what stands for a block in another process
 keeper.py       the blocks that it made
 attachments.py  the blocks that it got from others
 blocks.py       all of these as one: allocate, refer, attach

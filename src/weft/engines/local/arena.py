@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.engines.local.segment import Segment, whole_pages
@@ -29,10 +30,17 @@ WARM_SECONDS = 1.0
 class FreeList:
     """Which ranges of [0, size) are free. Pure: knows numbers only."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, taken: Iterable[tuple[int, int]] = ()) -> None:
+        """`taken` are the starts and lengths of the ranges that are in use."""
         self.size = size
-        self._starts: list[int] = [0]
-        self._ends: list[int] = [size]
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        end = 0
+        for start, length in (*sorted(taken), (size, 0)):
+            if end < start:
+                self._starts.append(end)
+                self._ends.append(start)
+            end = start + length
 
     def take(self, length: int) -> int | None:
         """The start of a range now in use, from the tightest free one that fits; None if none."""
@@ -118,6 +126,14 @@ class Arenas:
         arena.free.give(taken.offset, taken.length)
         if arena.free.unused:
             arena.idle_since = time.monotonic()
+
+    def recount(self, taken: Iterable[Range]) -> None:
+        """Find out anew what is free, from what is in use, when counting was interrupted."""
+        used: dict[int, list[tuple[int, int]]] = {number: [] for number in self._arenas}
+        for one in taken:
+            used[one.arena].append((one.offset, one.length))
+        for number, arena in self._arenas.items():
+            arena.free = FreeList(arena.segment.size, used[number])
 
     def trim(self) -> float | None:
         """Return to the system what has been unused for long; seconds until the next time, if any.

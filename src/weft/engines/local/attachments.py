@@ -25,8 +25,9 @@ from weft._core.messages import (
     Unpin,
 )
 from weft.engines.local.channel import Channel, Closed
-from weft.engines.local.keeper import Keeper, Reference, Source
+from weft.engines.local.keeper import Keeper
 from weft.engines.local.processes import open_pidfd
+from weft.engines.local.references import Reference, Source
 from weft.engines.local.segment import Block, Segment
 from weft.engines.local.views import Views
 from weft.errors import SegmentGone, Stalled

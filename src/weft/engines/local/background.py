@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft._core.timeouts import checked
+from weft.engines import threads
 from weft.engines.base import forked
 from weft.errors import Stalled
 
@@ -35,7 +36,7 @@ _SLICE = 1.0
 #: seconds that the thread has to end what it does when its group is left
 _ENDING = 10.0
 #: seconds in which a thread begins, or was never started
-_BEGINNING = 0.1
+_BEGINNING = 1.0
 
 
 class PendingCall:
@@ -155,9 +156,9 @@ class Background:
         """Return when the thread has ended. For a group whose calls all fail from now on."""
         self._closing = True
         self._tell()
+        begun = time.monotonic() + _BEGINNING
         for thread in list(self._threads):
-            begins = time.monotonic() + _BEGINNING
-            while thread.ident is None and time.monotonic() < begins:
+            while not thread.is_alive() and thread in self._threads and time.monotonic() < begun:
                 time.sleep(0.001)  # whoever started it was interrupted: it may be about to begin
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(_ENDING)
@@ -169,11 +170,10 @@ class Background:
             thread = threading.Thread(
                 target=self._run, name=f"weft async {self._name}", daemon=True
             )
+            self._threads.append(thread)
             self._thread = thread
-            waiting = [one for one in self._threads if one.is_alive() or one.ident is None]
-            self._threads = [*waiting, thread]
             try:
-                thread.start()
+                threads.start(thread)
             except BaseException:
                 self._thread = None
                 raise
@@ -183,15 +183,17 @@ class Background:
             self._news.release()
 
     def _run(self) -> None:
+        this = threading.current_thread()
         with self._turn:
             # again: whoever started it may have been interrupted, and have taken it for not started
-            self._thread = threading.current_thread()
+            self._thread = this
             while True:
                 self._carry_out_pending()
                 if self._closing or not self._news.acquire(timeout=_IDLE):
                     self._thread = None
                     if not self.pending:
-                        return
+                        break
+        self._threads.remove(this)
 
     def _carry_out_pending(self) -> None:
         while self.pending:

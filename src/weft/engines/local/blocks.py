@@ -20,8 +20,9 @@ from collections.abc import Iterator
 
 from weft import faults
 from weft.engines.local.attachments import Attachments
-from weft.engines.local.keeper import Keeper, Reference
+from weft.engines.local.keeper import Keeper
 from weft.engines.local.processes import this_process
+from weft.engines.local.references import Reference
 from weft.engines.local.segment import Block
 from weft.engines.local.views import Views
 from weft.errors import InvalidValue, SegmentGone, Stalled

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from weft import faults
 from weft.engines.local import blocks
-from weft.engines.local.keeper import Reference
 from weft.engines.local.meeting import Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
+from weft.engines.local.references import Reference
 from weft.engines.local.segment import Block
 from weft.errors import SetupError, WeftError
 
@@ -54,7 +54,7 @@ def make_block(
             block = blocks.attach(Reference.decode(offer), seconds / 2)
         except _TROUBLES as error:
             trouble = (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
-    _raise_any(meeting, meeting.exchange(call, trouble, seconds))
+    _raise_any(meeting, call, meeting.exchange(call, trouble, seconds), seconds)
     if block is None:
         raise SetupError(f"rank {leader} of the job offered no memory; look for its own error")
     return block
@@ -63,12 +63,15 @@ def make_block(
 def make_no_block(meeting: Meeting, call: int, seconds: float) -> None:
     """Take part in the steps of `make_block` without naming anyone."""
     meeting.exchange(call, b"", seconds)
-    _raise_any(meeting, meeting.exchange(call, b"", seconds))
+    _raise_any(meeting, call, meeting.exchange(call, b"", seconds), seconds)
 
 
-def _raise_any(meeting: Meeting, troubles: Sequence[bytes]) -> None:
+def _raise_any(meeting: Meeting, call: int, troubles: Sequence[bytes], seconds: float) -> None:
     lines = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(troubles) if text]
     if lines:
+        # who made the memory may have been interrupted since, and have given it back: that is then
+        # what went wrong, and this step tells
+        meeting.exchange(call, b"", seconds)
         raise SetupError(
             f"group {meeting.name!r} could not get memory: {'; '.join(lines)}. The group can be "
             "used when there is more"

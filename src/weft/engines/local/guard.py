@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from weft.engines import threads
+
 #: seconds until anybody listens, and between two looks
 _LOOK = 0.05
 #: seconds without a call after which the thread ends
@@ -98,7 +100,12 @@ class _Watchman:
         with self._lock:
             if not self._on_duty:
                 self._on_duty = True
-                threading.Thread(target=self._run, name="weft guard", daemon=True).start()
+                thread = threading.Thread(target=self._run, name="weft guard", daemon=True)
+                try:
+                    threads.start(thread)
+                except BaseException:  # it may run all the same, beside the next one
+                    self._on_duty = False
+                    raise
 
     def _run(self) -> None:
         rested = time.monotonic()

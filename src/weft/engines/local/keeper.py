@@ -20,7 +20,6 @@ even while the lock is held, so they take none: they append to a queue and ring 
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -28,13 +27,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release, Unpin
+from weft.engines import threads
 from weft.engines.local.arena import Arenas, Range
 from weft.engines.local.channel import Channel, Closed, Listener
 from weft.engines.local.processes import readable, this_process
+from weft.engines.local.references import Reference, Source, new_name
 from weft.engines.local.segment import Block
 from weft.engines.local.translation import translated
 from weft.engines.local.views import Views
@@ -42,35 +43,6 @@ from weft.errors import WeftError
 
 #: seconds between two tries of something that is impossible just now
 _PAUSE = 0.02
-
-
-@dataclass(frozen=True)
-class Source:
-    """A keeper's address, and the process behind it."""
-
-    address: str
-    pid: int
-    start: int
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What stands for a block in another process."""
-
-    block: int
-    #: keeps the block until the reference is attached for the first time
-    pin: int
-    #: whom to ask: the owner, then who sent it
-    sources: tuple[Source, ...]
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Reference:
-        values = json.loads(data)
-        sources = tuple(Source(**source) for source in values.pop("sources"))
-        return cls(sources=sources, **values)
 
 
 @dataclass(eq=False)
@@ -96,6 +68,8 @@ class Keeper:
         self._lock = threading.Lock()
         self._arenas = Arenas()
         self._kept: dict[int, _Kept] = {}
+        #: whether what is free in the arenas is what is not kept: not where a handler has raised
+        self._counted = True
         self._leases: dict[tuple[Channel, int], int] = {}
         self._dropped: deque[int] = deque()
         #: blocks of owners that have ended, by the pins that hold them here
@@ -118,7 +92,9 @@ class Keeper:
         with self._lock:
             self._settle()
             try:
+                self._counted = False  # until the block is kept
                 self._kept[name] = _Kept(self._arenas.take(size))
+                self._counted = True
                 if self._arenas.needs_trimming:
                     self._serve()
                 return self._open(name)
@@ -212,6 +188,7 @@ class Keeper:
 
     def _settle(self) -> None:
         """Reuse what has been dropped and nobody else has."""
+        self._recount()
         for child in [child for child in self._children if readable(child.fileno())]:
             del self._children[child]
             child.close()
@@ -222,8 +199,16 @@ class Keeper:
     def _free_if_unused(self, name: int) -> None:
         kept = self._kept.get(name)
         if kept and not (kept.pins or kept.leases or self._views.get(name)):
+            self._recount()
+            self._counted = False  # until its range is free
             del self._kept[name]
             self._arenas.give(kept.taken)
+            self._counted = True
+
+    def _recount(self) -> None:
+        if not self._counted:
+            self._arenas.recount(kept.taken for kept in self._kept.values())
+            self._counted = True
 
     def _pin(self, kept: _Kept) -> int:
         pin = new_name()
@@ -242,7 +227,7 @@ class Keeper:
                 target=self._run, args=(server,), name="weft keeper", daemon=True
             )
             try:
-                thread.start()
+                threads.start(thread)
             except BaseException:
                 server.close()
                 raise
@@ -393,8 +378,3 @@ def _open_bell() -> int:
         return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     except OSError as error:
         raise translated(error) from error
-
-
-def new_name() -> int:
-    """A number that no other block or pin on this machine has."""
-    return int.from_bytes(os.urandom(7), "little") + 1

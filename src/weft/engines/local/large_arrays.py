@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from weft._core.elements import Array
-from weft.engines.local.keeper import Reference
 from weft.engines.local.mapped import buffer_of
+from weft.engines.local.references import Reference
 from weft.engines.local.shared_arrays import SharedArray, attach, copy_in, read_only
 from weft.engines.local.wire import LARGE
 

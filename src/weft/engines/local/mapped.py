@@ -22,7 +22,7 @@ from weft._core.elements import Array
 from weft._core.values import address
 from weft.engines.local import blocks
 from weft.engines.local.first_message import Location
-from weft.engines.local.keeper import Reference
+from weft.engines.local.references import Reference
 from weft.errors import WeftError
 
 #: blocks of peers that stay mapped; what their owners drop goes back when others take their place

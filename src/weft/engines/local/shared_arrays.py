@@ -9,9 +9,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.engines import threads
 from weft.engines.local import blocks
-from weft.engines.local.keeper import Reference
 from weft.engines.local.mapped import buffer_of
+from weft.engines.local.references import Reference
 from weft.resources import count_cores
 
 #: bytes from which on a copy takes much longer than to start a thread
@@ -35,7 +36,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     whole, parts = target.reshape(-1), source.reshape(-1)
     half = len(parts) // 2
     other = threading.Thread(target=np.copyto, args=(whole[half:], parts[half:]))
-    other.start()
+    threads.start(other)
     try:
         np.copyto(whole[:half], parts[:half])
     finally:

@@ -1,0 +1,41 @@
+"""What stands for a block in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Source:
+    """A keeper's address, and the process behind it."""
+
+    address: str
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What stands for a block in another process."""
+
+    block: int
+    #: keeps the block until the reference is attached for the first time
+    pin: int
+    #: whom to ask: the owner, then who sent it
+    sources: tuple[Source, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Reference:
+        values = json.loads(data)
+        sources = tuple(Source(**source) for source in values.pop("sources"))
+        return cls(sources=sources, **values)
+
+
+def new_name() -> int:
+    """A number that no other block or pin on this machine has."""
+    return int.from_bytes(os.urandom(7), "little") + 1
