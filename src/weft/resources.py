@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from typing import TypeAlias
+
+#: pathlib takes as long to load as all of this; workers are waited for
+Path: TypeAlias = "str | os.PathLike[str]"
 
 #: what BLAS and OpenMP libraries read when they are loaded
 THREAD_VARIABLES = (
@@ -147,16 +150,17 @@ def count_cores() -> tuple[int, str]:
     return found, reason
 
 
-def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+def count_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> int:
     """How many GPUs of NVIDIA's this process may use."""
     return len(visible_gpus(environ, devices))
 
 
-def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+def visible_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> list[str]:
     """The GPUs of NVIDIA's that this process may use: those that CUDA_VISIBLE_DEVICES names up to
     the first that cannot be, as CUDA reads it; if it is not set, all that have a device file."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    present = len(list(devices.glob("nvidia[0-9]*")))
+    files = os.listdir(devices) if os.path.isdir(devices) else []
+    present = sum(name.startswith("nvidia") and name[6:7].isdigit() for name in files)
     if visible is None:
         return [str(number) for number in range(present)]
     named = [one.strip() for one in visible.split(",")]
@@ -175,7 +179,7 @@ def available_memory() -> tuple[int, str]:
     return best, reason
 
 
-def _mem_available(meminfo: Path = Path("/proc/meminfo")) -> int:
+def _mem_available(meminfo: Path = "/proc/meminfo") -> int:
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -185,66 +189,63 @@ def _mem_available(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 def _cgroups(
     controller: str,
-    membership: Path = Path("/proc/self/cgroup"),
-    mount: Path = Path("/sys/fs/cgroup"),
-) -> Iterator[Path]:
+    membership: Path = "/proc/self/cgroup",
+    mount: Path = "/sys/fs/cgroup",
+) -> Iterator[str]:
     """This process's cgroup and its ancestors, in version 2 and version 1 hierarchies."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _read(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            roots = [mount, mount / "unified"]
+            roots = [mount, os.path.join(mount, "unified")]
         elif controller in controllers.split(","):
-            roots = [mount / controllers, mount / controller]
+            roots = [os.path.join(mount, controllers), os.path.join(mount, controller)]
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for root in dict.fromkeys(roots):
             for depth in range(len(parts), -1, -1):
-                folder = root.joinpath(*parts[:depth])
-                if folder.is_dir():
+                folder = os.path.join(root, *parts[:depth])
+                if os.path.isdir(folder):
                     yield folder
 
 
 @lru_cache(maxsize=1)
-def _quotas_of(second: int) -> list[tuple[float, Path]]:
+def _quotas_of(second: int) -> list[tuple[float, str]]:
     """The quotas, read once a second at most: a dozen files, for every call of `weft.map`."""
     return list(_cpu_quotas(_cgroups("cpu")))
 
 
-def _cpu_quotas(folders: Iterator[Path]) -> Iterator[tuple[float, Path]]:
+def _cpu_quotas(folders: Iterator[str]) -> Iterator[tuple[float, str]]:
     for folder in folders:
-        both = _read(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
-        quota = both[0] if both else _read(folder / "cpu.cfs_quota_us")
-        period = both[1] if len(both) == 2 else _read(folder / "cpu.cfs_period_us")
+        both = _read(folder, "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
+        quota = both[0] if both else _read(folder, "cpu.cfs_quota_us")
+        period = both[1] if len(both) == 2 else _read(folder, "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             yield int(quota) / int(period), folder
 
 
-def _memory_headrooms(folders: Iterator[Path]) -> Iterator[tuple[int, Path]]:
+def _memory_headrooms(folders: Iterator[str]) -> Iterator[tuple[int, str]]:
     for folder in folders:
         for limit_file, usage_file, cache in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+            limit, usage = _read(folder, limit_file), _read(folder, usage_file)
             if limit.isdigit() and usage.isdigit():
-                yield int(limit) - int(usage) + _stat(folder / "memory.stat", cache), folder
+                yield int(limit) - int(usage) + _stat(folder, cache), folder
 
 
-def _stat(path: Path, key: str) -> int:
-    for line in _read(path).splitlines():
+def _stat(folder: str, key: str) -> int:
+    for line in _read(folder, "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == key:
             return int(value)
     return 0
 
 
-def _read(path: Path) -> str:
+def _read(*path: Path) -> str:
     try:
-        return path.read_text().strip()
+        with open(os.path.join(*path)) as file:
+            return file.read().strip()
     except OSError:
         return ""

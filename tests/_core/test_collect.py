@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core.collect import Collected
-from weft._core.work import Finished
+from weft._core.jobs import Finished
 
 
 def part(first: int, values: list[Any], failures: dict[int, Exception] | None = None) -> Finished:

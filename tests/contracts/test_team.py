@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from weft._api.teams import make_team
+from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive
-from weft._core.work import Finished, Job
 from weft.engines.base import Team
 from weft.errors import Cancelled, RemoteTraceback, Stalled
 

@@ -15,8 +15,8 @@ from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all, share_of_cores
 from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
 from weft._core.collect import Collected
+from weft._core.jobs import Finished, Job
 from weft._core.split import part_of
-from weft._core.work import Finished, Job
 from weft.engines.memory import amount
 from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
 from weft.resources import visible_gpus

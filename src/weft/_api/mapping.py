@@ -17,7 +17,7 @@ from weft._api.teams import make_team, place_all
 from weft._core import timeouts
 from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
-from weft._core.work import Finished, Job
+from weft._core.jobs import Finished, Job
 from weft.engines import threads
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
 from weft.resources import visible_gpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +38,11 @@ def make_team(
     cores = share_of_cores()
     size = size or cores
     if named_pipe is None or named_pipe is False:
-        ours = own_workers()
         if soon:
-            ours.get_ready()  # while the rest is loaded here
+            _get_ready()
         from weft.engines.local.team import LocalTeam
 
-        return LocalTeam(size, ours, cores=cores, gpus=gpus)
+        return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
     from weft.engines.local import named
     from weft.engines.local.team import LocalTeam
 
@@ -50,6 +50,16 @@ def make_team(
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
     channel.close()
     return LocalTeam(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
+
+
+def _get_ready() -> None:
+    """Have workers begin to start, the first time, while the rest is loaded here."""
+    if "weft.engines.local.workers" not in sys.modules:
+        from weft.engines.local import interpreter
+        from weft.engines.local.system import check_system
+
+        check_system()
+        interpreter.get_ready()
 
 
 def check_size(size: object) -> None:

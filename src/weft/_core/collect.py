@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft._core.work import Finished
+from weft._core.jobs import Finished
 
 
 class Collected:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -14,12 +11,16 @@ from types import ModuleType
 
 def derive(seed: int, index: int) -> int:
     """A 64-bit seed for the `index`-th item or rank of a run with this seed. Pure."""
+    import hashlib
+
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def seed_generators(seed: int) -> None:
     """Seed `random`, NumPy's global generator, and torch's, now or when torch is loaded."""
+    import random
+
     import numpy as np
 
     random.seed(seed)
@@ -38,7 +39,7 @@ def seed_torch(seed: int) -> None:
         sys.meta_path.insert(0, _later)
 
 
-class _Later(MetaPathFinder):
+class _Later:
     """Seeds torch when it is loaded. Finds nothing itself."""
 
     seed = 0

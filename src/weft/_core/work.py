@@ -16,8 +16,6 @@ results are bytes here, packed by the engine: it knows which arrays need not be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from weft._core.failures import Failure
@@ -101,40 +99,3 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 
 Message = Settings | Learn | Forget | Work | Done | Unreadable | Stopped | Logged
-
-
-@dataclass(frozen=True)
-class Job:
-    """Many calls of one function, as a team carries them out."""
-
-    #: what the team's `prepare` returned
-    function: Any
-    items: Iterable[Any]
-    #: seeds the random generators before each item; None leaves them alone
-    seed: int | None = None
-    #: how often an item may lose its worker and be run again
-    retries: int = 0
-    #: whether the rest is run when an item fails
-    keep_going: bool = False
-    #: whether every worker runs exactly one item
-    one_each: bool = False
-    #: seconds for all of it
-    timeout: float | None = None
-    #: whether somebody wants it to end
-    cancelled: Callable[[], bool] = lambda: False
-
-
-class Finished(NamedTuple):
-    """A batch of items that has ended."""
-
-    first: int
-    #: the results; None in the place of an item that failed
-    values: list[Any]
-    #: what to raise for the items that failed, by index
-    failures: dict[int, Exception]
-    worker: int
-    pid: int
-    seconds: float
-    #: bytes there and back
-    sent: int
-    received: int

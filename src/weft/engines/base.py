@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from weft._core.calls import Call
+    from weft._core.jobs import Finished, Job
     from weft._core.tables import Array, Ids, Interrupted, TableSpec
-    from weft._core.work import Finished, Job
 
 from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 

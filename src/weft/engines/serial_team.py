@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive, seed_generators
-from weft._core.work import Finished, Job
 from weft.engines.base import Member, StandingTeam, Team
 from weft.engines.serial import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently

@@ -48,6 +48,7 @@ frames.py       whole messages over a stream
 logs.py         what workers log
 worker.py       a worker: receive, run, reply
 fork_server.py  the process that starts workers
+interpreter.py  its interpreter, started early
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
 losses.py       what there is to say of a worker that was lost

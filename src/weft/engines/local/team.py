@@ -21,9 +21,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft._core.failures import Failure, restore
+from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import Batch, Schedule
-from weft._core.work import LOADING, Done, Finished, Job, Stopped, Unreadable, Work
+from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.local.channel import Closed
 from weft.engines.local.losses import lost

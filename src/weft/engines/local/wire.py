@@ -13,7 +13,6 @@ user's script, `__main__`, which is another module in a worker), is packed by cl
 from __future__ import annotations
 
 import copyreg
-import hashlib
 import io
 import pickle
 import sys
@@ -24,7 +23,6 @@ from typing import Any
 import cloudpickle
 
 from weft._core.unpicklable import path_to_fault
-from weft.engines.local import blocks
 from weft.errors import InvalidType, WeftError
 
 #: from how many bytes on an array goes through shared memory
@@ -47,6 +45,8 @@ class Packed:
 
     @cached_property
     def digest(self) -> bytes:
+        import hashlib
+
         return hashlib.blake2b(self.payload, digest_size=16).digest()
 
     @property
@@ -56,13 +56,19 @@ class Packed:
 
     def hold(self) -> None:
         """Keep the memory for as long as this object lives, not until somebody has attached it."""
-        self._held = [blocks.attach(reference) for reference in self._references]
+        if self._references:
+            from weft.engines.local import blocks
+
+            self._held = [blocks.attach(reference) for reference in self._references]
         self._reduced.clear()
 
     def release(self) -> None:
         """Give up what nobody has attached yet: it will not be."""
-        for reference in self._references:
-            blocks.unpin(reference)
+        if self._references:
+            from weft.engines.local import blocks
+
+            for reference in self._references:
+                blocks.unpin(reference)
         self._reduced.clear()
         self._held.clear()
 
@@ -162,6 +168,8 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
     """What was packed. Owners of memory that it refers to have so many seconds to answer."""
     if seconds is None:
         return pickle.loads(payload)
+    from weft.engines.local import blocks
+
     with blocks.patience(seconds):
         return pickle.loads(payload)
 

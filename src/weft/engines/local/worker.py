@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import os
-import random
 import signal
 import socket
 import sys
@@ -105,10 +104,10 @@ def _line_writer(descriptor: int) -> TextIO:
 
 def _start_generators() -> None:
     """Workers are copies of one process; their random numbers must not be."""
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    seed_torch(random.getrandbits(63))
+    for name in ("random", "numpy.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
+    seed_torch(int.from_bytes(os.urandom(8), "little"))
 
 
 def _adopt(settings: Settings) -> None:

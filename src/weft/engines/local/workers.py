@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from weft._core.messages import Ended, Start, Started
 from weft._core.work import Settings
+from weft.engines.local import interpreter
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import level_here
@@ -22,19 +23,11 @@ from weft.engines.local.remote_worker import Echo, Worker
 from weft.engines.local.translation import translated
 from weft.engines.local.watching import Watch
 from weft.errors import LaunchError
-from weft.resources import THREAD_VARIABLES
 
 #: seconds for the fork server to load what workers need, and for one worker to start
 _START = 60.0
 #: seconds for the fork server to say how a worker ended
 _LAST_WORDS = 2.0
-#: what the fork server's interpreter runs
-_PROGRAM = """\
-import sys
-sys.path[:] = sys.argv[3:]
-from weft.engines.local.fork_server import main
-main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
-"""
 
 
 class Workers:
@@ -65,13 +58,6 @@ class Workers:
                 self.end(worker)
             raise
         return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
-
-    def get_ready(self) -> None:
-        """Have a fork server of one's own start, if there is none: it takes a while, during which
-        the caller can do something else."""
-        with self._lock:
-            if self._pipe is None and self._server is None:
-                self._connect()
 
     def replace(self, worker: Worker) -> Worker:
         """A worker in the place of one that has ended."""
@@ -215,7 +201,8 @@ class Workers:
 
             self._server, _ = named.connect(self._pipe)
         elif self._server is None:
-            self._server, self._process = start_server()
+            connection, self._process = interpreter.take()
+            self._server = Channel(connection)
         return self._server
 
     def _hang_up(self) -> None:
@@ -245,31 +232,6 @@ class Workers:
             except Closed:
                 return None
             return self._ends.pop(worker.number)
-
-
-def start_server() -> tuple[Channel, subprocess.Popen[bytes]]:
-    """A fork server of this process's own."""
-    try:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError as error:
-        raise translated(error) from error
-    # with more threads than one it could not fork; workers set their own number
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
-    numpy = "numpy" if "numpy" in sys.modules else ""
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), numpy, *map(str, sys.path)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-    except OSError as error:
-        ours.close()
-        raise translated(error) from error
-    finally:
-        theirs.close()
-    return Channel(ours), process
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
@@ -305,6 +267,7 @@ def workers(pipe: str | None = None) -> Workers:
 
 def close_workers() -> None:
     """End this process's workers. New calls start new ones."""
+    interpreter.drop()
     for one in list(_all.values()):
         one.close()
 

@@ -1,0 +1,78 @@
+"""The fork server's interpreter, which can be started before the rest of weft is loaded.
+
+A program that maps for the first time waits for the fork server to load what workers need, and
+has much to load itself. Both are done at the same time: so this module loads little.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from weft.engines.local.translation import translated
+from weft.resources import THREAD_VARIABLES
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[3:]
+from weft.engines.local.fork_server import main
+main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
+"""
+
+#: at most one that nobody has taken yet
+_ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+
+
+def get_ready() -> None:
+    """Start one for whoever takes it next."""
+    if not _ready:
+        _ready.append(_start())
+
+
+def take() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """One that is ready, or a new one: this end of its connection, and its process."""
+    return _ready.pop() if _ready else _start()
+
+
+def drop() -> None:
+    """End one that nobody has taken."""
+    while _ready:
+        connection, process = _ready.pop()
+        connection.close()  # which it sees
+        process.wait()
+
+
+def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise translated(error) from error
+    # with more threads than one it could not fork; workers set their own number
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    numpy = "numpy" if "numpy" in sys.modules else ""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), numpy, *map(str, sys.path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        raise translated(error) from error
+    finally:
+        theirs.close()
+    return ours, process
+
+
+def _in_child() -> None:
+    for connection, process in _ready:
+        connection.close()
+        process.returncode = 0  # it is not this process's child
+    _ready.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
