@@ -24,6 +24,7 @@ from weft._core.messages import (
     Release,
     Unpin,
 )
+from weft.engines.local.arena import WARM_SECONDS
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.keeper import Keeper
 from weft.engines.local.processes import open_pidfd
@@ -32,6 +33,10 @@ from weft.engines.local.segment import Block, Segment
 from weft.engines.local.views import Views
 from weft.errors import SegmentGone, Stalled
 
+#: bytes from which on a mapping is kept for a while
+_LARGE = 4 << 20
+#: seconds between two tries of something that is impossible just now
+_PAUSE = 0.02
 #: in one message
 _MOST_RELEASES = 1000
 #: messages that a socket certainly takes while nobody reads them (some 280 were seen to fit)
@@ -89,6 +94,9 @@ class Attachments:
         self._origins: dict[int, Source] = {}
         #: one entry for each lease that this process has
         self._leases: dict[int, Source] = {}
+        #: large mappings, and when they were last wanted: making one anew costs as much as to read
+        #: the memory, and owners use theirs again
+        self._warm: dict[Segment, float] = {}
         self._numbers = itertools.count(1)
 
     def attach(
@@ -142,20 +150,30 @@ class Attachments:
         return Reference(name, answer.pin, (source, keeper.hand_on(name)))
 
     @property
-    def crowded(self) -> bool:
+    def need_thread(self) -> bool:
+        """Whether there is something that the keeper thread has to do in time."""
+        return bool(self._warm) or self._crowded
+
+    @property
+    def _crowded(self) -> bool:
         """Whether there are so many leases that their ends might not fit into a socket at once,
         beside what is there already."""
         unread = max((owner.unread for owner in self._owners.copy().values()), default=0)
         return len(self._leases) > 0 and len(self._leases) + unread > _FIT_INTO_A_SOCKET
 
-    def give_back(self) -> tuple[bool, bool]:
-        """Send what could not be sent before. For the keeper thread: whether it is needed for
-        that, and whether again soon."""
+    def give_back(self) -> tuple[bool, float | None]:
+        """Send what could not be sent before, unmap what nobody wants. For the keeper thread:
+        whether it is needed any longer, and in how many seconds again."""
+        cold = time.monotonic() - WARM_SECONDS
+        for segment, wanted in self._warm.copy().items():
+            if wanted <= cold:
+                self._warm.pop(segment, None)
         for owner in list(self._owners.copy().values()):
             while owner.ended and owner.send_releases():
                 continue
         waiting = any(owner.ended for owner in self._owners.copy().values())
-        return waiting or self.crowded, waiting
+        next_time = min((wanted - cold for wanted in self._warm.copy().values()), default=None)
+        return waiting or self.need_thread, _PAUSE if waiting else next_time
 
     def _map(self, owner: _Owner, answer: Attached, descriptors: list[int], request: int) -> Block:
         segment = owner.segments.get(answer.segment)
@@ -163,6 +181,8 @@ class Attachments:
             segment = owner.segments[answer.segment] = Segment(descriptors[0], answer.size)
         else:
             os.close(descriptors[0])
+        if segment.size >= _LARGE:
+            self._warm[segment] = time.monotonic()
         self._origins[answer.block] = owner.source
         known = self._views.get(answer.block)
         if known is not None:

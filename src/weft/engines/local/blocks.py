@@ -115,8 +115,8 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
             block = _here.keeper.open(reference.block, reference.pin)
         else:
             block = _here.attachments.attach(reference.block, reference.pin, source, timeout)
-            if _here.attachments.crowded:
-                _here.keeper.start()  # its thread gives back what a full socket does not take
+            if _here.attachments.need_thread:
+                _here.keeper.start()
         if block is not None:
             if faults.armed:
                 faults.reach("share.attached")

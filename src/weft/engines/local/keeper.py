@@ -58,11 +58,11 @@ class _Kept:
 class Keeper:
     """This process as the owner of blocks.
 
-    `errand` is what the keeper thread does for the attachments: it returns whether there is
-    anything to do, and whether it must be done again soon.
+    `errand` is what the keeper thread does for the attachments: it returns whether there will be
+    anything to do, and in how many seconds.
     """
 
-    def __init__(self, views: Views, errand: Callable[[], tuple[bool, bool]]) -> None:
+    def __init__(self, views: Views, errand: Callable[[], tuple[bool, float | None]]) -> None:
         self._views = views
         self._errand = errand
         self._lock = threading.Lock()
@@ -256,7 +256,7 @@ class Keeper:
         with self._lock:
             self._settle()
             due = self._arenas.trim()
-            self._due = _PAUSE if soon else due
+            self._due = min((one for one in (soon, due) if one is not None), default=None)
             self._watched = [child.fileno() for child in self._children]
             needed = not self._stopping and (wanted or self._needed())
             if not needed:
