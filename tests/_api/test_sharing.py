@@ -544,3 +544,42 @@ user.communicate()
 """
     )
     assert outcome.out == "7000.0\n", outcome
+
+
+def test_a_large_mapping_stays_for_a_second(kind: dict[str, str]) -> None:
+    """A process that drops somebody's large array can have it again without mapping it anew; when
+    it does not, the memory is given back."""
+    outcome = run_python(
+        """
+import pickle, subprocess, sys, time
+OWNER = '''
+import pickle, sys, weft, numpy as np
+large = weft.share(np.ones(1_000_000))
+pickle.dump([pickle.dumps(large), pickle.dumps(large)], sys.stdout.buffer)
+sys.stdout.flush()
+sys.stdin.buffer.readline()
+'''
+owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1)
+first, again = pickle.load(owner.stdout)
+
+def mapped():
+    with open("/proc/self/maps") as maps:
+        lines = [line for line in maps if "memfd:weft" in line or "/dev/shm/" in line]
+    return [line.split()[0] for line in lines]
+
+array = pickle.loads(first)
+before = mapped()
+del array
+print(len(before), mapped() == before)
+array = pickle.loads(again)
+print(array.sum(), mapped() == before)
+del array
+began = time.monotonic()
+while mapped():
+    time.sleep(0.01)
+print(time.monotonic() - began < 5)
+owner.communicate(b"end\\n")
+""",
+        env=kind,
+    )
+    assert outcome.out.split() == ["1", "True", "1000000.0", "True", "True"], outcome

@@ -216,20 +216,7 @@ class _Call(NamedTuple):
 
 def _compute(member: Member, number: int, share: Share, modes: Modes) -> Partial:
     """A procedure: the function on a rank's share."""
-    keep_mapped(member, share)
     return compute(member.kept[number], share, modes)
-
-
-def keep_mapped(member: Member, share: Share) -> None:
-    """Have a worker see the shared arrays of a call until the next, which often has the same ones:
-    mapping an array anew takes half as long as reading it."""
-    if member.rank == 0:
-        return
-    from weft.engines.local.shared_arrays import SharedArray
-
-    given = (*share.arguments, *share.keywords.values())
-    arrays = (one.array if isinstance(one, Portion) else one for one in given)
-    member.mapped = [one for one in arrays if isinstance(one, SharedArray)]
 
 
 def portion(value: Any, rows: Any, *, here: bool) -> Any:

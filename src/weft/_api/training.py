@@ -82,7 +82,8 @@ class _TrainStep:
             for own in parts
         ]
         try:
-            return float(self._team.engine.call(self._step, arguments)[0])
+            loss: float = self._team.engine.call(self._step, arguments)[0]
+            return loss
         except BaseException:
             self._failed = True
             raise
@@ -146,10 +147,11 @@ def _step(
 
     The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
     """
+    import numpy as np
     import torch
 
     model, optimizer, loss = (member.kept[number] for number in numbers)
-    value = torch.zeros((), dtype=torch.float64)
+    value = 0.0
     try:
         if member.rank > 0:
             _settle(model, optimizer, settings)
@@ -157,7 +159,7 @@ def _step(
         if fraction:
             computed = loss(model, *batch)
             (computed * fraction).backward()
-            value = computed.detach().to(torch.float64) * fraction
+            value = float(computed.detach()) * fraction
     except Exception as error:
         member.group.refuse("train_step", error)
         raise
@@ -165,21 +167,21 @@ def _step(
         one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
     ]
     # a parameter that no rank's loss depends on has no gradient, and is left alone
-    used = torch.tensor([float(one.grad is not None) for one in parameters])
+    used = [float(one.grad is not None) for one in parameters]
+    value, *used = map(float, member.group.all_reduce(np.array([value, *used])))
+    parameters = [one for one, ranks in zip(parameters, used, strict=True) if ranks]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    together = [value, used, *(one.grad for one in parameters)]
-    member.group.all_reduce(together, "sum", out=together)
-    for parameter, ranks in zip(parameters, used.tolist(), strict=True):
-        if ranks == 0:
-            parameter.grad = None
+    gradients = [one.grad for one in parameters]
+    if gradients:
+        member.group.all_reduce(gradients, "sum", out=gradients)
     # averages over rows, such as those of batch normalisation, or the same everywhere
     buffers = [one for one in model.buffers() if one.numel()]
     if buffers:
         member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
     optimizer.step()
-    return float(value)
+    return value
 
 
 def _step_of_jax(
