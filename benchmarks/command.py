@@ -1,0 +1,72 @@
+"""How every benchmark begins and ends: its options, and what becomes of the lines it found."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import comparison
+from comparison import Line, Results
+
+
+def options(
+    document: str | None,
+    *,
+    rounds: int,
+    quick_rounds: int,
+    peers: Iterable[str] = (),
+    roles: Iterable[str] = (),
+    flags: Iterable[str] = (),
+) -> argparse.Namespace:
+    """What the user asks for: quick, rounds, peers and results; or, where a benchmark has started
+    itself again, role and place, and the flags that it gave itself."""
+    known = list(peers)
+    parser = argparse.ArgumentParser(description=(document or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=f"rounds: {quick_rounds}, less each")
+    parser.add_argument("--rounds", type=int, help=f"how often all is measured (default: {rounds})")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=comparison.RESULTS,
+        help="the folder to write to (default: benchmarks/results)",
+    )
+    if known:
+        parser.add_argument("--peers", default=",".join(known), help="which (default: %(default)s)")
+    for flag in flags:
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=list(roles), help=argparse.SUPPRESS)
+    parser.add_argument("place", nargs="*", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if known:
+        given.peers = given.peers.split(",")
+        if unknown := set(given.peers) - set(known):
+            parser.error(f"--peers {','.join(sorted(unknown))}: known are {','.join(known)}")
+    if given.rounds is None:
+        given.rounds = quick_rounds if given.quick else rounds
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: expected 1 or more")
+    return given
+
+
+def finish(
+    name: str,
+    lines: Sequence[Line],
+    given: argparse.Namespace,
+    *,
+    packages: Iterable[str],
+    skipped: Sequence[str] = (),
+) -> None:
+    """Print the lines, and keep them with the date, the machine and the packages' versions."""
+    print(comparison.table(lines))
+    for line in skipped:
+        print(f"skipped: {line}")
+    results = Results(
+        lines=lines,
+        date=comparison.now(),
+        machine=comparison.this_machine(),
+        versions=comparison.versions(["weft", "numpy", *packages]),
+        quick=given.quick,
+        skipped=skipped,
+    )
+    comparison.save(given.results / f"{name}.json", results)
