@@ -1,7 +1,7 @@
 # make demo    what weft does, on this machine, in under a minute
 # make test    lint, types, and the whole test suite
 # make soak    a thousand kills, under load, and every fault with every size (about fifteen minutes)
-# make bench   weft beside its peers; writes benchmarks/results/
+# make bench   weft beside its peers; writes benchmarks/results/ and docs/benchmarks.md
 # Each sets up .venv by itself and needs only Python 3.10 or later and a C compiler.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ BESIDE := tests/_api tests/failures/test_collectives.py tests/test_examples.py t
 	tests/failures/test_points.py tests/_core tests/adapters tests/seeds tests/test_doctor.py \
 	tests/test_documents.py tests/failures/test_giving_up.py \
 	tests/engines/local/test_random_collectives.py tests/test_launched_by_others.py \
-	tests/failures/test_table_histories.py tests/test_package.py
+	tests/failures/test_table_histories.py tests/test_package.py tests/benchmarks
 
 .PHONY: demo test lint types portable soak bench clean $(BESIDE)
 
@@ -53,6 +53,7 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/map.py
 	$(BIN)/python benchmarks/functions.py
+	$(BIN)/python benchmarks/report.py
 
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later")'

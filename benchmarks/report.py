@@ -1,0 +1,300 @@
+"""The page on benchmarks: from the results that are kept to docs/benchmarks.md and its pictures.
+
+    python benchmarks/report.py     benchmarks/results/*.json -> docs/benchmarks.md, docs/pictures/
+
+It measures nothing. What the page says of a date or a machine was kept when it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import comparison
+from comparison import BYTES, Line, Results
+from pictures import picture
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One of the programs, and what a reader has to know of its rows."""
+
+    name: str
+    title: str
+    about: str
+
+
+BENCHMARKS = (
+    Benchmark(
+        "ground",
+        "The ground",
+        "How long meeting, sharing, locking, starting and failing take. Peers run in turn, each "
+        "as a job of its own. `2 x import numpy`: two interpreters that only import NumPy.",
+    ),
+    Benchmark(
+        "collectives",
+        "Collectives",
+        "float32 arrays, the time of the slowest rank. Peers run in turn, each as a job of its "
+        "own. `shared`: weft's arrays are those of `weft.share`, the others' stay what they are. "
+        "In gather each rank sends that much. gloo's all_reduce always works in place.",
+    ),
+    Benchmark(
+        "tables",
+        "Tables",
+        "float32: `all` is 10 M elements, `rows` are 1,000 random rows out of 100,000 x 64. The "
+        "time of the slowest worker while all work at once. NumPy uses an array of each worker's "
+        "own, which no table can beat. Multiverso's times are constants, measured once on another "
+        "day. Updaters and the training step run in one process.",
+    ),
+    Benchmark(
+        "map",
+        "Map",
+        "Two workers that are ready. weft and one peer at a time take turns, so weft has a time "
+        "of its own beside each. `in`: arrays that no call has seen. `given before`: arrays of "
+        "`weft.share`, Ray's after `put`, Dask's after `scatter`, joblib's in files; in the row "
+        "`theirs in call` the others' are those of `in`. `read 400 MB`: one array for all items, "
+        "inherited by fork in Pool and ProcessPoolExecutor. `best schedule`: the sum of all items "
+        "over two workers.",
+    ),
+    Benchmark(
+        "functions",
+        "Functions",
+        "All parties of a row are ready at once and take turns. `two processes` know nothing of "
+        "each other, which no library can beat. `given before`: an array of `weft.share`, a file "
+        "that joblib maps, an array that Pool's processes inherited; `in the call`: a plain "
+        "array. `distribute()` is that of synkhronos, of five PyTensor functions.",
+    ),
+)
+
+HEAD = """\
+# Benchmarks
+
+weft and its peers, measured side by side by the programs in `benchmarks/`. `make bench` runs them
+all and then writes this page from `benchmarks/results/`; it is not edited by hand.
+
+A time is the median over rounds. A ratio is the other's time divided by weft's, taken within a
+round, and of these the median, so it may differ from the ratio of the two times: above 1 weft is
+faster, below 1 the other is. Where it was settled how fast weft is to be, the column "asked" says
+so: "within 1.3 x" means that weft may take 1.3 times as long. Times of different days or machines
+are not to be compared, and those of one run vary; ratios vary less.
+"""
+
+
+def main() -> None:
+    for path, content in files(kept()).items():
+        (DOCS / path).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / path).write_text(content)
+        print(f"written: docs/{path}")
+
+
+def kept() -> dict[str, Results]:
+    """What the benchmarks that have run found when they last did."""
+    paths = {one.name: comparison.RESULTS / f"{one.name}.json" for one in BENCHMARKS}
+    return {name: comparison.load(path) for name, path in paths.items() if path.exists()}
+
+
+def files(found: Mapping[str, Results]) -> dict[str, str]:
+    """From what each benchmark found to all files of the report, by their paths under docs/."""
+    drawn = {
+        benchmark.name: picture(f"{benchmark.title}: how many times faster weft is", results.lines)
+        for benchmark in BENCHMARKS
+        if (results := found.get(benchmark.name))
+    }
+    pictures = {picture_path(name): content for name, content in drawn.items() if content}
+    return {"benchmarks.md": page(found), **pictures}
+
+
+def picture_path(name: str) -> str:
+    return f"pictures/benchmark-{name}.svg"
+
+
+def page(found: Mapping[str, Results]) -> str:
+    named = [
+        (f"{benchmark.title}, {line.section}" if line.section else benchmark.title, line)
+        for benchmark in BENCHMARKS
+        if benchmark.name in found
+        for line in found[benchmark.name].lines
+    ]
+    parts = [HEAD, slower_than_peers(named), slower_than_yardsticks(named), not_holding(named)]
+    parts += [section(benchmark, found.get(benchmark.name)) for benchmark in BENCHMARKS]
+    return "\n".join(filter(None, parts))
+
+
+# what comes first: where weft is behind
+
+#: lines, each with the name of the section it is from
+Named = Sequence[tuple[str, Line]]
+
+
+def slower_than_peers(named: Named) -> str:
+    compared = [(place, line) for place, line in named if line.ratio and not line.yardstick]
+    behind = [(place, line) for place, line in compared if is_behind(line)]
+    if not compared:
+        said = "No peer was measured.\n"
+    elif not behind:
+        said = f"In none of {counted(compared)} with a peer.\n"
+    else:
+        said = f"In {len(behind)} of {counted(compared)} with a peer:\n\n" + listed(
+            (place, f"{line.what}: {line.beside} {lead(line)}, {both_medians(line)}")
+            for place, line in behind
+        )
+    return f"## Where a peer is faster\n\n{said}"
+
+
+def slower_than_yardsticks(named: Named) -> str:
+    compared = [(place, line) for place, line in named if line.ratio and line.yardstick]
+    behind = [(place, line) for place, line in compared if is_behind(line)]
+    if not behind:
+        return ""
+    told = (
+        "Some rows stand beside a yardstick that is no peer: work that has to be done in any\n"
+        "case, a share of the work without the rest, or other work that is known better.\n"
+        f"In {len(behind)} of {counted(compared)} weft needs more than its yardstick:\n"
+    )
+    heads = ("", "what", "weft", "yardstick", "its", "weft needs")
+    rows = (
+        [place, line.what, line.our_median, line.beside, line.their_median, times_as_much(line)]
+        for place, line in behind
+    )
+    return f"### Beside yardsticks\n\n{told}\n{markdown_table(heads, rows)}"
+
+
+def not_holding(named: Named) -> str:
+    asked = [(place, line) for place, line in named if line.holds is not None]
+    failed = [(place, line) for place, line in asked if not line.holds]
+    if not asked:
+        said = "Nothing that was asked has been measured.\n"
+    elif not failed:
+        said = f"All {len(asked)} things that were asked and measured hold.\n"
+    else:
+        said = (
+            f"{len(failed)} of {len(asked)} things that were asked and measured:\n\n"
+            + markdown_table(
+                ("", "what", "asked", "measured"),
+                ([place, line.what, demand(line), outcome(line)] for place, line in failed),
+            )
+        )
+    return f"## What was asked and does not hold\n\n{said}"
+
+
+def is_behind(line: Line) -> bool:
+    return line.ratio is not None and line.ratio < 1
+
+
+def counted(lines: Sequence[object]) -> str:
+    return f"{len(lines)} comparison{'s' * (len(lines) != 1)}"
+
+
+def lead(line: Line) -> str:
+    """By how much the other is ahead."""
+    times = 1 / (line.ratio or 1)
+    much = f"{100 * (times - 1):.2g} %" if times < 1.1 else f"{times:.3g} times"
+    return f"needs {much} less" if line.unit == BYTES else f"is {much} faster"
+
+
+def times_as_much(line: Line) -> str:
+    """What weft needs, compared with the other."""
+    times = 1 / (line.ratio or 1)
+    return f"{100 * (times - 1):.2g} % more" if times < 1.1 else f"{times:.3g} times as much"
+
+
+def both_medians(line: Line) -> str:
+    return f"{line.their_median} beside weft's {line.our_median}"
+
+
+def demand(line: Line) -> str:
+    if line.limit is not None:
+        return line.asked_in_words
+    link = {True: "of", False: "than"}[(line.asked or 1) < 1]
+    return f"{line.asked_in_words} {'as' if line.asked == 1 else link} {line.beside}"
+
+
+def outcome(line: Line) -> str:
+    if line.limit is not None:
+        return line.our_median
+    return line.ratio_in_words + (f" ({times_as_much(line)})" if is_behind(line) else "")
+
+
+def listed(items: Iterable[tuple[str, str]]) -> str:
+    """A list for each place."""
+    parts = []
+    for place, of_place in groupby(items, key=lambda item: item[0]):
+        parts.append(f"{place}:\n\n" + "".join(f"- {said}\n" for _, said in of_place))
+    return "\n".join(parts)
+
+
+# a benchmark's own section
+
+
+def section(benchmark: Benchmark, results: Results | None) -> str:
+    parts = [
+        f"## {benchmark.title}\n\n{benchmark.about}\n",
+        f"- program: `benchmarks/{benchmark.name}.py`\n"
+        + "".join(f"- {said}\n" for said in circumstances(results)),
+    ]
+    lines = results.lines if results else []
+    if any(line.ratio for line in lines):
+        told = f"{benchmark.title}: how many times faster weft is"
+        parts.append(f"![{told}]({picture_path(benchmark.name)})\n")
+    for name, of_section in groupby(lines, key=lambda line: line.section):
+        title = f"### {benchmark.title}: {name}\n\n" if name else ""
+        parts.append(title + table(list(of_section)))
+    return "\n".join(parts)
+
+
+def circumstances(results: Results | None) -> list[str]:
+    """When, where and with what it was measured, as far as that was recorded."""
+    if results is None:
+        return ["not measured"]
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    said = [
+        f"date: {results.date or 'not recorded'}",
+        f"machine: {machine_in_words(results) or 'not recorded'}",
+        f"versions: {versions or 'not recorded'}",
+    ]
+    if results.quick:
+        said.append("a quick run: fewer rounds and repetitions than usual")
+    if results.skipped:
+        said.append(f"not measured: {'; '.join(results.skipped)}")
+    return said
+
+
+def machine_in_words(results: Results) -> str:
+    known = results.machine
+    if not known:
+        return ""
+    memory = f"{known['memory'] / 2**30:.0f} GiB of memory" if "memory" in known else ""
+    return ", ".join(
+        str(part)
+        for part in (
+            f"{known['cores']} cores" if "cores" in known else "",
+            known.get("processor", "processor not recorded"),
+            memory or "memory not recorded",
+            known.get("system", "system not recorded"),
+            f"Python {known['python']}" if "python" in known else "",
+        )
+        if part
+    )
+
+
+def table(lines: Sequence[Line]) -> str:
+    """A row for each line; only the first of a thing says what it is."""
+    heads = ("what", "weft", "beside it", "its", "ratio", "asked", "holds")
+    rows, last = [], None
+    for line in lines:
+        rows.append([line.what if line.what != last else "", *comparison.cells(line)])
+        last = line.what
+    return markdown_table(heads, rows)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(heads), ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Each benchmark turns what it measured into lines. Nothing is measured here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import collectives
+import functions
+import ground
+import pytest
+import report
+import tables
+from comparison import BYTES, CORES
+
+# also the name of a function
+map_benchmark = import_module("map")
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [benchmark.name for benchmark in report.BENCHMARKS]
+
+
+def test_the_ground() -> None:
+    """Memory and processors have units of their own; what only has to be done is no peer."""
+    lines = ground.lines(
+        {
+            "barrier, 2 ranks": {"weft": [2e-6], "mpi": [1e-6]},
+            "share 100 MB, again": {"weft": [0.02], "copy": [0.01]},
+            ground.MEMORY: {"weft": [1e5]},
+            ground.IDLE: {"weft": [0.01]},
+        }
+    )
+    assert [line.beside for line in lines] == ["Open MPI", "numpy copy", "", ""]
+    assert [line.yardstick for line in lines] == [False, True, False, False]
+    assert [line.unit for line in lines[2:]] == [BYTES, CORES]
+
+
+def test_collectives() -> None:
+    """What was asked depends on how many processes there are."""
+    row = {"all_reduce 1 MB": {"weft": [1.0], "mpi": [1.1], "gloo": [5.5]}}
+    two_mpi, two_gloo, four_mpi, _ = collectives.lines({2: row, 4: row})
+    assert (two_mpi.section, two_mpi.what) == ("2 processes", "all_reduce 1 MB")
+    assert (two_mpi.beside, two_mpi.asked, two_gloo.asked) == ("Open MPI", 1, 5)
+    assert (four_mpi.section, four_mpi.asked) == ("4 processes", 1 / 1.3)
+
+
+def test_tables() -> None:
+    """Memory is in bytes; NumPy on memory of its own is no peer."""
+    lines = tables.lines(
+        {
+            "2 workers": {"get all": {"weft": [1.0], "numpy": [0.9], "multiverso": [8.0]}},
+            "memory": {"adam, 1 worker": {"weft": [1.0], "once": [1.0]}},
+        }
+    )
+    assert [line.asked for line in lines] == [0.85, 6, 1 / 1.05]
+    assert [line.yardstick for line in lines] == [True, False, True]
+    assert lines[-1].unit == BYTES
+
+
+def test_map() -> None:
+    """weft has a time of its own beside each peer; the limit on memory is no ratio."""
+    lines = map_benchmark.lines(
+        {
+            "2 trivial items": {
+                "pool": {"pool": [4.0], "weft": [1.0]},
+                "ray": {"ray": [15.0], "weft": [2.0]},
+            },
+            map_benchmark.PRIVATE: {"pool": {"pool": [0.0], "weft": [1e6]}},
+            map_benchmark.START: {"spawn": {"weft": [1.0], "spawn": [2.0]}},
+        }
+    )
+    assert [(line.beside, line.ratio) for line in lines] == [
+        ("Pool", 4.0),
+        ("Ray", 7.5),
+        ("Pool", None),
+        ("Pool (spawn)", 2.0),
+    ]
+    assert [line.holds for line in lines] == [True, False, True, True]
+
+
+def test_functions() -> None:
+    """One number per turn; rows that were not measured are not there."""
+    lines = functions.lines(
+        {"training step": {"weft": [1.0, 2.0], "two": [0.9, 1.8], "ddp": [2.0, 2.0]}}
+    )
+    assert [(line.beside, line.ratio, line.holds) for line in lines] == [
+        ("two processes (half each)", 0.9, False),
+        ("DDP over gloo", 1.5, True),
+    ]
+    assert [line.yardstick for line in lines] == [True, False]
+
+
+def test_whoever_is_named_has_a_label() -> None:
+    """In all tables of what was asked, and among the yardsticks."""
+    asked = {
+        collectives: [row for rows in collectives.ASKED.values() for row in rows.values()],
+        tables: [row for rows in tables.ASKED.values() for row in rows.values()],
+        map_benchmark: list(map_benchmark.ASKED.values()),
+        functions: [row.asked for row in (*functions.ROWS, *functions.STARTS)],
+    }
+    for script, rows in asked.items():
+        assert {peer for row in rows for peer in row} <= set(script.LABELS)
+    for script in (ground, tables, map_benchmark, functions):
+        assert set(script.YARDSTICKS) <= set(script.LABELS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_make_bench_runs_it(script: str) -> None:
+    """Then the report is written."""
+    makefile = (ROOT / "Makefile").read_text()
+    bench = makefile.split("\nbench: ")[1].split("\n\n")[0]
+    assert f"benchmarks/{script}.py" in bench
+    assert bench.endswith("benchmarks/report.py")
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        ("collectives", ["--peers", "weft,pigeons"], "--peers pigeons: known are weft,mpi,gloo"),
+        ("functions", ["--rounds", "0"], "--rounds 0: expected 1 or more"),
+    ],
+)
+def test_wrong_options_are_refused(script: str, options: list[str], said: str) -> None:
+    """Before anything is measured."""
+    command = [sys.executable, str(ROOT / f"benchmarks/{script}.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert said in done.stderr
