@@ -22,12 +22,31 @@ def still_seen(x: Any) -> list[bool]:
     return [before is not None and before is buffer]
 
 
-def test_a_shared_array_is_let_go_at_once() -> None:
-    """Also where the next call has it again: only its mapping stays for a while."""
+def mapped_before(x: Any) -> list[bool]:
+    """Whether what the call before the last was given is mapped here still."""
+    return [bool(_last) and _last[0]() is not None]
+
+
+def test_a_shared_array_stays_mapped_from_call_to_call() -> None:
+    """The worker sees the same memory, and need not map it again."""
     x = weft.share(np.zeros((4, 1000)))
     with weft.Team(2) as team:
         seen = weft.function(still_seen, collect="gather", team=team)
-        assert [seen(x)[1] for _ in range(3)] == [False] * 3
+        assert seen(x)[1] is False
+        assert [seen(x)[1] for _ in range(3)] == [True] * 3
+
+
+def test_a_shared_array_that_is_used_no_more_is_let_go() -> None:
+    """With the next call."""
+    with weft.Team(2) as team:
+        seen = weft.function(still_seen, collect="gather", team=team)
+        other = weft.function(mapped_before, collect="gather", team=team)
+        x = weft.share(np.zeros((4, 1000)))
+        seen(x)
+        assert seen(weft.share(np.zeros((4, 1000))))[1] is False
+        seen(x)
+        other(np.zeros(2))
+        assert seen(x)[1] is False
 
 
 def test_a_plain_array_is_let_go_at_once() -> None:

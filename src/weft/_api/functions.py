@@ -216,7 +216,20 @@ class _Call(NamedTuple):
 
 def _compute(member: Member, number: int, share: Share, modes: Modes) -> Partial:
     """A procedure: the function on a rank's share."""
+    keep_mapped(member, share)
     return compute(member.kept[number], share, modes)
+
+
+def keep_mapped(member: Member, share: Share) -> None:
+    """Have a worker see the shared arrays of a call until the next, which often has the same ones:
+    for an array that it does not see it has to ask the driver, who computes."""
+    if member.rank == 0:
+        return
+    from weft.engines.local.shared_arrays import SharedArray
+
+    given = (*share.arguments, *share.keywords.values())
+    arrays = (one.array if isinstance(one, Portion) else one for one in given)
+    member.mapped = [one for one in arrays if isinstance(one, SharedArray)]
 
 
 def portion(value: Any, rows: Any, *, here: bool) -> Any:

@@ -116,6 +116,22 @@ def test_more_ranks_than_rows_and_several_outputs() -> None:
     assert step(X, batch=[1, 2, 3], output_subset=[1]) == [3]
 
 
+def test_data_stays_mapped() -> None:
+    """From one step to the next: the part without inputs does not end it."""
+    x = pt.matrix("x")
+    w = pytensor.shared(np.ones(3), "w")
+    loss = x.dot(w).mean()
+    step = train.make_train_function([x], loss, updates.sgd(loss, [w], 1.0))
+    data = step.gradients.build_inputs(X)
+    step(*data)
+    team = weft._api.team.default_team()
+    assert team.engine.call(mapped, [None, ()])[1] == 1
+
+
+def mapped(member: Any) -> int:
+    return len(member.mapped)
+
+
 def test_rows_that_processes_keep() -> None:
     """Sliceable variables in the place of inputs: uneven ones too."""
     x = pt.matrix("x")
