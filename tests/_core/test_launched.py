@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from weft._core.launched import TAKEN, Ancestor, Launched, alone, environment, launched
-from weft._core.messages import Process
+from weft._core.launched import TAKEN, Launched, alone, environment, launched
+from weft._core.messages import Ancestor, Process
 from weft.errors import InvalidValue
 
 #: what each launcher sets in rank 1 of 2, on one host

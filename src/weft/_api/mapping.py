@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft._api import session
 from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all
 from weft._core import timeouts
@@ -203,6 +202,9 @@ class MapHandle:
         self._ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
+        from weft._api import session
+
+        session.at_shutdown(_cancel_all, first=True)  # while there are workers
         threads.start(self._thread)
         _handles.add(self)
 
@@ -304,6 +306,3 @@ def _cancel_all() -> None:
     deadline = time.monotonic() + _PATIENCE
     for handle in list(_handles):
         handle.end(deadline)
-
-
-session.at_shutdown(_cancel_all)

@@ -9,11 +9,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from weft import faults
 from weft._core import seeding, timeouts
+from weft._core.launched import Launched, alone, launched
 from weft.engines.base import Group, forked
+from weft.engines.local.processes import ancestors
+from weft.engines.local.recorder import caller_line
 from weft.errors import (
     AlreadyInitialized,
     EngineUnavailable,
@@ -24,9 +27,6 @@ from weft.errors import (
     UsedAfterFork,
 )
 from weft.resources import count_gpus, limit_threads, plan
-
-if TYPE_CHECKING:
-    from weft._core.launched import Launched
 
 ENGINES = ("serial", "local", "mpi", "ray")
 #: engines that need a package, and the name under which it is imported
@@ -98,11 +98,6 @@ def init(
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
         _check_engine(engine)
-        # only now: a program that only maps does without, and waits for what is loaded
-        from weft._core.launched import launched
-        from weft.engines.local.processes import ancestors
-        from weft.engines.local.recorder import caller_line
-
         _launched = _launched or launched(os.environ, ancestors)
         group, restore = _start(engine, seconds)
         _session, _forked_from = _Session(group, caller_line(), restore), None
@@ -134,9 +129,10 @@ def shutdown() -> None:
             faults.reach("exit.left")
 
 
-def at_shutdown(ends: Callable[[], None]) -> None:
-    """Have something ended by `shutdown`, every time."""
-    _at_shutdown.append(ends)
+def at_shutdown(ends: Callable[[], None], *, first: bool = False) -> None:
+    """Have something ended by `shutdown`, every time; to say so again changes nothing."""
+    if ends not in _at_shutdown:
+        _at_shutdown.insert(0 if first else len(_at_shutdown), ends)
 
 
 def group() -> Group:
@@ -212,8 +208,6 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
 
         return SerialGroup(timeout=timeout), lambda: None
     if place is None:
-        from weft._core.launched import alone
-
         place = alone()
     if place.obstacle:
         raise EngineUnavailable(place.obstacle)

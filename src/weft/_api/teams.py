@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft._api import session
 from weft.engines.serial_team import SerialTeam
 from weft.errors import InvalidType, InvalidValue, UnknownEngine
 from weft.resources import count_cores
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from weft.engines.local.workers import Workers
 
 ENGINES = ("local", "serial")
-_registered = False
 
 
 def make_team(
@@ -35,11 +33,12 @@ def make_team(
     check_size(size)
     if engine == "serial":
         return SerialTeam()
+    own = named_pipe is None or named_pipe is False
+    if own and soon:
+        _get_ready()
     cores = share_of_cores()
     size = size or cores
-    if named_pipe is None or named_pipe is False:
-        if soon:
-            _get_ready()
+    if own:
         from weft.engines.local.team import LocalTeam
 
         return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
@@ -71,20 +70,19 @@ def check_size(size: object) -> None:
 
 def share_of_cores() -> int:
     """The cores for the workers of this process: it shares the machine with the other ranks."""
+    from weft._api import session
+
     return max(1, count_cores()[0] // session.ranks_here())
 
 
 def own_workers(pipe: str | None = None) -> Workers:
     """The workers of this process, which end with it."""
-    global _registered
+    from weft._api import session
     from weft.engines.local.system import check_system
     from weft.engines.local.workers import close_workers, workers
 
     check_system()
-
-    if not _registered:
-        session.at_shutdown(close_workers)
-        _registered = True
+    session.at_shutdown(close_workers)
     return workers(pipe)
 
 

@@ -17,13 +17,12 @@ values are somebody's place already.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from weft._core.messages import Process
+from weft._core.messages import Ancestor, Process
 from weft.errors import InvalidValue
 
 VARIABLES = ("WEFT_RANK", "WEFT_SIZE", "WEFT_JOB", "WEFT_MEMORY", "WEFT_LAUNCHER")
@@ -44,15 +43,6 @@ class Launched:
     launcher: int = 0
     #: why the ranks cannot meet through the memory of this host; empty where they can
     obstacle: str = ""
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """A process above this one, and the environment that it was started with."""
-
-    process: Process
-    #: None where this process may not see it
-    environ: Mapping[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -237,4 +227,6 @@ def _job(launcher: _Launcher, environ: Mapping[str, str], above: Process) -> str
     """A name that all ranks of the launch find, and no other launch's."""
     parts = [launcher.name, *(environ.get(name, "") for name in launcher.job)]
     text = "\n".join([*parts, f"{above.pid} {above.start}"])
+    import hashlib
+
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -36,6 +36,14 @@ class Process(NamedTuple):
     start: int
 
 
+class Ancestor(NamedTuple):
+    """A process above this one, and the environment that it was started with. Stays here."""
+
+    process: Process
+    #: None where this process may not see it
+    environ: dict[str, str] | None
+
+
 class Hello(NamedTuple):
     """A rank says who it is; its pid the kernel says."""
 

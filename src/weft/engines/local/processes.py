@@ -7,13 +7,9 @@ import select
 import signal
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from weft._core.messages import Process
+from weft._core.messages import Ancestor, Process
 from weft.engines.local.translation import translated
-
-if TYPE_CHECKING:
-    from weft._core.launched import Ancestor
 
 
 def this_process() -> Process:
@@ -40,8 +36,6 @@ def state_letter(pid: int) -> str:
 
 def ancestors() -> Iterator[Ancestor]:
     """This process's parent, the parent's parent, and so on as far as they can be seen."""
-    from weft._core.launched import Ancestor
-
     pid = os.getppid()
     while pid > 0:
         yield Ancestor(Process(pid, process_start(pid)), _environment(pid))
