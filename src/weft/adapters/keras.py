@@ -39,7 +39,12 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def parts(model: Any) -> list[Any]:
-    return list(_parameters(model).values())
+    """On the torch backend a model is a module too, whose optimizers hold not the variables, but
+    their tensors."""
+    variables = list(_parameters(model).values())
+    if keras.backend.backend() != "torch":
+        return variables
+    return [*variables, *(variable.value for variable in variables)]
 
 
 def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+import weft
 from tests.adapters import contract
 from tests.adapters.contract import Subject
 from weft import adapters
@@ -149,3 +150,33 @@ def test_other_values_are_no_models() -> None:
         [sequential(), np.ones(1)],
     ):
         assert adapters.of_model(value) is None
+
+
+@pytest.mark.skipif(not TORCH, reason="only on the torch backend is a model a module")
+def test_training_by_an_optimizer_of_torch() -> None:
+    """In every rank the optimizer changes that rank's own model, so that steps are those of one
+    process."""
+    import torch
+
+    def make() -> tuple[Any, Any]:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([layers.Input((3,)), layers.Dense(4), layers.Dense(1)])
+        return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return ((model(x) - y) ** 2).mean()
+
+    x = torch.tensor(np.random.default_rng(0).normal(size=(65, 3)).astype(np.float32))
+    y = x.sum(1, keepdim=True)
+    (alone, its_own), (model, optimizer) = make(), make()
+    expected = []
+    for _ in range(5):
+        its_own.zero_grad()
+        error = loss(alone, x, y)
+        error.backward()
+        its_own.step()
+        expected.append(error.item())
+    with weft.Team(2) as team:
+        step = weft.train_step(loss, model, optimizer, team=team)
+        assert np.allclose([step(x, y) for _ in range(5)], expected, rtol=1e-4)
+        assert weft.same(model, team=team)
