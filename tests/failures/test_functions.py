@@ -20,6 +20,8 @@ import pytest
 import weft
 from tests.support import marked_processes, run_python, wait_until, write_script
 from weft.engines.base import Member
+from weft.engines.local import workers
+from weft.engines.local.processes import readable
 from weft.errors import UsedConcurrently
 
 
@@ -240,6 +242,21 @@ def test_an_idle_worker_that_dies(team: weft.Team) -> None:
     team.restart()
     assert f(np.ones(1)) == os.getpid()
     still_works(team)
+
+
+def test_a_fork_server_that_is_killed(pair: weft.Team) -> None:
+    """Its workers end with it, so the team has lost them; another starts the next."""
+    total = weft.function(np.sum, collect="sum", team=pair)
+    assert total(np.arange(4)) == 6
+    server = workers.workers()._process
+    assert server is not None
+    (worker,) = pair.engine._crew.workers  # type: ignore[attr-defined]
+    server.kill()
+    wait_until(lambda: readable(worker.pidfd))
+    with pytest.raises(weft.WorkerLost, match="rank 1"):
+        total(np.arange(4))
+    pair.restart()
+    assert total(np.arange(4)) == 6
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "broadcast"])

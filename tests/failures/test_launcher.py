@@ -52,6 +52,28 @@ def test_killed_launcher_takes_its_ranks_along(
     assert process.returncode == -signal.SIGKILL
 
 
+DRIVING = """
+import sys, time, numpy, weft
+rank = weft.init().rank
+weft.map(abs, [1], n=1)
+double = weft.function(lambda x: 2 * x, collect="gather", team=weft.Team(2))
+double(numpy.arange(4))
+open(f"{sys.argv[1]}/driving{rank}", "w").close()
+weft.map(time.sleep, [60], n=1)
+"""
+
+
+def test_killed_launcher_takes_the_workers_of_its_ranks_along(tmp_path: Path) -> None:
+    """Those of a map, those of a team, and what started them."""
+    script = tmp_path / "driving.py"
+    script.write_text(DRIVING)
+    process = subprocess.Popen([*command(2), str(script), str(tmp_path)])
+    wait_until(lambda: all((tmp_path / f"driving{rank}").exists() for rank in range(2)))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not marked_processes(), seconds=2.0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_end_the_job(
     waiting: Callable[..., subprocess.Popen[bytes]], number: signal.Signals
