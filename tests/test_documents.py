@@ -37,21 +37,27 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_python_block_runs(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=f"{page.name} {number}")
+        for page in PAGES
+        for number, text in enumerate(blocks(page, "python"))
+    ],
+)
+def test_every_python_block_runs(text: str, tmp_path: Path) -> None:
     """Pasted into a file, each block is a program that ends well, alone and with two ranks."""
     # a compiler takes longer than all the rest; small graphs do without
     env = {**os.environ, "PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
-    for number, text in enumerate(blocks(page, "python")):
-        script = tmp_path / f"block{number}.py"
-        script.write_text(text)
-        alone = [sys.executable, str(script)]
-        ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
-        for command in (alone, ranks):
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
-            )
-            assert done.returncode == 0, f"{page} block {number}:\n{text}\n{done.stderr}"
+    script = tmp_path / "block.py"
+    script.write_text(text)
+    alone = [sys.executable, str(script)]
+    ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
+    for command in (alone, ranks):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
+        )
+        assert done.returncode == 0, f"{text}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
