@@ -2,9 +2,11 @@
 # make test    lint, types, and the whole test suite
 # make soak    a thousand kills, under load, and every fault with every size (about fifteen minutes)
 # make bench   weft beside its peers; writes benchmarks/results/ and docs/benchmarks.md
+# make docs    the documents as pages in build/site, served on this machine only, at port PORT
 # Each sets up .venv by itself and needs only Python 3.10 or later and a C compiler.
 
 PYTHON ?= python3
+PORT ?= 8000
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,9 +21,9 @@ BESIDE := tests/_api tests/failures/test_collectives.py tests/test_examples.py t
 	tests/failures/test_points.py tests/_core tests/adapters tests/seeds tests/test_doctor.py \
 	tests/test_documents.py tests/failures/test_giving_up.py \
 	tests/engines/local/test_random_collectives.py tests/test_launched_by_others.py \
-	tests/failures/test_table_histories.py tests/test_package.py tests/benchmarks
+	tests/failures/test_table_histories.py tests/test_package.py tests/benchmarks tests/test_site.py
 
-.PHONY: demo test lint types portable soak bench clean $(BESIDE)
+.PHONY: demo test lint types portable soak bench docs clean $(BESIDE)
 
 demo: .venv/core
 	$(BIN)/python examples/demo.py
@@ -55,6 +57,11 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/functions.py
 	$(BIN)/python benchmarks/report.py
 
+docs: .venv/docs
+	$(BIN)/python docs/drawings/draw.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
+
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later")'
 	$(PYTHON) -m venv .venv
@@ -65,6 +72,10 @@ bench: .venv/bench
 .venv/test: .venv/core
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[test]'
+	touch $@
+
+.venv/docs: .venv/core
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 .venv/bench: .venv/test
