@@ -124,6 +124,7 @@ def test_the_pages_for_older_programs_have_every_name(package: str) -> None:
 
 
 def modules_of(package: str) -> list[ModuleType]:
+    """A package and what is in it, but for what would load Keras here."""
     root = importlib.import_module(package)
     below = pkgutil.walk_packages(root.__path__, f"{package}.")
     names = [one.name for one in below if "._" not in one.name and "keras" not in one.name]
