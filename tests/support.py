@@ -80,9 +80,13 @@ def write_script(text: str) -> Path:
 
 
 def run_command(
-    line: Sequence[str], *, env: Mapping[str, str] | None = None, limit: float = 60.0
+    line: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    limit: float = 60.0,
+    folder: Path | None = None,
 ) -> Outcome:
-    """Run a command to its end."""
+    """Run a command to its end, in this folder or another."""
     began = time.monotonic()
     done = subprocess.run(
         line,
@@ -90,6 +94,7 @@ def run_command(
         text=True,
         timeout=limit,
         env={**os.environ, **(env or {})},
+        cwd=folder,
     )
     return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 

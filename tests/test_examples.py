@@ -1,52 +1,76 @@
-"""The examples: real programs, each of which checks its own result."""
+"""The examples: programs that check their own results, and print what their index says."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.pages import ROOT, Shown, shown
 from tests.support import Outcome, launch, run_command
 
-FOLDER = Path(__file__).parent.parent / "examples"
-#: what each prints, after how many workers there were
-EXAMPLES = {
+FOLDER = ROOT / "examples"
+#: examples/README.md: the command of each example and what it prints
+INDEX = {one.command[-1].removeprefix("examples/"): one for one in shown(FOLDER / "README.md")}
+#: those that the index has without a command: tests/test_documents.py and test_notebook.py run them
+APART = {"demo.py", "tour.ipynb"}
+#: those of ranks, which run alone too, and then say so of one worker or rank
+ALONE = {
+    "average.py": "rank 0 of 1: 1001 rows, weights [ 0.999 -2.001  0.504]",
+    "digits_table.py": "1 rank: 0.9",
+    "meet.py": "I am rank 0 of 1",
     "skip_gram.py": "of the nearest words are of the same topic",
-    "theano/logistic_regression.py": "of 360 digits are right",
+    "survive.py": "rank 0 of 1 survivors went on, generation 0",
+    "theano/logistic_regression.py": "1 workers: 0.9",
     "theano/multi_gpu.py": "as least squares has them",
-    "torch_cnn.py": "of 360 digits are right",
+    "torch_cnn.py": "1 workers: 0.9",
 }
-#: those that start workers themselves
-OF_MAP = {
-    "bootstrap.py": "MB of their own read 400 MB",
-    "monte_carlo.py": "with 1, 2 and 3 workers and with none",
-    "playdoh/column_sums.py": "[5. 5. 5. 5.] as without workers",
-    "playdoh/inverses.py": "2 matrices, inverted: 0.500 and 0.333",
-    "sweep.py": "400 epidemics; none is further than",
-}
-OF_FUNCTIONS = {
-    "least_squares.py": "2,000,000 rows in shared memory, as NumPy solves them",
-    "torch_mlp.py": "90 steps as in one process",
-    "torch_resnet.py": "50 steps as in one process",
-}
-#: those of synkhronos, which PyTensor compiles, or would: small graphs do without
-OF_SYNKHRONOS = {
-    "synkhronos/digits.py": "the losses are those of one process",
-    "synkhronos/example_0.py": "2 processes: all assertions passed",
-    "synkhronos/example_1.py": "after broadcast, a call and all_reduce",
-    "synkhronos/lengths.py": "gathered 7 rows of both into each",
-}
+#: small graphs do without a compiler
+FLAGS = {"PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
+
+
+def test_the_index_has_every_example() -> None:
+    """Each program and notebook is linked once, in a line of its own, with what it prints."""
+    examples = [path for end in ("*.py", "*.ipynb") for path in FOLDER.rglob(end)]
+    names = sorted(str(path.relative_to(FOLDER)) for path in examples)
+    linked = re.findall(r"^\[(.+)\]\(\1\)[:,] ", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert sorted(linked) == names
+    assert sorted({*INDEX, *APART}) == names
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_an_example_prints_what_the_index_says(name: str, tmp_path: Path) -> None:
+    """The command of the index ends well; `survive.py` with the code of the rank it kills."""
+    one = INDEX[name]
+    outcome = run_shown(one, tmp_path, code=128 + 9 if name == "survive.py" else 0)
+    assert one.is_printed_by(outcome.out), f"the index has\n{one.output}\nand it was\n{outcome}"
+    assert "Traceback" not in outcome.err, outcome
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_example_of_ranks_alone(name: str, tmp_path: Path) -> None:
+    """Without a launcher it is a group of one, ends well, and says so once."""
+    outcome = run_example(name, 1, "python", tmp_path)
+    assert outcome.out.count(ALONE[name]) == 1, outcome
+
+
+def run_shown(one: Shown, folder: Path, code: int) -> Outcome:
+    """Run a command of the index from the project's folder, as its reader does."""
+    program = {"python": [sys.executable], "weft": [sys.executable, "-m", "weft"]}[one.command[0]]
+    env = {**FLAGS, "TMPDIR": str(traces_in(folder))}
+    outcome = run_command([*program, *one.command[1:]], env=env, limit=100, folder=ROOT)
+    assert outcome.code == code, outcome
+    return outcome
 
 
 def run_example(
     name: str, workers: int, launcher: str, folder: Path, *arguments: str, **variables: str
 ) -> Outcome:
-    traces = folder / "traces"  # frameworks leave things in the temporary folder
-    traces.mkdir()
-    env, path = {"TMPDIR": str(traces), **variables}, FOLDER / name
+    env, path = {"TMPDIR": str(traces_in(folder)), **variables}, FOLDER / name
     if launcher == "python":
         outcome = run_command([sys.executable, str(path), *arguments], env=env, limit=100)
     else:
@@ -55,49 +79,11 @@ def run_example(
     return outcome
 
 
-@pytest.mark.parametrize(("workers", "launcher"), [(1, "python"), (2, "weft run")])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example(name: str, workers: int, launcher: str, tmp_path: Path) -> None:
-    """It ends well, and says so once, alone and with two workers."""
-    outcome = run_example(name, workers, launcher, tmp_path)
-    assert outcome.out.count(EXAMPLES[name]) == 1, outcome
-    if "digits" in EXAMPLES[name]:
-        assert f"{workers} workers" in outcome.out, outcome
-
-
-@pytest.mark.parametrize("name", OF_MAP)
-def test_an_example_of_map(name: str, tmp_path: Path) -> None:
-    """It ends well, and says so."""
-    outcome = run_example(name, 1, "python", tmp_path)
-    assert OF_MAP[name] in outcome.out, outcome
-    assert "Traceback" not in outcome.err, outcome
-
-
-@pytest.mark.parametrize("name", OF_FUNCTIONS)
-def test_an_example_of_functions(name: str, tmp_path: Path) -> None:
-    """It ends well, and says so."""
-    outcome = run_example(name, 1, "python", tmp_path)
-    assert OF_FUNCTIONS[name] in outcome.out, outcome
-    assert "Traceback" not in outcome.err, outcome
-
-
-@pytest.mark.parametrize("name", OF_SYNKHRONOS)
-def test_an_example_of_synkhronos(name: str, tmp_path: Path) -> None:
-    """It ends well, and says so."""
-    flags = "linker=py,optimizer=fast_compile"
-    outcome = run_example(name, 1, "python", tmp_path, PYTENSOR_FLAGS=flags)
-    assert OF_SYNKHRONOS[name] in outcome.out, outcome
-    assert "Traceback" not in outcome.err, outcome
-
-
-def test_every_example_is_run() -> None:
-    """Here, or by `make demo`."""
-    demo = (FOLDER / "demo.py").read_text()
-    for path in FOLDER.rglob("*.py"):
-        name = str(path.relative_to(FOLDER))
-        apart = ("demo.py", "theano/logistic_regression_single.py")
-        known = {*EXAMPLES, *OF_MAP, *OF_FUNCTIONS, *OF_SYNKHRONOS, *apart}
-        assert name in known or f"examples/{name}" in demo, name
+def traces_in(folder: Path) -> Path:
+    """A temporary folder in which frameworks may leave things."""
+    traces = folder / "traces"
+    traces.mkdir()
+    return traces
 
 
 def test_the_sweep_with_a_plot(tmp_path: Path) -> None:
@@ -126,12 +112,6 @@ def test_logistic_regression_as_the_tutorial_runs_it(tmp_path: Path) -> None:
     assert outcome.out.startswith("4 workers: 0.9"), outcome
 
 
-def test_logistic_regression_in_one_process(tmp_path: Path) -> None:
-    """The program without multiverso."""
-    outcome = run_example("theano/logistic_regression_single.py", 1, "python", tmp_path)
-    assert outcome.out.startswith("1 worker: 0.9"), outcome
-
-
 def test_every_difference_is_marked() -> None:
     """Without the lines that a comment marks, the program is the one for one process."""
     single, many = (
@@ -154,9 +134,11 @@ def test_every_difference_is_marked() -> None:
 
 def test_one_gpu_each_where_jax_cannot_use_it(tmp_path: Path) -> None:
     """The way for GPUs is taken where there may be one; without CUDA in JAX the program says so."""
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    env = {"TMPDIR": str(traces), "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "JAX_PLATFORMS": "cpu"}
+    env = {
+        "TMPDIR": str(traces_in(tmp_path)),
+        "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",
+        "JAX_PLATFORMS": "cpu",
+    }
     outcome = launch(FOLDER / "theano/multi_gpu.py", 2, env=env)
     assert outcome.code == 0, outcome
     assert outcome.out.count("computes on the CPU: this JAX has no CUDA") == 2, outcome
