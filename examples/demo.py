@@ -37,7 +37,7 @@ Measured = tuple[float, float, float]
 
 def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # so that lines and bars keep their order
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     cores = resources.count_cores()[0]
     say(
         f"weft {weft.__version__} with Python {platform.python_version()} on {cores} cores. "
@@ -46,6 +46,8 @@ def main() -> None:
     measured = {"table": show_table(), "function": show_function(), "map": show_map()}
     show_losses()
     summarise(measured)
+    if load > cores / 2:
+        say(f"The load was {load:.1f} at the start: speed-ups are larger on a machine at rest.")
     print(f"\n{len(CHECKED)} checks in {time.perf_counter() - began:.0f} s")
     print("demo: all checks passed")
 
