@@ -21,7 +21,8 @@ BESIDE := tests/_api tests/failures/test_collectives.py tests/test_examples.py t
 	tests/failures/test_points.py tests/_core tests/adapters tests/seeds tests/test_doctor.py \
 	tests/test_documents.py tests/failures/test_giving_up.py \
 	tests/engines/local/test_random_collectives.py tests/test_launched_by_others.py \
-	tests/failures/test_table_histories.py tests/test_package.py tests/benchmarks tests/test_site.py
+	tests/failures/test_table_histories.py tests/test_package.py tests/test_readme.py tests/benchmarks \
+	tests/test_site.py tests/test_notebook.py
 
 .PHONY: demo test lint types portable soak bench docs clean $(BESIDE)
 

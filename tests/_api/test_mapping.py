@@ -423,7 +423,7 @@ def test_maps_from_several_threads_do_not_disturb_each_other() -> None:
 # what makes no sense
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-    (weft.map, (3, [1]), {}, InvalidType, r"map got 3 of type int as the function; expected some"),
+    (weft.map, (3, [1]), {}, InvalidType, r"of map\(fun, items\) is 3 of type int; expected a fun"),
     (weft.map_async, (None, [1]), {}, InvalidType, r"map_async got None of type NoneType"),
     (
         weft.map,

@@ -114,8 +114,9 @@ def test_who_has_a_place_for_an_item(function: Any, besides: int, takes: bool) -
 def test_what_cannot_be_called_is_refused(value: object) -> None:
     """The message shows the value, its type and what was expected."""
     with pytest.raises(InvalidType) as caught:
-        check_callable(value, "map")
+        check_callable(value, "map(fun, items)")
     text = str(caught.value)
-    assert text.startswith(f"map got {value!r} of type {type(value).__name__} as the function; ")
-    assert "expected something that can be called with one item" in text
+    kind = type(value).__name__
+    assert text.startswith(f"the first argument of map(fun, items) is {value!r} of type {kind}; ")
+    assert "expected a function" in text
     check_callable(len, "map")

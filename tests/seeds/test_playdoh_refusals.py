@@ -17,8 +17,8 @@ from weft.resources import count_cores
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"fun": 3}, InvalidType, "distribute got 3 of type int as the function"),
-        ({"fun": None}, InvalidType, "got None of type NoneType as the function"),
+        ({"fun": 3}, InvalidType, r"argument of distribute\(fun\) is 3 of type int"),
+        ({"fun": None}, InvalidType, "is None of type NoneType; expected a function"),
         ({"max_cpu": 0}, InvalidValue, r"max_cpu=0\): expected a whole number, 1 or more"),
         ({"max_cpu": -2}, InvalidValue, r"max_cpu=-2\): expected a whole number, 1 or more"),
         ({"max_cpu": 1.5}, InvalidType, r"max_cpu=1\.5\): .* got float"),
@@ -101,8 +101,8 @@ def test_map_refuses(call: Callable[..., Any]) -> None:
     name = call.__name__
     for arguments, options, error, message in (
         ((abs,), {}, InvalidType, rf"{name} got a function and no list"),
-        ((3, [1]), {}, InvalidType, rf"{name} got 3 of type int as the function"),
-        ((3, [1], [2]), {}, InvalidType, rf"{name} got 3 of type int as the function"),
+        ((3, [1]), {}, InvalidType, rf"argument of {name}\(fun, items\) is 3 of type int"),
+        ((3, [1], [2]), {}, InvalidType, rf"argument of {name}\(fun, items\) is 3 of type int"),
         ((abs, 3), {}, InvalidType, "items of type int"),
         ((max, [1], 3), {}, InvalidType, "not iterable; expected lists after the function"),
         ((max, [1], [2, 3]), {}, InvalidValue, rf"{name} got lists of 1, 2 elements"),

@@ -76,7 +76,7 @@ def distribute(
     """
     how = _How(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
     how.check()
-    check_callable(fun, "distribute")
+    check_callable(fun, "distribute(fun)")
     check_shared_data(shared_data)
     if machines or port is not None:
         raise EngineUnavailable(

@@ -60,7 +60,7 @@ def function(
     `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all. `fun` is sent
     as it is at its first call, and dropped by the workers some time after the function is gone.
     """
-    check_callable(fun, "function")
+    check_callable(fun, "function(fun)")
     check_modes(collect)
     return Function(fun, split=split, whole=whole, collect=collect, team=team, check=check)
 

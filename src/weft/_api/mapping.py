@@ -69,7 +69,7 @@ def map(  # what the built-in does, on all cores
     """
     options = _Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     options.check("map")
-    check_callable(fun, "map")
+    check_callable(fun, "map(fun, items)")
     return _Mapping(fun, items, options).run()
 
 
@@ -96,7 +96,7 @@ def map_async(
     """
     options = _Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     options.check("map_async")
-    check_callable(fun, "map_async")
+    check_callable(fun, "map_async(fun, items)")
     return MapHandle(_Mapping(fun, items, options))
 
 

@@ -41,7 +41,7 @@ def train_step(
 
 class _TrainStep:
     def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
-        check_callable(loss, "train_step")
+        check_callable(loss, "train_step(loss, model, optimizer)")
         if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
             self._step: Callable[..., float] = _step
         elif isinstance(model, Holder) and callable(optimizer):

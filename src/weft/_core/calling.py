@@ -77,11 +77,12 @@ def takes_an_item(function: Callable[..., Any], besides: int) -> bool:
     return len(named) > besides
 
 
-def check_callable(function: object, where: str) -> None:
+def check_callable(function: object, form: str) -> None:
+    """Raise unless the first argument of a call of this form is a function."""
     if not callable(function):
         raise InvalidType(
-            f"{where} got {function!r} of type {type(function).__name__} as the function; "
-            "expected something that can be called with one item"
+            f"the first argument of {form} is {function!r} of type {type(function).__name__}; "
+            "expected a function, or something else that can be called"
         )
 
 
