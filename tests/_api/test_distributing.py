@@ -329,7 +329,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path, monkeypatch: pytest.Monkey
 # what makes no sense
 
 WRONG: list[tuple[dict[str, Any], type[WeftError], str]] = [
-    ({"fun": 3}, InvalidType, r"distribute got 3 of type int as the function; expected something"),
+    ({"fun": 3}, InvalidType, r"of distribute\(fun\) is 3 of type int; expected a function"),
     ({"max_cpu": 0}, InvalidValue, r"distribute\(max_cpu=0\): expected a whole number, 1 or more"),
     ({"max_cpu": -4}, InvalidValue, r"max_cpu=-4\): expected a whole number, 1 or more"),
     ({"max_cpu": 1.5}, InvalidType, r"max_cpu=1\.5\): expected a whole number.*got float"),

@@ -424,7 +424,7 @@ def test_maps_from_several_threads_do_not_disturb_each_other() -> None:
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     (weft.map, (3, [1]), {}, InvalidType, r"of map\(fun, items\) is 3 of type int; expected a fun"),
-    (weft.map_async, (None, [1]), {}, InvalidType, r"map_async got None of type NoneType"),
+    (weft.map_async, (None, [1]), {}, InvalidType, r"of map_async\(fun, items\) is None of type"),
     (
         weft.map,
         (abs, 5),
