@@ -76,6 +76,11 @@ def same(found: Array, expected: Array) -> bool:
     )
 
 
+def there_and_back(value: list[Any]) -> Any:
+    packed = pack(value, 0)
+    return load(packed.payload)
+
+
 def blocks_in_use() -> int:
     """How many blocks of this process's own somebody has, after what was dropped is seen."""
     gc.collect()
@@ -91,7 +96,7 @@ def test_an_array_arrives_as_what_it_was(name: str) -> None:
     same memory; in whatever it lies."""
     array = arrays()[name]
     value = [array, {"key": (array[..., None],)}, SimpleNamespace(array=array)]
-    loaded = load(pack(value, 0).payload)
+    loaded = there_and_back(value)
     assert same(loaded[0], array)
     assert loaded[2].array is loaded[0]
     assert same(loaded[1]["key"][0], array[..., None])
@@ -256,11 +261,11 @@ def test_tensors_travel() -> None:
     assert packed.shared == 2 * large.nbytes
     packed.release()
     for name, value in values.items():
-        loaded = load(pack([value], 0).payload)[0]
+        loaded = there_and_back([value])[0]
         assert type(loaded) is type(value), name
         assert (loaded.dtype, loaded.requires_grad) == (value.dtype, value.requires_grad), name
         assert torch.equal(loaded.detach().to_dense(), value.detach().to_dense()), name
-    loaded = load(pack([large], 0).payload)[0]
+    loaded = there_and_back([large])[0]
     loaded += 1
     assert large[0] == 0
 
@@ -270,13 +275,13 @@ def test_subclasses_are_pickled_as_they_want() -> None:
     """A masked array keeps its mask, a matrix is one; a file in memory arrives as its values."""
     masked = np.ma.masked_less(np.arange(100_000.0), 10)
     matrix = np.asmatrix(np.ones((200, 200)))
-    loaded = load(pack([masked, matrix], 0).payload)
+    loaded = there_and_back([masked, matrix])
     assert loaded[0].sum() == masked.sum()
     assert type(loaded[1]) is np.matrix
     path = Path(os.environ["WEFT_TEST_FOLDER"]) / "values"
     mapped = np.memmap(path, np.int64, "w+", shape=(50_000,))
     mapped[:] = 7
-    assert load(pack([mapped], 0).payload)[0].sum() == 350_000
+    assert there_and_back([mapped])[0].sum() == 350_000
 
 
 def test_shared_data_of_a_masked_array_keeps_its_mask() -> None:

@@ -34,7 +34,8 @@ def test_a_small_view_takes_its_own_bytes_with_it() -> None:
 )
 def test_small_tensors_arrive_as_they_were(tensor: torch.Tensor) -> None:
     """Whatever their kind, and writable."""
-    (found,) = load(pack([tensor], 0).payload)
+    packed = pack([tensor], 0)
+    (found,) = load(packed.payload)
     assert found.dtype == tensor.dtype
     assert found.requires_grad == tensor.requires_grad
     assert found.layout == tensor.layout

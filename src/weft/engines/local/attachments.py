@@ -28,7 +28,7 @@ from weft.engines.local.arena import WARM_SECONDS
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.keeper import Keeper
 from weft.engines.local.processes import open_pidfd
-from weft.engines.local.references import Reference, Source
+from weft.engines.local.references import NO_PIN, Reference, Source
 from weft.engines.local.segment import Block, Segment
 from weft.engines.local.views import Views
 from weft.errors import SegmentGone, Stalled
@@ -129,6 +129,8 @@ class Attachments:
         block, owner = self._views.get(name), self._owners.get(source)
         if block is None or owner is None or self._origins.get(name) != source:
             return None
+        if pin == NO_PIN:
+            return block
         if owner.unread >= _MOST_UNREAD or not owner.channel.send_now(Unpin(name, pin)):
             return None
         owner.unread += 1
@@ -148,6 +150,11 @@ class Attachments:
         if isinstance(answer, Gone):  # handed on by somebody who is not its owner
             return keeper.refer_on_behalf(name, block)
         return Reference(name, answer.pin, (source, keeper.hand_on(name)))
+
+    def mention(self, name: int, keeper: Keeper) -> Reference:
+        """A block that is seen here for as long as the reference is of use; its owner need not
+        know, as it has lent it to this process."""
+        return Reference(name, NO_PIN, (self._origins[name], keeper.hand_on(name)))
 
     @property
     def need_thread(self) -> bool:

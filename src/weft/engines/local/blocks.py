@@ -1,7 +1,8 @@
 """Blocks of shared memory as the rest of weft sees them: make, refer to, attach.
 
     block = allocate(size)         memory in use while block.buffer lives
-    reference = refer(buffer)      what to send to another process in its place
+    reference = refer(buffer)      what to send to another process in its place, pinned
+    reference = mention(buffer)    the same, of use while the buffer lives here
     block = attach(reference)      the same memory there, not a copy
 
 `keeper.py` looks after the blocks that this process made, `attachments.py`
@@ -79,6 +80,17 @@ def refer(buffer: object) -> Reference:
     if _here.keeper.owns(name):
         return _here.keeper.refer(name)
     return _here.attachments.refer(name, _here.keeper)
+
+
+def mention(buffer: object) -> Reference:
+    """What stands for the block behind `buffer` for as long as `buffer` lives: no pin, so nothing
+    is left of it wherever a signal handler raises."""
+    name = _here.views.name_of(buffer)
+    if name is None:
+        raise InvalidValue("this memory is not a shared block of this process; use weft.share")
+    if _here.keeper.owns(name):
+        return _here.keeper.mention(name)
+    return _here.attachments.mention(name, _here.keeper)
 
 
 def unpin(reference: Reference) -> None:

@@ -35,7 +35,7 @@ from weft.engines import threads
 from weft.engines.local.arena import Arenas, Range
 from weft.engines.local.channel import Channel, Closed, Listener
 from weft.engines.local.processes import readable, this_process
-from weft.engines.local.references import Reference, Source, new_name
+from weft.engines.local.references import NO_PIN, Reference, Source, new_name
 from weft.engines.local.segment import Block
 from weft.engines.local.translation import translated
 from weft.engines.local.views import Views
@@ -110,6 +110,13 @@ class Keeper:
         with self._lock:
             source = self._serve()
             return Reference(name, self._pin(self._kept[name]), (source,))
+
+    def mention(self, name: int) -> Reference:
+        """A block of this process that is seen here for as long as the reference is of use."""
+        with self._lock:
+            source = self._serve()
+            self._kept[name].referred = True
+            return Reference(name, NO_PIN, (source,))
 
     def unpin(self, name: int, pin: int) -> None:
         """Give up a pin: nobody will attach what it stands for."""

@@ -6,16 +6,22 @@ its own, so that a function may work in place. Its block is free again when its 
 
 from __future__ import annotations
 
+import mmap
 import sys
 from typing import Any
 
 import numpy as np
 
 from weft._core.elements import Array
+from weft.engines.local import blocks
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.references import Reference
-from weft.engines.local.shared_arrays import SharedArray, attach, copy_in, read_only
+from weft.engines.local.segment import Block
+from weft.engines.local.shared_arrays import SharedArray, attach, copy_in, describe, read_only
 from weft.engines.local.wire import LARGE
+
+#: bytes from which on a mapping of its own costs an array less than a copy
+_MAPPED = 1 << 20
 
 
 class Placed(SharedArray):
@@ -34,9 +40,11 @@ def is_large(array: Array) -> bool:
     return lies_there or array.nbytes >= LARGE
 
 
-def reduce(array: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What to pickle in the place of an array that is large; the reference is the first of it."""
-    arguments: Any = _in_shared_memory(array).__reduce__()[1]
+def reduce(array: Any, shared: SharedArray, *, pin: bool) -> tuple[Any, tuple[Any, ...]]:
+    """What to pickle in the place of an array that is large and lies there in shared memory; the
+    reference is the first of it."""
+    refer = blocks.refer if pin else blocks.mention
+    arguments = describe(shared, refer(buffer_of(shared)))
     if type(array) is SharedArray:
         return attach, arguments
     return _plain, (*arguments[:-1], array.flags.writeable)
@@ -48,16 +56,22 @@ def copied_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     return (_copy, *reduced[1:]) if reduced[0] is _plain else reduced
 
 
+def private_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same where few change theirs: what nobody changes is one memory for all."""
+    changeable = reduced[0] is _plain and reduced[1][-1]
+    return (_private, *reduced[1:]) if changeable else reduced
+
+
 def place(array: Array, *, readonly: bool) -> Array:
     """An array in shared memory with the same values, for workers: the array itself if it was
     shared. One that cannot lie there is left as it is."""
     if array.dtype.hasobject or type(array) not in KINDS:
         return array
-    shared = _in_shared_memory(array)
+    shared = in_shared_memory(array)
     return (read_only(shared) if readonly else shared).view(Placed)
 
 
-def _in_shared_memory(array: Array) -> SharedArray:
+def in_shared_memory(array: Array) -> SharedArray:
     """The array itself if it is there for all to see; of a result, which is there too, but its
     owner's alone, a copy."""
     if buffer_of(array) is None or (type(array) is np.ndarray and array.flags.writeable):
@@ -87,6 +101,38 @@ def _copy(reference: Reference, *arguments: Any) -> Any:
     copy = np.array(shared, order="K", subok=False)
     copy.flags.writeable = shared.flags.writeable
     return copy
+
+
+def _private(reference: Reference, *arguments: Any) -> Any:
+    block = blocks.attach(reference)
+    shape, dtype, offset, strides, _ = arguments
+    if block.length >= _MAPPED:
+        try:
+            memory = _Private.over(block)
+        except (OSError, ValueError):  # no descriptor is left, or it has been given up
+            return _copy(reference, *arguments)
+        begin = block.offset % mmap.ALLOCATIONGRANULARITY + offset
+        return np.ndarray(shape, dtype, buffer=memory, offset=begin, strides=strides)
+    return _copy(reference, *arguments)
+
+
+class _Private(mmap.mmap):
+    """A block as this process alone sees it: a page is copied when it is first written to."""
+
+    #: in use for as long as this is: what was not written to is still the block's
+    block: Block
+
+    @classmethod
+    def over(cls, block: Block) -> _Private:
+        before = block.offset % mmap.ALLOCATIONGRANULARITY
+        memory = cls(
+            block.segment.descriptor,
+            before + block.length,
+            flags=mmap.MAP_PRIVATE,
+            offset=block.offset - before,
+        )
+        memory.block = block
+        return memory
 
 
 def _tensor(array: Any) -> Any:

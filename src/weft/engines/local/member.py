@@ -97,7 +97,6 @@ def pack_mentioning(value: Any, known: Mapping[int, Place], what: str) -> Packed
     packed = _ForSeveral()
     try:
         packed.dump_by(Pickler, value)
-        packed.hold()
     except BaseException as error:
         packed.release()
         if isinstance(error, WeftError) or not isinstance(error, Exception):

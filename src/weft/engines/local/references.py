@@ -6,6 +6,8 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
+NO_PIN = 0
+
 
 @dataclass(frozen=True)
 class Source:
@@ -21,7 +23,8 @@ class Reference:
     """What stands for a block in another process."""
 
     block: int
-    #: keeps the block until the reference is attached for the first time
+    #: keeps the block until the reference is attached for the first time; NO_PIN: whoever made the
+    #: reference keeps it
     pin: int
     #: whom to ask: the owner, then who sent it
     sources: tuple[Source, ...]

@@ -180,6 +180,7 @@ class Round:
 
     def _take(self, worker: Worker, message: Done | Unreadable | Stopped) -> None:
         rank, packed = self._busy.pop(worker)
+        packed.release()
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
             self._failures += [restore(failure, where) for _, failure in message.failures]
@@ -191,7 +192,6 @@ class Round:
                 else:
                     self._failures.append(error)
             return
-        packed.release()
         if isinstance(message, Unreadable):
             self._failures.append(restore(message.failure, where))
         elif not self._ending:

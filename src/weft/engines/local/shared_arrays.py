@@ -64,15 +64,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         buffer = buffer_of(self)
         if buffer is None:
             return self.view(np.ndarray).__reduce__()
-        offset = self.__array_interface__["data"][0] - ctypes.addressof(buffer)
-        return attach, (
-            blocks.refer(buffer),
-            self.shape,
-            self.dtype,
-            offset,
-            self.strides,
-            self.flags.writeable,
-        )
+        return attach, describe(self, blocks.refer(buffer))
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         # ndarray has its own for protocol 5, which would send the bytes
@@ -87,6 +79,12 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         if return_scalar or array.shape == ():
             return array[()]
         return array.view(np.ndarray)
+
+
+def describe(array: SharedArray, reference: Reference) -> tuple[Any, ...]:
+    """What `attach` takes to make the array again from a reference to its block."""
+    offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer_of(array))
+    return reference, array.shape, array.dtype, offset, array.strides, array.flags.writeable
 
 
 def attach(  # noqa: PLR0917  pickle calls it with positions only

@@ -233,7 +233,6 @@ class _Run:
         if isinstance(message, Stopped):
             message = Unreadable(_INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
-            packed.release()
             self._free(worker)
             if len(batch.items) > 1 and not message.about_function:
                 self._schedule.one_by_one(batch)
@@ -262,7 +261,7 @@ class _Run:
     def _free(self, worker: Worker) -> None:
         """Its answer is here, and whole."""
         (self._served if self._job.one_each else self._idle).append(worker)
-        del self._busy[worker]
+        self._busy.pop(worker).packed.release()
 
     def _not_loaded(
         self, worker: Worker, message: Done, error: Exception
@@ -358,7 +357,6 @@ class _Run:
             self._drop(worker)
             return
         if message is not None:
-            self._busy[worker].packed.release()
             self._free(worker)
         elif worker.pidfd in events:
             self._drop(worker)

@@ -32,16 +32,23 @@ _PROTOCOL = 5
 
 
 class Packed:
-    """Something as bytes, and the blocks of shared memory that they refer to."""
+    """Something as bytes, and the shared memory that they refer to.
 
-    def __init__(self) -> None:
+    The memory is there for as long as this object is: wherever a signal handler raises, it goes
+    with the object. What is `pinned` can be sent and forgotten: its memory is there until somebody
+    has attached it.
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
         self.payload = b""
         #: bytes of arrays that are not in the payload
         self.shared = 0
-        self._references: list[Any] = []
+        self._pinned = pinned
+        self._pins: list[Any] = []
+        #: arrays over the memory
+        self._held: list[Any] = []
         #: what each large array became, should a second pickler come across it
         self._reduced: dict[int, tuple[Any, Any]] = {}
-        self._held: list[Any] = []
 
     @cached_property
     def digest(self) -> bytes:
@@ -52,25 +59,18 @@ class Packed:
     @property
     def refers(self) -> bool:
         """Whether it is of use only as long as the memory that it refers to is there."""
-        return bool(self._references)
-
-    def hold(self) -> None:
-        """Keep the memory for as long as this object lives, not until somebody has attached it."""
-        if self._references:
-            from weft.engines.local import blocks
-
-            self._held = [blocks.attach(reference) for reference in self._references]
-        self._reduced.clear()
+        return bool(self._held or self._pins)
 
     def release(self) -> None:
-        """Give up what nobody has attached yet: it will not be."""
-        if self._references:
+        """Give the memory up: who has not attached it yet will not."""
+        if self._pins:
             from weft.engines.local import blocks
 
-            for reference in self._references:
+            for reference in self._pins:
                 blocks.unpin(reference)
-        self._reduced.clear()
+        self._pins.clear()
         self._held.clear()
+        self._reduced.clear()
 
     def dump(self, value: Any) -> None:
         """Pickle a value by pickle's own pickler."""
@@ -93,6 +93,7 @@ class Packed:
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
         self.payload = file.getvalue()
+        self._reduced.clear()  # no other pickler comes after this one
 
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
         if "numpy" not in sys.modules:
@@ -110,19 +111,31 @@ class Packed:
         if not large_arrays.is_large(array):
             return array.__reduce_ex__(_PROTOCOL)
         if id(array) not in self._reduced:
-            reduced = large_arrays.reduce(array)
-            self._references.append(reduced[1][0])
+            shared = large_arrays.in_shared_memory(array)
+            reduced = large_arrays.reduce(array, shared, pin=self._pinned)
+            (self._pins if self._pinned else self._held).append(
+                reduced[1][0] if self._pinned else shared
+            )
             self._reduced[id(array)] = (array, reduced)
             self.shared += array.nbytes
         return self._reduced[id(array)][1]
 
 
-def pack(items: list[Any], first: int, name: str = "items") -> Packed:
+class PackedFunction(Packed):
+    """Sent to several workers, each of which may change its arrays: none sees another's changes."""
+
+    def _array(self, array: Any) -> Any:
+        from weft.engines.local import large_arrays
+
+        return large_arrays.private_there(super()._array(array))
+
+
+def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = False) -> Packed:
     """Items, or results, ready to be sent; `first` is the index of the first of them.
 
     Raises InvalidType, which says what in which of them is in the way.
     """
-    packed = Packed()
+    packed = Packed(pinned=pinned)
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
@@ -150,10 +163,9 @@ def pack(items: list[Any], first: int, name: str = "items") -> Packed:
 
 def pack_function(function: Callable[..., Any]) -> Packed:
     """A function ready to be sent to any number of workers. Raises InvalidType."""
-    packed = Packed()
+    packed = PackedFunction()
     try:
         packed.dump_by_value(function)
-        packed.hold()
     except BaseException as error:
         packed.release()
         if isinstance(error, WeftError) or not isinstance(error, Exception):

@@ -211,17 +211,17 @@ def _end_child(failures: list[tuple[int, Failure]]) -> None:
 def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Packed:
     """The results, without those that cannot be sent: these are failures of their items."""
     try:
-        return pack(values, first, "results")
+        return pack(values, first, "results", pinned=True)
     except Exception:  # a class's own pickling may raise anything
         for position, value in enumerate(values):
             try:
-                pack([value], first + position, "results").release()
+                pack([value], first + position, "results")
             except Exception as error:  # this is the one, or one of them
                 failures.append((position, describe(error)))
                 values[position] = None
         failures.sort(key=lambda failure: failure[0])
     try:
-        return pack(values, first)
+        return pack(values, first, pinned=True)
     except Exception as error:  # each of them can be sent, but there is no memory for all
         failed = describe(error)
         failures[:] = dict([*enumerate([failed] * len(values)), *failures]).items()
