@@ -61,6 +61,7 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
         )
     if gpus:
         _narrow(gpus[0])
+    team.engine.restart_by = "synkhronos.close()\n    synkhronos.fork()"
     _team, _master, _closed = team, master, False
     set_default_team(team)
     return team.size

@@ -212,7 +212,7 @@ def test_a_worker_that_dies(team: weft.Team) -> None:
     copies = weft.replicate(weights, team=team)
     f = weft.function(elsewhere(kill_itself, lambda: time.sleep(60)), collect="sum", team=team)
     start = time.monotonic()
-    with pytest.raises(weft.WorkerLost, match=r"SIGKILL.*rank [12] of a team.*team\.restart"):
+    with pytest.raises(weft.WorkerLost, match=r"(?s)SIGKILL.*rank [12] of a team.*team\.restart"):
         f(np.ones(6))
     assert time.monotonic() - start < 5
     with pytest.raises(weft.TeamBroken, match=r"team\.restart\(\)"):

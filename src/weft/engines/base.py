@@ -300,8 +300,8 @@ class StandingTeam(ABC):
     """A driver, rank 0, which computes too, and workers that stay and keep what they are given."""
 
     size: int
-    #: this process's
-    member: Member
+    member: Member  #: this process's
+    restart_by = "team.restart()"  #: what the user writes to have it started again
 
     @abstractmethod
     def keep(self, value: Any, what: str) -> int:

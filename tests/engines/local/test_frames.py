@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -124,3 +125,26 @@ def test_the_end_of_the_other_side_is_closed(
     with pytest.raises(Closed):
         driver.send(Work(b"digest", 0, b"x" * 1_000_000, None, False))
     assert driver.broken
+
+
+def test_what_was_interrupted_is_not_sent_again() -> None:
+    """A signal handler raises when the socket has taken the bytes, and before that is noted: the
+    other end has the message, and must not get it twice."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    class Interrupted(socket.socket):
+        def send(self, *arguments: Any) -> int:
+            super().send(*arguments)
+            raise KeyboardInterrupt
+
+    driver, worker = Frames(Interrupted(fileno=ours.detach())), Frames(theirs)
+    with pytest.raises(KeyboardInterrupt):
+        driver.send(Stopped())
+    assert driver.broken
+    with pytest.raises(Closed, match="in the middle"):
+        driver.flush()
+    assert isinstance(worker.receive(), Stopped)
+    driver.close()
+    with pytest.raises(Closed):
+        worker.receive()
+    worker.close()

@@ -83,9 +83,10 @@ def test_a_lost_worker() -> None:
     assert f() == 4
     s.set_value(np.zeros(2, "float32"))
     team = weft._api.team.default_team()
-    with pytest.raises(WorkerLost, match="rank 1 of a team"):
+    advice = r"with the driver's values:\n    synkhronos\.close\(\)\n    synkhronos\.fork\(\)$"
+    with pytest.raises(WorkerLost, match=rf"rank 1 of a team[^$]*{advice}"):
         team.engine.call(end, [()] * 2)
-    with pytest.raises(TeamBroken):
+    with pytest.raises(TeamBroken, match=rf"cannot go on: it has lost a worker[^$]*{advice}"):
         f()
     synk.close()
     synk.fork(2)

@@ -43,7 +43,7 @@ class Frames:
 
     def flush(self) -> bool:
         """Go on sending; whether everything is sent. Raises Closed."""
-        self.broken = True
+        self._begin()
         try:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -60,7 +60,7 @@ class Frames:
 
     def receive(self) -> Message | None:
         """The next message; None if it is not here yet. Raises Closed."""
-        self.broken = True
+        self._begin()
         while self._missing > 0:
             try:
                 data = self._socket.recv(max(_READ, self._missing))
@@ -79,6 +79,13 @@ class Frames:
         self._count()
         self.broken = False
         return from_tuple(pickle.loads(data))
+
+    def _begin(self) -> None:
+        """Note that something is under way. What was interrupted is not gone on with: bytes that
+        were sent would be sent again."""
+        if self.broken:
+            raise Closed("it was interrupted in the middle of a message")
+        self.broken = True
 
     def _count(self) -> None:
         """How many bytes are missing until the next message is whole; 0 or less if it is."""

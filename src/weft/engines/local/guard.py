@@ -62,6 +62,10 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Once or several times: an interrupt may have come before the block's own end of it."""
         self._open = False  # from here on the signal means nothing
         _watchman.guards.pop(self, None)
         with self._lock:  # a look may be under way

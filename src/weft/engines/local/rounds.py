@@ -37,7 +37,9 @@ class Crew:
     workers: list[Worker]
     watch: Watch
     pool: Workers
-    #: how one was lost, and with it what it kept: of no use until the team starts again
+    #: what the user writes to have the team started again
+    again: Callable[[], str]
+    #: why it is of no use until the team starts again: one was lost, and with it what it kept
     broken: str | None = None
 
     def end(self) -> None:
@@ -59,13 +61,14 @@ class Crew:
         self.watch.remove(worker)
         rank = self.workers.index(worker) + 1
         ended = self.pool.end(worker)
-        self.broken = f"rank {rank} {'ended' if ended is None else end_as_text(ended.code)}"
+        how = "ended" if ended is None else end_as_text(ended.code)
+        self.broken = f"it has lost a worker and what that kept, rank {rank}: {how}"
         return lost(
             worker,
             ended,
             item=rank,
             doing=f"was rank {rank} of a team",
-            advice="; team.restart() starts it again with the driver's values",
+            advice=f"; to start the team again with the driver's values:\n    {self.again()}",
         )
 
 

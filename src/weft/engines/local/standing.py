@@ -120,7 +120,8 @@ class LocalStandingTeam(StandingTeam):
 
     def _start(self) -> None:
         name = secrets.token_hex(8)
-        self._crew = Crew(name, *self._pool.lend(self._gpus, self._threads), self._pool)
+        lent, watch = self._pool.lend(self._gpus, self._threads)
+        self._crew = Crew(name, lent, watch, self._pool, lambda: self.restart_by)
         self._closed = self._failed = False
         pending = Round(self._crew, self._perform)
         try:
@@ -141,15 +142,19 @@ class LocalStandingTeam(StandingTeam):
             self._failed = False
         mine, *others = arguments
         pending = Round(self._crew, self._perform)
+        guard = Guard(pending.failed)
         result = None
         try:
             pending.begin(procedure, others)
             if mine is not None:
-                with Guard(pending.failed):
+                with guard:
                     result = procedure(self.member, *mine)
             values = pending.finish(self._timeout)
         except BaseException as error:
             self._failed = True
+            guard.close()
+            if procedure is renew:  # some may be in the new generation, and some not
+                self._crew.broken = f"it could not meet again after a failure ({error!r})"
             worse = pending.abandon(error)
             if worse is None:
                 raise
@@ -189,8 +194,8 @@ class LocalStandingTeam(StandingTeam):
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
         if self._crew.broken is not None:
             raise TeamBroken(
-                f"this team has lost a worker and what it kept ({self._crew.broken}); start it "
-                "again with the driver's values:\n    team.restart()"
+                f"this team cannot go on: {self._crew.broken}; start it again with the driver's "
+                f"values:\n    {self.restart_by}"
             )
         if self._user is not None:
             raise UsedConcurrently(

@@ -1,0 +1,98 @@
+"""Drivers that are interrupted in the middle of a call to a standing team."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.support import run_python
+from weft.engines.local import guard, standing
+from weft.engines.local.guard import Guard
+
+INTERRUPTED = """
+import random, signal, sys, time
+import numpy as np, weft
+
+class Pressed(Exception):
+    pass
+
+def press(*_):
+    raise Pressed
+
+signal.signal(signal.SIGALRM, press)
+rng = random.Random(int(sys.argv[1]))
+table, struck = np.ones(20_000), 0
+team = weft.Team(2, timeout=20.0)
+f = weft.function(lambda x, w: x * w.sum(), whole=["w"], collect="gather", team=team)
+deadline = time.monotonic() + 6
+while time.monotonic() < deadline:
+    x = rng.random() * np.ones((30_000, 1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * 0.02)
+        found = f(x, table)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert (found == x * 20_000).all()
+    except Pressed:
+        struck += 1
+    except weft.TeamBroken:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        team.restart()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(struck)
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_interrupts_at_random(seed: int) -> None:
+    """A call returns what it should, raises what the handler raised, or says that the team cannot
+    go on: no call gets another one's answer."""
+    outcome = run_python(INTERRUPTED, str(seed))
+    assert outcome.code == 0, outcome
+    assert int(outcome.out) > 20
+
+
+def test_a_guard_whose_end_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken down all the same: it would take the answers of later calls."""
+    with weft.Team(2, timeout=20.0) as team:
+        f = weft.function(_sum, collect="sum", team=team)
+        assert f(np.ones(4)) == 4
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Guard, "__exit__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                f(np.ones(4))
+        assert not guard._watchman.guards
+        assert f(np.ones(4)) == 4
+
+
+def test_a_team_that_could_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure the ranks meet in a new generation; an interrupt there leaves some in the old
+    one, so that the team is of no use until it is started again."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with weft.Team(2, timeout=20.0) as team:
+        f = weft.function(_sum, collect="sum", team=team)
+        with pytest.raises(ValueError, match="negative"):
+            f(-np.ones(4))
+        with monkeypatch.context() as patch:
+            patch.setattr(standing, "renew", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                f(np.ones(4))
+        with pytest.raises(weft.TeamBroken, match=r"could not meet again.*Interrupt.*\n *team\."):
+            f(np.ones(4))
+        team.restart()
+        assert f(np.ones(4)) == 4
+
+
+def _sum(x: Any) -> float:
+    if x.sum() < 0:
+        raise ValueError("negative")
+    return float(x.sum())
