@@ -21,8 +21,7 @@ from weft._core.models import parts, reduce
 from weft.engines.base import Group, Member
 from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.rendezvous import Identity
-from weft.engines.local.wire import Packed, unpicklable
-from weft.errors import WeftError
+from weft.engines.local.wire import Packed, is_no_fault, unpicklable
 
 #: by the name of the team; a worker may be a driver of others
 _members: dict[str, Member] = {}
@@ -99,7 +98,7 @@ def pack_mentioning(value: Any, known: Mapping[int, Place], what: str) -> Packed
         packed.dump_by(Pickler, value)
     except BaseException as error:
         packed.release()
-        if isinstance(error, WeftError) or not isinstance(error, Exception):
+        if is_no_fault(error):
             raise
         raise unpicklable(value, what, error) from error
     return packed

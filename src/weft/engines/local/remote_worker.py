@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from typing import TextIO, cast
 
 from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
+from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
@@ -157,10 +158,17 @@ class Echo:
         stream: TextIO | None = getattr(sys, self._name)  # now: it may have been replaced
         if lines and stream is not None:
             text = b"".join(lines).decode(errors="backslashreplace")
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                try:
-                    stream.write(text)
-                except UnicodeEncodeError:  # a stream of another encoding
-                    known = stream.encoding or "ascii"
-                    stream.write(text.encode(known, "backslashreplace").decode(known))
-                stream.flush()
+            try:
+                _write(stream, text)
+            except (OSError, ValueError) as error:  # nobody reads it
+                if by_signal_handler(error):
+                    raise
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # a stream of another encoding
+        known = stream.encoding or "ascii"
+        stream.write(text.encode(known, "backslashreplace").decode(known))
+    stream.flush()

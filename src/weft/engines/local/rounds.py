@@ -10,6 +10,7 @@ from typing import Any
 
 from weft._core.failures import Failure, restore
 from weft._core.work import Done, Stopped, Unreadable, Work
+from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.guard import Interrupted
 from weft.engines.local.losses import lost
@@ -190,6 +191,8 @@ class Round:
             try:
                 self._values[rank - 1] = load(message.values)[0]
             except Exception as error:  # a class's own unpickling may raise anything
+                if by_signal_handler(error):
+                    raise
                 if isinstance(error, SegmentGone) and readable(worker.pidfd, _BY_THEMSELVES):
                     self._lose(worker)  # it ended before the memory of its results was here
                 else:

@@ -26,6 +26,7 @@ from weft._core.messages import Ended
 from weft._core.schedule import Batch, Schedule
 from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
 from weft.engines.base import Team
+from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.losses import lost
 from weft.engines.local.processes import readable
@@ -162,6 +163,8 @@ class _Run:
             try:
                 packed = pack(batch.items, batch.first)
             except Exception as error:  # it is one of the items'
+                if by_signal_handler(error):
+                    raise
                 if len(batch.items) > 1:
                     self._schedule.one_by_one(batch)
                 else:
@@ -267,6 +270,8 @@ class _Run:
         self, worker: Worker, message: Done, error: Exception
     ) -> Generator[Finished, None, None]:
         """Its results cannot be loaded: it ended before their memory was here, or they cannot."""
+        if by_signal_handler(error):
+            raise error
         if isinstance(error, Stalled) and self._remaining() == 0:
             raise self._stalled() from None
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):

@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 
 from weft._core.unpicklable import path_to_fault
+from weft.engines.interrupts import by_signal_handler
 from weft.errors import InvalidType, WeftError
 
 #: from how many bytes on an array goes through shared memory
@@ -140,19 +141,16 @@ def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = Fa
         packed.dump(items)
         if b"__main__" not in packed.payload:
             return packed
-    except WeftError:
-        packed.release()
-        raise
-    except Exception:  # a class's own pickling may raise anything
+    except BaseException as error:  # a class's own pickling may raise anything
         packed.payload = b""
-    except BaseException:  # an interrupt: nobody will attach what is pinned by now
-        packed.release()
-        raise
+        if is_no_fault(error):
+            packed.release()
+            raise
     try:
         packed.dump_by_value(items)
     except BaseException as error:
         packed.release()
-        if isinstance(error, WeftError) or not isinstance(error, Exception):
+        if is_no_fault(error):
             raise
         for index, item in enumerate(items, first):
             if not _pickles(item):
@@ -168,9 +166,7 @@ def pack_function(function: Callable[..., Any]) -> Packed:
         packed.dump_by_value(function)
     except BaseException as error:
         packed.release()
-        if isinstance(error, WeftError) or not isinstance(error, Exception):
-            raise
-        if _pickles(function):  # a signal handler has raised in the middle
+        if is_no_fault(error):
             raise
         raise unpicklable(function, "fun", error) from error
     return packed
@@ -186,7 +182,7 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
         return pickle.loads(payload)
 
 
-def unpicklable(value: Any, name: str, error: Exception) -> InvalidType:
+def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:
     path, part = path_to_fault(value, name, _pickles)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return InvalidType(
@@ -198,6 +194,15 @@ def unpicklable(value: Any, name: str, error: Exception) -> InvalidType:
 def _pickles(value: Any) -> bool:
     try:
         cloudpickle.dumps(value, _PROTOCOL)
-    except Exception:  # see above
+    except Exception as error:  # see above
+        if is_no_fault(error):
+            raise
         return False
     return True
+
+
+def is_no_fault(error: BaseException) -> bool:
+    """Whether what was raised while something was pickled does not mean that it cannot be: an
+    interrupt, or weft's own word on memory."""
+    interrupt = not isinstance(error, Exception) or by_signal_handler(error)
+    return interrupt or isinstance(error, WeftError)
