@@ -24,8 +24,8 @@ class Job:
     one_each: bool = False
     #: seconds for all of it
     timeout: float | None = None
-    #: whether somebody wants it to end
-    cancelled: Callable[[], bool] = lambda: False
+    #: whether somebody wants it to end; None where nobody can
+    cancelled: Callable[[], bool] | None = None
 
 
 class Finished(NamedTuple):

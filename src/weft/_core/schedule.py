@@ -28,6 +28,10 @@ _GROWTH = 32
 _FIRST = 64
 
 
+#: takes at most so many items from where they come; none at the end, None if none is here yet
+Draw = Callable[[int], list[Any] | None]
+
+
 class Batch(NamedTuple):
     """Consecutive items, and the index of the first."""
 
@@ -45,11 +49,19 @@ class Schedule:
         *,
         retries: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        feed: Callable[[Iterator[Any]], Draw] | None = None,
     ) -> None:
+        """`feed` makes of items that may be slow to come what draws them without waiting."""
         #: how many items there are in all; None while nobody knows
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
-        self._at_hand = isinstance(items, (list, tuple, range))
+        #: whether no item has to be waited for
+        self.at_hand = isinstance(items, (list, tuple, range))
+        self._draw: Draw = self._draw_here
+        if feed is not None and not self.at_hand:
+            self._draw = feed(self._items)
+        #: whether items were asked for that have not come yet
+        self.waiting = False
         self._clock = clock
         self._workers = workers
         self._retries = retries
@@ -64,10 +76,13 @@ class Schedule:
         self._bytes = 0
 
     def next(self) -> Batch | None:
-        """What to run next; None when everything has been given out."""
+        """What to run next; None when everything has been given out, or `waiting`."""
         if self._again:
             return self._again.popleft()
         items = self._draw(self._size())
+        self.waiting = items is None
+        if items is None:
+            return None
         if not items:
             self.total = self._taken
             return None
@@ -75,9 +90,14 @@ class Schedule:
         self._taken += len(items)
         return batch
 
-    def _draw(self, size: int) -> list[Any]:
+    @property
+    def taken(self) -> int:
+        """How many items have been drawn."""
+        return self._taken
+
+    def _draw_here(self, size: int) -> list[Any]:
         """At most so many items; fewer where they are slow to come: what is here is run first."""
-        if self._at_hand:
+        if self.at_hand:
             return list(itertools.islice(self._items, size))
         items, deadline = [], self._clock() + _SECONDS
         for item in itertools.islice(self._items, size):

@@ -40,7 +40,7 @@ class SerialTeam(Team):
     def run(self, job: Job) -> Generator[Finished, None, None]:
         deadline = None if job.timeout is None else time.monotonic() + job.timeout
         for index, item in enumerate(job.items):
-            if job.cancelled():
+            if job.cancelled is not None and job.cancelled():
                 raise Cancelled(f"cancelled before item {index}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise Stalled(

@@ -51,6 +51,8 @@ fork_server.py  the process that starts workers
 interpreter.py  its interpreter, started early
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
+limits.py       how long a map may take, and whether it is still wanted
+feeding.py      items that a thread of their own draws
 losses.py       what there is to say of a worker that was lost
 workers.py      the workers of this process, kept warm
 team.py         a job, from the first batch to the last

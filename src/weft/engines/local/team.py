@@ -14,35 +14,34 @@ other item waiting.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft._core.failures import Failure, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
-from weft._core.schedule import Batch, Schedule
+from weft._core.schedule import Batch, Draw, Schedule
 from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
+from weft.engines.local.limits import Limits
 from weft.engines.local.losses import lost
 from weft.engines.local.processes import readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
 from weft.engines.local.workers import Workers
-from weft.errors import Cancelled, InvalidType, SegmentGone, Stalled
+from weft.errors import InvalidType, SegmentGone, Stalled
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
+    from weft.engines.local.feeding import Feed
 
 #: seconds that an interrupted function has to end
 _GRACE = 0.3
-#: seconds between two looks at whether a job was cancelled
-_LOOK = 0.05
 #: an item that was ended by a SIGINT that did not come from here, or that raised this itself
 _INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "KeyboardInterrupt")
 
@@ -79,7 +78,9 @@ class LocalTeam(Team):
         wanted = self._wanted
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
             wanted = wanted[: len(job.items)]  # more would have nothing to do
-        running = _Run(job, self._workers, *self._workers.lend(wanted, self._threads))
+        limits = Limits(job)
+        lent, watch = self._workers.lend(wanted, self._threads, limits.look)
+        running = _Run(job, limits, self._workers, lent, watch)
         try:
             for part in running.steps():
                 yield part
@@ -99,24 +100,36 @@ class _Task(NamedTuple):
 class _Run:
     """One job, from the first batch to the last."""
 
-    def __init__(self, job: Job, workers: Workers, lent: list[Worker], watch: Watch) -> None:
+    def __init__(
+        self, job: Job, limits: Limits, workers: Workers, lent: list[Worker], watch: Watch
+    ) -> None:
         self._process = os.getpid()
         self._job = job
+        self._limits = limits
         self._workers = workers
         self._watch = watch
-        self._schedule = Schedule(job.items, len(lent), retries=job.retries)
+        #: of items that may be slow to come, where somebody may cancel the job meanwhile
+        self._feed: Feed | None = None
+        feed = self._draw_in_background if job.cancelled is not None else None
+        self._schedule = Schedule(job.items, len(lent), retries=job.retries, feed=feed)
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
         #: workers that have had their one item
         self._served: list[Worker] = []
-        self._deadline = math.inf if job.timeout is None else time.monotonic() + job.timeout
+
+    def _draw_in_background(self, items: Iterator[Any]) -> Draw:
+        from weft.engines.local.feeding import Feed
+
+        self._feed = Feed(items)
+        self._watch.listen(self._feed.bell)
+        return self._feed.draw
 
     def steps(self) -> Generator[Finished, None, None]:
         for worker in self._watch.ended():  # while it was idle: nothing is lost
             self._replace(worker)
         while True:
             yield from self._hand_out()
-            if not self._busy:
+            if not self._busy and not self._schedule.waiting:
                 return
             for worker, events in self._wait().items():
                 yield from self._attend(worker, events)
@@ -125,6 +138,9 @@ class _Run:
         """Give the workers back; end what still runs."""
         if os.getpid() != self._process:
             return  # a forked child leaves the parent's function: these are the parent's workers
+        if self._feed is not None:
+            self._watch.listen(-1)
+            self._feed.close()
         try:
             if self._busy:
                 self._interrupt()
@@ -157,7 +173,7 @@ class _Run:
         """Give every idle worker a batch; returns what failed on the way."""
         failed = []
         while self._idle:
-            batch = self._schedule.next()
+            batch = self._next()
             if batch is None:
                 break
             try:
@@ -172,6 +188,12 @@ class _Run:
                 continue
             self._give(self._idle.pop(), _Task(batch, packed))
         return failed
+
+    def _next(self) -> Batch | None:
+        """The next batch. Raises Stalled when the deadline comes before its items do."""
+        if self._schedule.at_hand or self._feed is not None:
+            return self._schedule.next()
+        return self._limits.within(self._schedule.next, self._where)
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
@@ -188,23 +210,16 @@ class _Run:
 
     # waiting
 
-    def _remaining(self) -> float | None:
-        """Seconds until the deadline, if there is one."""
-        if self._job.timeout is None:
-            return None
-        return max(0.0, self._deadline - time.monotonic())
-
     def _wait(self) -> Wants:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
-            remaining = self._deadline - time.monotonic()
-            if remaining <= 0:
-                raise self._stalled()
-            if self._job.cancelled():
-                raise Cancelled("the map was cancelled")
-            wants = self._watch.wait(min(_LOOK, remaining))
-            if wants:
+            self._look()
+            wants = self._watch.wait(self._limits.pause)
+            if wants or self._watch.rang:
                 return wants
+
+    def _look(self) -> None:
+        self._limits.look(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         self._watch.echo(worker, events)
@@ -245,7 +260,7 @@ class _Run:
             yield self._finished(worker, batch, [None] * len(batch.items), errors)
             return
         try:
-            values = load(message.values, self._remaining())
+            values = load(message.values, self._limits.remaining)
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
@@ -272,8 +287,8 @@ class _Run:
         """Its results cannot be loaded: it ended before their memory was here, or they cannot."""
         if by_signal_handler(error):
             raise error
-        if isinstance(error, Stalled) and self._remaining() == 0:
-            raise self._stalled() from None
+        if isinstance(error, Stalled) and self._limits.over:
+            raise self._limits.stalled(self._where()) from None
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
             yield from self._lose(worker)
             return
@@ -333,7 +348,7 @@ class _Run:
     def _replace(self, worker: Worker) -> Ended | None:
         """Have a fresh worker in the place of one that has ended; how that was."""
         ended = self._drop(worker)
-        fresh = self._workers.replace(worker)
+        fresh = self._workers.replace(worker, self._look)
         self._idle.append(fresh)
         self._watch.add(fresh)
         return ended
@@ -366,12 +381,13 @@ class _Run:
         elif worker.pidfd in events:
             self._drop(worker)
 
-    def _stalled(self) -> Stalled:
-        where = "\n".join(
+    def _where(self) -> str:
+        """Who has what."""
+        found = [
             f"  {worker} has items {batch.first} to {batch.first + len(batch.items) - 1}"
             for worker, (batch, _) in self._busy.items()
-        )
-        return Stalled(
-            f"map: {self._job.timeout} s have passed and items are not finished; pass a longer "
-            f"timeout=, or find out why these take so long:\n{where}"
-        )
+        ]
+        waits = bool(self._idle) and self._schedule.total is None
+        if waits:
+            found.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
+        return "\n".join(found)

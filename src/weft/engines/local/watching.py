@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Iterable
 
@@ -17,6 +18,9 @@ class Watch:
     def __init__(self, workers: Iterable[Worker]) -> None:
         self._poll = select.poll()
         self._owners: dict[int, Worker] = {}
+        #: what rings when there is something to do for another reason
+        self._bell = -1
+        self.rang = False
         for worker in workers:
             self.add(worker)
 
@@ -30,6 +34,14 @@ class Watch:
         for descriptor in worker.descriptors:
             if descriptor in self._owners:
                 self._forget(descriptor)
+
+    def listen(self, bell: int) -> None:
+        """Return from `wait` also for this bell, an eventfd; for -1 no longer."""
+        if self._bell >= 0:
+            self._poll.unregister(self._bell)
+        self._bell = bell
+        if bell >= 0:
+            self._poll.register(bell, select.POLLIN)
 
     def echo(self, worker: Worker, ready: set[int]) -> None:
         """Print what it has printed by now, if anything is ready."""
@@ -48,7 +60,12 @@ class Watch:
     def wait(self, seconds: float) -> Wants:
         """The workers that want something, each with the descriptors on which it does."""
         found: Wants = {}
+        self.rang = False
         for descriptor, _ in self._poll.poll(seconds * 1000):
+            if descriptor == self._bell:
+                self.rang = True
+                os.eventfd_read(descriptor)
+                continue
             found.setdefault(self._owners[descriptor], set()).add(descriptor)
         return found
 

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from weft._core.messages import Ended, Start, Started
 from weft._core.work import Settings
 from weft.engines.local import interpreter
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
+from weft.engines.local.limits import LOOK
 from weft.engines.local.logs import level_here
 from weft.engines.local.processes import readable
 from weft.engines.local.remote_worker import Echo, Worker
@@ -28,6 +29,10 @@ from weft.errors import LaunchError
 _START = 60.0
 #: seconds for the fork server to say how a worker ended
 _LAST_WORDS = 2.0
+
+
+#: raises when there is no use in waiting any longer
+Look = Callable[[], None]
 
 
 class Workers:
@@ -44,25 +49,29 @@ class Workers:
         #: of the workers that were given back last
         self._watch: Watch | None = None
 
-    def lend(self, wanted: Sequence[str | None], threads: int) -> tuple[list[Worker], Watch]:
-        """Workers for one call, warm ones first: for each wanted GPU, or None, one that sees it."""
+    def lend(
+        self, wanted: Sequence[str | None], threads: int, look: Look = lambda: None
+    ) -> tuple[list[Worker], Watch]:
+        """Workers for one call, warm ones first: for each wanted GPU, or None, one that sees it.
+
+        While they start `look` is called again and again; it raises when the call has to end."""
         lent: list[Worker] = []
         try:
-            with self._lock:
+            with self._locked(look):
                 for gpu in wanted:
-                    lent.append(self._take(gpu) or self._start(gpu))
+                    lent.append(self._take(gpu) or self._start(gpu, look))
                 watch, self._watch = self._watch, None
             self._settle(lent, threads)
         except BaseException:
-            for worker in lent:
-                self.end(worker)
+            # warm ones stay so; without the lock, which somebody may have for long: it is one step
+            self._idle += lent
             raise
         return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, look: Look) -> Worker:
         """A worker in the place of one that has ended."""
-        with self._lock:
-            fresh = self._start(worker.gpu)
+        with self._locked(look):
+            fresh = self._start(worker.gpu, look)
         self._settle([fresh], worker.threads)
         return fresh
 
@@ -123,6 +132,16 @@ class Workers:
         self._idle, self._ends = [], {}
         self._lock = threading.Lock()
 
+    @contextlib.contextmanager
+    def _locked(self, look: Look) -> Iterator[None]:
+        """The lock, which another thread has for as long as it starts a worker."""
+        while not self._lock.acquire(timeout=LOOK):
+            look()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     # with the lock held
 
     def _take(self, gpu: str | None) -> Worker | None:
@@ -135,19 +154,19 @@ class Workers:
             worker.close()
         return None
 
-    def _start(self, gpu: str | None) -> Worker:
+    def _start(self, gpu: str | None, look: Look) -> Worker:
         fresh = self._server is None
         try:
-            return self._start_one(gpu)
+            return self._start_one(gpu, look)
         except Closed:
             self._hang_up()
         if not fresh:  # it was ended since it was last heard of
             with contextlib.suppress(Closed):
-                return self._start_one(gpu)
+                return self._start_one(gpu, look)
             self._hang_up()
         raise self._server_ended()
 
-    def _start_one(self, gpu: str | None) -> Worker:
+    def _start_one(self, gpu: str | None, look: Look) -> Worker:
         """Raises Closed if the fork server has ended, or does not answer."""
         server = self._connect()
         number = self._started
@@ -161,7 +180,7 @@ class Workers:
             except OSError as error:
                 raise translated(error) from error
             server.send(Start(number), [remote.fileno(), out[1], err[1]])
-            pid, pidfd = self._await_start(server, number)
+            pid, pidfd = self._await_start(server, number, look)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
             echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
@@ -181,9 +200,12 @@ class Workers:
             "says why"
         )
 
-    def _await_start(self, server: Channel, number: int) -> tuple[int, int]:
+    def _await_start(self, server: Channel, number: int, look: Look) -> tuple[int, int]:
         deadline = time.monotonic() + _START
-        while server.wait(deadline):
+        while (now := time.monotonic()) < deadline:
+            look()
+            if not server.wait(min(deadline, now + LOOK)):
+                continue
             message, descriptors = server.receive(Started, Ended)
             if isinstance(message, Ended):
                 self._ends[message.worker] = message
