@@ -15,6 +15,7 @@ import weft
 from weft._api import session
 from weft._api.team import set_default_team
 from weft._api.teams import check_size
+from weft._core.counts import whole
 from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
 from weft.resources import visible_gpus
 
@@ -48,12 +49,13 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
             f"synkhronos.fork() was called before, and made {_team.size} processes; end "
             "them first:\n    synkhronos.close()"
         )
-    check_size(n)
-    if isinstance(master, bool) or not isinstance(master, int):
+    n = check_size(n)
+    rank = whole(master)
+    if rank is None:
         raise InvalidType(f"master_rank={master!r}: expected a whole number")
     gpus = _gpus(n) if use_gpu else []
     team = weft.Team(n or len(gpus) or None, timeout=timeout, gpus=gpus[1:])
-    if not 0 <= master < team.size:
+    if not 0 <= rank < team.size:
         team.close()
         raise InvalidValue(
             f"master_rank={master}: expected a rank of 0 to {team.size - 1}, as there are "
@@ -62,7 +64,7 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
     if gpus:
         _narrow(gpus[0])
     team.engine.restart_by = "synkhronos.close()\n    synkhronos.fork()"
-    _team, _master, _closed = team, master, False
+    _team, _master, _closed = team, rank, False
     set_default_team(team)
     return team.size
 
@@ -124,11 +126,12 @@ def places(size: int) -> list[int]:
 def place(rank: object, caller: str) -> int:
     """A rank as the user gave it, as weft's. Raises InvalidType, InvalidValue."""
     size = team(caller).size
-    if isinstance(rank, bool) or not isinstance(rank, int):
+    number = whole(rank)
+    if number is None:
         raise InvalidType(f"{caller}: rank={rank!r}: expected a whole number")
-    if not 0 <= rank < size:
+    if not 0 <= number < size:
         raise InvalidValue(f"{caller}: rank={rank}: expected 0 to {size - 1}")
-    return places(size)[rank]
+    return places(size)[number]
 
 
 def _gpus(n: int | None) -> list[str]:

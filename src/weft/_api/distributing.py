@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ def distribute(
     and `port`, which come with a later release.
     """
     how = _How(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
-    how.check()
+    how = how.checked()
     check_callable(fun, "distribute(fun)")
     check_shared_data(shared_data)
     if machines or port is not None:
@@ -90,13 +90,13 @@ def distribute(
 
 def _size(max_cpu: int | None) -> int:
     if max_cpu is not None:
-        check_count(max_cpu, "distribute(max_cpu=", least=1)
+        max_cpu = check_count(max_cpu, "distribute(max_cpu=", least=1)
     return min(max_cpu or sys.maxsize, share_of_cores())
 
 
 def _gpus(policy: str, most: int | None) -> list[str]:
     if most is not None:
-        check_count(most, "distribute(max_gpu=", least=0)
+        most = check_count(most, "distribute(max_gpu=", least=0)
     if policy not in POLICIES:
         known = ", ".join(map(repr, POLICIES))
         raise InvalidValue(f"distribute(gpu_policy={policy!r}): expected one of {known}")
@@ -112,11 +112,15 @@ class _How:
     retries: int
     progress: bool | str
 
-    def check(self) -> None:
-        check_count(self.retries, "distribute(retries=", least=0)
-        if self.seed is not None:
-            check_count(self.seed, "distribute(seed=", least=None)
+    def checked(self) -> _How:
+        """The same, with whole numbers as Python's own. Raises for what is wrong."""
         check_progress(self.progress)
+        counts: dict[str, Any] = {
+            "retries": check_count(self.retries, "distribute(retries=", least=0)
+        }
+        if self.seed is not None:
+            counts["seed"] = check_count(self.seed, "distribute(seed=", least=None)
+        return replace(self, **counts)
 
 
 class DistributedFunction:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from weft._api.team import Team, default_team
 from weft._core.calling import check_callable
+from weft._core.counts import whole
 from weft._core.outputs import Modes, Partial, check_modes, is_close, join
 from weft._core.portions import Batch, Portion, choose, common_length, count, part
 from weft._core.rowwise import Share, compute, select
@@ -119,13 +120,13 @@ class Function:
         self.send()
         length = common_length(self._split_values(arguments, keywords))
         rows = choose(batch, length)
-        _check_slices(num_slices, count(rows))
+        slices = _check_slices(num_slices, count(rows))
         single = outputs is not None and not isinstance(outputs, (list, tuple))
         wanted = None if outputs is None else (outputs,) if single else tuple(outputs)
         modes = self.collect
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
-        call = _Call(arguments, keywords, num_slices, wanted)
+        call = _Call(arguments, keywords, slices, wanted)
         joined = self._on_team(call, rows, modes)
         if self._check and count(rows):
             self._compare(call, rows, modes)
@@ -266,7 +267,7 @@ def _parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _chosen(parameters: Sequence[inspect.Parameter], which: Which, option: str) -> set[str | int]:
     """The arguments named in split= or whole=: by name where they have one."""
-    given = [which] if isinstance(which, (str, int)) else which
+    given = [which] if isinstance(which, str) or whole(which) is not None else which
     if not isinstance(given, Iterable):
         raise InvalidType(f"{option}={which!r}: expected a list of names or positions of arguments")
     return {_argument(parameters, one, option) for one in given}
@@ -276,24 +277,29 @@ def _argument(parameters: Sequence[inspect.Parameter], which: object, option: st
     names = [one.name for one in parameters if one.kind not in _REST]
     ordered = [one.name for one in parameters if one.kind in _BY_POSITION]
     any_position, any_name = (any(one.kind is kind for one in parameters) for kind in _REST)
-    if isinstance(which, bool) or not isinstance(which, (int, str)):
+    position = whole(which)
+    if position is None and not isinstance(which, str):
         raise InvalidType(
             f"{option} has {which!r}; expected names or positions of arguments, for example "
             f"{option}=['x'] or {option}=[0]"
         )
-    if isinstance(which, str):
-        wrong = which not in names and not any_name
+    if position is None:
+        name = str(which)
+        wrong = name not in names and not any_name
     else:
-        wrong = which < 0 or (which >= len(ordered) and not any_position)
+        name = ordered[position] if 0 <= position < len(ordered) else ""
+        wrong = position < 0 or not (name or any_position)
     if wrong:
         raise InvalidValue(f"{option} has {which!r}; the function's arguments are {names}")
-    return ordered[which] if isinstance(which, int) and which < len(ordered) else which
+    return name or position or 0
 
 
-def _check_slices(slices: object, rows: int) -> None:
-    if isinstance(slices, bool) or not isinstance(slices, int):
+def _check_slices(slices: object, rows: int) -> int:
+    number = whole(slices)
+    if number is None:
         raise InvalidType(f"num_slices={slices!r}: expected a whole number")
-    if not 1 <= slices <= max(1, rows):
+    if not 1 <= number <= max(1, rows):
         raise InvalidValue(
             f"num_slices={slices}: expected 1 to {max(1, rows)}, as many as there are rows"
         )
+    return number

@@ -16,6 +16,7 @@ from weft._api.teams import make_team, place_all
 from weft._core import timeouts
 from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
+from weft._core.counts import whole
 from weft._core.jobs import Finished, Job
 from weft.engines import threads
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
@@ -68,9 +69,8 @@ def map(  # what the built-in does, on all cores
     Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
     """
     options = _Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    options.check("map")
     check_callable(fun, "map(fun, items)")
-    return _Mapping(fun, items, options).run()
+    return _Mapping(fun, items, options.checked("map")).run()
 
 
 def map_async(
@@ -95,9 +95,8 @@ def map_async(
     [1, 2]
     """
     options = _Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    options.check("map_async")
     check_callable(fun, "map_async(fun, items)")
-    return MapHandle(_Mapping(fun, items, options))
+    return MapHandle(_Mapping(fun, items, options.checked("map_async")))
 
 
 @dataclass(frozen=True)
@@ -112,27 +111,35 @@ class _Options:
     progress: bool | str
     timeout: float | None
 
-    def check(self, where: str) -> None:
+    def checked(self, where: str) -> _Options:
+        """These, with whole numbers as Python's own. Raises for what is wrong."""
+        counts: dict[str, Any] = {
+            "retries": check_count(self.retries, f"{where}(retries=", least=0)
+        }
         if self.gpus is not None:
-            check_count(self.gpus, f"{where}(gpus=", least=0)
-        check_count(self.retries, f"{where}(retries=", least=0)
+            counts["gpus"] = check_count(self.gpus, f"{where}(gpus=", least=0)
         if self.seed is not None:
-            check_count(self.seed, f"{where}(seed=", least=None)
+            counts["seed"] = check_count(self.seed, f"{where}(seed=", least=None)
         if self.on_error not in ("raise", "return"):
             raise InvalidValue(f"{where}(on_error={self.on_error!r}): expected 'raise' or 'return'")
         check_progress(self.progress)
         check_shared_data(self.shared_data)
-        if self.timeout is not None:
-            timeouts.checked(self.timeout)
+        seconds = None if self.timeout is None else timeouts.checked(self.timeout)
+        same = seconds == self.timeout and all(
+            getattr(self, name) is count for name, count in counts.items()
+        )
+        return self if same else replace(self, timeout=seconds, **counts)  # short maps feel it
 
 
-def check_count(value: object, what: str, *, least: int | None) -> None:
-    """Raise unless a value is a whole number, and not below the least."""
+def check_count(value: object, what: str, *, least: int | None) -> int:
+    """A whole number, and not below the least; raises for what is none."""
     rule = "a whole number" + ("" if least is None else f", {least} or more")
-    if isinstance(value, bool) or not isinstance(value, int):
+    number = whole(value)
+    if number is None:
         raise InvalidType(f"{what}{value!r}): expected {rule}, got {type(value).__name__}")
-    if least is not None and value < least:
+    if least is not None and number < least:
         raise InvalidValue(f"{what}{value!r}): expected {rule}")
+    return number
 
 
 def check_shared_data(shared_data: object) -> None:

@@ -24,6 +24,7 @@ from weft import adapters
 from weft._api import session
 from weft._api.tables import ArrayTable
 from weft._core import updaters
+from weft._core.counts import whole
 from weft._core.tables import Array
 from weft._core.updaters import Updater
 from weft._core.values import address
@@ -66,9 +67,10 @@ class ModelTable:
     ) -> None:
         group = session.group()
         try:
-            if isinstance(every, bool) or not isinstance(every, int):
+            calls = whole(every)
+            if calls is None:
                 raise InvalidType(f"every={every!r}: expected a whole number of calls")
-            if every < 1:
+            if calls < 1:
                 raise InvalidValue(f"every={every}: expected 1 or more calls for each exchange")
             adapter, values = _read(model)
             rule = updaters.resolve(updater)
@@ -77,7 +79,7 @@ class ModelTable:
         except Exception as error:
             group.refuse("ModelTable", error)
             raise
-        self._model, self._adapter, self._every, self._calls = model, adapter, every, 0
+        self._model, self._adapter, self._every, self._calls = model, adapter, calls, 0
         kinds = list(dict.fromkeys(_stored_as(value.dtype) for value in values))
         self._parts = [
             _Part(values, dtype, f"{label} {dtype}", rule, consistency) for dtype in kinds

@@ -10,6 +10,7 @@ import numpy as np
 from weft import adapters
 from weft._api.team import Team, default_team
 from weft._core import models
+from weft._core.counts import whole
 from weft._core.elements import OPERATIONS
 from weft._core.portions import Batch, choose, common_length, count, part
 from weft.adapters import containers
@@ -100,13 +101,13 @@ class Replica:
 
     def set(self, rank: int, values: Any) -> None:
         """Set one rank's values."""
-        self._check_rank(rank)
+        rank = self._check_rank(rank)
         own = (self._number, _as_list(self.value, values))
         self._everywhere(_write_kept, [own if one == rank else None for one in self._ranks])
 
     def get(self, rank: int) -> Any:
         """One rank's values, in memory of their own."""
-        self._check_rank(rank)
+        rank = self._check_rank(rank)
         own = [(self._number,) if one == rank else None for one in self._ranks]
         found = self._everywhere(_read_kept, own)[rank]
         return self._as_value([array.copy() for array in found] if rank == 0 else found)
@@ -137,11 +138,13 @@ class Replica:
     def _as_value(self, found: list[Any]) -> Any:
         return found[0] if len(found) == 1 and not isinstance(self.value, _SEVERAL) else found
 
-    def _check_rank(self, rank: object) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int):
+    def _check_rank(self, rank: object) -> int:
+        number = whole(rank)
+        if number is None:
             raise InvalidType(f"rank={rank!r}: expected a whole number")
-        if not 0 <= rank < self.team.size:
+        if not 0 <= number < self.team.size:
             raise InvalidValue(f"rank={rank}: the team has ranks 0 to {self.team.size - 1}")
+        return number
 
 
 class Copy:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from weft import faults
 from weft._core import seeding, timeouts
+from weft._core.counts import whole
 from weft._core.launched import Launched, alone, launched
 from weft.engines.base import Group, forked
 from weft.engines.local.processes import ancestors
@@ -93,7 +94,7 @@ def init(
                 f"weft.init() was called before, at {_session.line}; use the group it returned, "
                 "or end that session first:\n    weft.shutdown()\n    group = weft.init()"
             )
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        if seed is not None and whole(seed) is None:
             raise InvalidType(f"seed={seed!r}: expected a whole number")
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)

@@ -53,7 +53,7 @@ class Team:
         timeout: float | None = None,
         gpus: Sequence[str] = (),
     ) -> None:
-        check_size(n)
+        n = check_size(n)
         if engine not in ENGINES:
             raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
         seconds = timeouts.seconds(timeout)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft._core.counts import whole
 from weft.engines.serial_team import SerialTeam
 from weft.errors import InvalidType, InvalidValue, UnknownEngine
 from weft.resources import count_cores
@@ -30,7 +31,7 @@ def make_team(
     `soon`: they will be needed at once."""
     if engine not in (None, *ENGINES):
         raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
-    check_size(size)
+    size = check_size(size)
     if engine == "serial":
         return SerialTeam()
     own = named_pipe is None or named_pipe is False
@@ -61,11 +62,16 @@ def _get_ready() -> None:
         interpreter.get_ready()
 
 
-def check_size(size: object) -> None:
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+def check_size(size: object) -> int | None:
+    """A number of workers, if one is given."""
+    if size is None:
+        return None
+    number = whole(size)
+    if number is None:
         raise InvalidType(f"n={size!r}: expected a whole number of workers, or None")
-    if size is not None and size < 1:
+    if number < 1:
         raise InvalidValue(f"n={size}: expected one worker or more, or None for one per core")
+    return number
 
 
 def share_of_cores() -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from weft._core.counts import whole
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -62,13 +63,14 @@ def ssp(k: int) -> Consistency:
 
     Raises InvalidType, InvalidValue for anything but a whole number of at least 1.
     """
-    if isinstance(k, bool) or not isinstance(k, int):
+    adds = whole(k)
+    if adds is None:
         raise InvalidType(f"ssp({k!r}): expected a whole number of adds")
-    if k < 1:
+    if adds < 1:
         raise InvalidValue(
             f"ssp({k}): expected 1 or more; where nobody may be ahead at all, use consistency='bsp'"
         )
-    return Consistency("ssp", k)
+    return Consistency("ssp", adds)
 
 
 def resolve(value: object) -> Consistency:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from numbers import Real
 
 from weft.errors import InvalidType, InvalidValue
 
@@ -22,7 +23,7 @@ START = 120.0
 
 def checked(timeout: object, name: str = "timeout") -> float:
     """`timeout` as seconds, or the error that names it."""
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):  # NumPy's numbers too
         raise InvalidType(
             f"{name}={timeout!r}: expected a number of seconds, got {type(timeout).__name__}; "
             "for no deadline pass math.inf"

@@ -6,6 +6,7 @@ from typing import Any
 
 from multiverso._packages import need
 from multiverso.theano_ext.keras_ext.param_manager import KerasParamManager
+from weft._core.counts import whole
 from weft.errors import InvalidType, InvalidValue
 
 _Callback: Any = need("keras", "multiverso.theano_ext.keras_ext.callbacks").callbacks.Callback
@@ -19,12 +20,13 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Keras has no types
 
     def __init__(self, model: Any, freq: int = 1) -> None:
         super().__init__()
-        if isinstance(freq, bool) or not isinstance(freq, int):
+        batches = whole(freq)
+        if batches is None:
             raise InvalidType(f"freq={freq!r}: expected a whole number of batches")
-        if freq < 1:
+        if batches < 1:
             raise InvalidValue(f"freq={freq}: expected 1 or more batches between two syncs")
         self._manager = KerasParamManager(model)
-        self._freq, self._batches = freq, 0
+        self._freq, self._batches = batches, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
