@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft._core.work import Logged
+from weft.engines.local.output import clear_of_bars
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -46,4 +47,5 @@ def replay(logged: Logged) -> None:
     record = logging.makeLogRecord(logged.record)
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
+        with clear_of_bars(sys.stderr):
+            logger.handle(record)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import sys
 from collections import deque
-from typing import TextIO
+from typing import Any, TextIO
 
 #: a line longer than this is printed in pieces
 _LONGEST = 1 << 16
@@ -29,6 +31,15 @@ class Lines:
         """What is left at the end of the stream."""
         rest, self._rest = self._rest, b""
         return [rest + b"\n"] if rest else []
+
+
+def clear_of_bars(stream: TextIO | None = None) -> contextlib.AbstractContextManager[None]:
+    """While something is printed to a stream, the bars of tqdm that are shown make room for it."""
+    bar: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if not getattr(bar, "_instances", None):
+        return contextlib.nullcontext()
+    shown: contextlib.AbstractContextManager[None] = bar.external_write_mode(file=stream)
+    return shown
 
 
 class Stream:

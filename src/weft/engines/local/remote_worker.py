@@ -15,7 +15,7 @@ from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
-from weft.engines.local.output import Lines
+from weft.engines.local.output import Lines, clear_of_bars
 from weft.engines.local.wire import Packed
 
 #: functions that a worker keeps
@@ -166,9 +166,10 @@ class Echo:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:  # a stream of another encoding
-        known = stream.encoding or "ascii"
-        stream.write(text.encode(known, "backslashreplace").decode(known))
-    stream.flush()
+    with clear_of_bars(stream):
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:  # a stream of another encoding
+            known = stream.encoding or "ascii"
+            stream.write(text.encode(known, "backslashreplace").decode(known))
+        stream.flush()
