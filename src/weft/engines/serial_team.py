@@ -30,8 +30,9 @@ class SerialTeam(Team):
 
     def place(self, array: Array, *, readonly: bool = False) -> Array:
         if readonly:
-            array = array.view()
-            array.flags.writeable = False
+            from weft._core.read_only import read_only
+
+            return read_only(array)
         return array
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from weft._core.elements import Array
+from weft._core.read_only import masked
+from weft._core.read_only import read_only as without_writing
 from weft.engines.local import blocks
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.references import Reference
@@ -62,13 +64,30 @@ def private_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     return (_private, *reduced[1:]) if changeable else reduced
 
 
-def place(array: Array, *, readonly: bool) -> Array:
+def place(array: Array, *, readonly: bool) -> Any:
     """An array in shared memory with the same values, for workers: the array itself if it was
-    shared. One that cannot lie there is left as it is."""
+    shared. One that cannot lie there, of objects or of another class, is left as it is; if nothing
+    may be written to it, it is what arrives in a worker as such an array."""
     if array.dtype.hasobject or type(array) not in KINDS:
-        return array
+        return _ReadOnly(array) if readonly else array
     shared = in_shared_memory(array)
     return (read_only(shared) if readonly else shared).view(Placed)
+
+
+class _ReadOnly:
+    """An array that is sent by value: a worker gets a copy to which it cannot write. Of a masked
+    array the data and the mask lie in shared memory, where they can."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        array: Any = self._array
+        if type(array) is np.ma.MaskedArray and type(array.data) in KINDS:
+            parts = (array.data, np.ma.getmaskarray(array))
+            placed = (place(one, readonly=True) for one in parts)
+            return masked, (*placed, array.fill_value, array.hardmask)
+        return without_writing, (array,)
 
 
 def in_shared_memory(array: Array) -> SharedArray:

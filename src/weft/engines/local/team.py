@@ -66,7 +66,7 @@ class LocalTeam(Team):
             self._workers.forget(prepared.digest)
             prepared.release()
 
-    def place(self, array: Array, *, readonly: bool = False) -> Array:
+    def place(self, array: Array, *, readonly: bool = False) -> Any:
         from weft.engines.local.large_arrays import place
 
         return place(array, readonly=readonly)
