@@ -17,7 +17,7 @@ from synkhronos._orders import Order, run
 from synkhronos._selections import check_slices, cut_of, selections, shifted, subset_of
 from synkhronos._shareds import check_sliceable, keep
 from synkhronos._values import fit
-from weft._api.functions import portion
+from weft._api.functions import packed_once, portion
 from weft._core.outputs import Partial, join
 from weft._core.portions import Batch, choose, common_length, count, part
 from weft._core.rowwise import Share
@@ -165,6 +165,7 @@ class Function:
             [team.replica_number(one) for one in self._graph.sliceable],
             has_rows=bool(split),
         )
+        sent = _packed_once(given, self._split) if team.size > 2 else given
         chosen = selections(options.batch_s, team.size)
         found: list[Order | None] = [None] * team.size
         for rank, place in enumerate(_session.places(team.size)):
@@ -172,7 +173,9 @@ class Function:
             if split and not count(own) and (place or count(rows)):
                 continue  # no rows: nothing to do
             share = order.share._replace(
-                arguments=_arguments(given, self._split, rows, own, here=place == 0),
+                arguments=_arguments(
+                    sent if place else given, self._split, rows, own, here=place == 0
+                ),
                 rows=count(own) if split else 1,
             )
             found[place] = replace(order, share=share, selection=chosen[rank])
@@ -282,6 +285,13 @@ def _arguments(values: Sequence[Any], split: int, rows: Any, own: Any, *, here: 
             taken = shifted(own, rows, len(array)) if _is_minibatch(value) else own
             found.append(portion(array, taken, here=here))
     return found
+
+
+def _packed_once(values: Sequence[Any], split: int) -> list[Any]:
+    """Inputs for several workers: those that go whole are packed once for all."""
+    whole = [value.data if isinstance(value, Data) else value for value in values[split:]]
+    packed = [packed_once(one, f"input {at}") for at, one in enumerate(whole, split)]
+    return [*values[:split], *packed]
 
 
 def _is_minibatch(value: Any) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 
 import weft
 from tests.support import wait_until
+from weft.engines.local import large_arrays, shared_arrays
+from weft.errors import InvalidType
 
 _last: list[Any] = []
 
@@ -79,3 +83,32 @@ def test_references_to_what_is_mapped_hold_nothing() -> None:
         del x
         total(np.zeros(2))
         wait_until(lambda: not blocks._here.keeper._kept)
+
+
+def test_what_goes_whole_to_several_workers_is_packed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there are, and in whatever it lies; each may change what it got."""
+    copies = []
+
+    def copy_in(array: Any) -> Any:
+        copies.append(array.nbytes)
+        return shared_arrays.copy_in(array)
+
+    monkeypatch.setattr(large_arrays, "copy_in", copy_in)
+
+    def function(x: Any, tables: dict[str, Any], scale: float) -> Any:
+        tables["w"] += x[0] * scale  # no two ranks have the same row
+        return x * 0 + tables["w"].sum()
+
+    with weft.Team(3) as team:
+        f = weft.function(function, whole=["tables", "scale"], collect="gather", team=team)
+        w = np.zeros(200_000)
+        found = f(np.arange(1.0, 4.0), {"w": w}, scale=2.0)
+        assert found.tolist() == [400_000, 800_000, 1_200_000]
+        assert copies == [w.nbytes]
+        lock = threading.Lock()
+        with pytest.raises(InvalidType, match=r"^argument 1\[0\]\['w'\] is a _thread\.lock"):
+            f(np.arange(1.0, 4.0), {"w": lock}, 2.0)
+        with pytest.raises(InvalidType, match=r"^tables\[0\]\['w'\] is a _thread\.lock"):
+            f(np.arange(1.0, 4.0), tables={"w": lock}, scale=2.0)

@@ -147,10 +147,12 @@ class Function:
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         arguments: list[tuple[Any, ...] | None] = []
-        for rank in range(self.team.size):
-            own = part(rows, self.team.size, rank)
+        parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
+        several = sum(count(own) > 0 for own in parts[1:]) > 1
+        sent = self._packed_once(call) if several else call
+        for rank, own in enumerate(parts):
             idle = rank > 0 and count(own) == 0  # of no rows at all the driver makes what it makes
-            share = None if idle else self._share(call, own, rank == 0)
+            share = None if idle else self._share(sent if rank else call, own, rank == 0)
             arguments.append(None if share is None else (self._number, share, modes))
         results = self.team.engine.call(_compute, arguments)
         return join([one for one in results if one is not None], modes)
@@ -176,6 +178,19 @@ class Function:
                 f"{self.name}.serial(...)"
             )
         return found
+
+    def _packed_once(self, call: _Call) -> _Call:
+        """The same with what goes whole to several workers as what is packed once for all."""
+        return call._replace(
+            arguments=[
+                value if self._is_split(position) else packed_once(value, f"argument {position}")
+                for position, value in enumerate(call.arguments)
+            ],
+            keywords={
+                name: value if self._is_split(name) else packed_once(value, name)
+                for name, value in call.keywords.items()
+            },
+        )
 
     def _share(self, call: _Call, rows: Any, here: bool) -> Share:
         """What a rank gets of a call."""
@@ -231,6 +246,15 @@ def keep_mapped(member: Member, share: Share) -> None:
     given = (*share.arguments, *share.keywords.values())
     arrays = (one.array if isinstance(one, Portion) else one for one in given)
     member.mapped = [one for one in arrays if isinstance(one, SharedArray)]
+
+
+def packed_once(value: Any, name: str) -> Any:
+    """A value that several workers get, as what is packed once for all of them."""
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        return value
+    from weft.engines.local.wire import Once
+
+    return Once(value, name)
 
 
 def portion(value: Any, rows: Any, *, here: bool) -> Any:

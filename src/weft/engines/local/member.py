@@ -93,7 +93,7 @@ def pack_mentioning(value: Any, known: Mapping[int, Place], what: str) -> Packed
             reduced = reduce(mentioned)
             return super().reducer_override(mentioned) if reduced is None else reduced
 
-    packed = _ForSeveral()
+    packed = _Copied()
     try:
         packed.dump_by(Pickler, value)
     except BaseException as error:
@@ -116,7 +116,7 @@ class _Unpickler(pickle.Unpickler):
         return self._kept[number] if part is None else parts(self._kept[number])[part]
 
 
-class _ForSeveral(Packed):
+class _Copied(Packed):
     """Sent to several workers, each of which may change its arrays: each copies them."""
 
     def _array(self, array: Any) -> Any:

@@ -122,7 +122,7 @@ class Packed:
         return self._reduced[id(array)][1]
 
 
-class PackedFunction(Packed):
+class ForSeveral(Packed):
     """Sent to several workers, each of which may change its arrays: none sees another's changes."""
 
     def _array(self, array: Any) -> Any:
@@ -131,12 +131,29 @@ class PackedFunction(Packed):
         return large_arrays.private_there(super()._array(array))
 
 
+class Once:
+    """A value that several workers get, packed only once for all. It is of use while this lives."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        self._packed = _pack(ForSeveral(), [value], 0, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_one, (self._packed.payload,)
+
+
+def _load_one(payload: bytes) -> Any:
+    return load(payload)[0]
+
+
 def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = False) -> Packed:
     """Items, or results, ready to be sent; `first` is the index of the first of them.
 
     Raises InvalidType, which says what in which of them is in the way.
     """
-    packed = Packed(pinned=pinned)
+    return _pack(Packed(pinned=pinned), items, first, name)
+
+
+def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
@@ -161,7 +178,7 @@ def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = Fa
 
 def pack_function(function: Callable[..., Any]) -> Packed:
     """A function ready to be sent to any number of workers. Raises InvalidType."""
-    packed = PackedFunction()
+    packed = ForSeveral()
     try:
         packed.dump_by_value(function)
     except BaseException as error:
