@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -76,18 +76,21 @@ Place = tuple[int, int | None]
 
 
 def places(number: int, value: Any) -> dict[int, Place]:
-    """Where workers find their own copies of an object and of its parts, by identity."""
-    found: dict[int, Place] = {id(part): (number, at) for at, part in enumerate(parts(value))}
-    return {**found, id(value): (number, None)}
+    """Where workers find their own copies of an object's parts, by identity."""
+    return {id(part): (number, at) for at, part in enumerate(parts(value))}
 
 
-def pack_mentioning(value: Any, known: Mapping[int, Place], what: str) -> Packed:
+def has_parts(value: Any) -> bool:
+    return bool(parts(value))
+
+
+def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: str) -> Packed:
     """A value ready to be kept: what it mentions of what is kept already becomes, in each worker,
-    the worker's own copy. `known` are their places, by the identity of the driver's objects."""
+    the worker's own copy. `place_of` finds its place by the identity of the driver's object."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         def persistent_id(self, mentioned: Any) -> Place | None:
-            return known.get(id(mentioned))  # asked of everything, lists and dicts too
+            return place_of(id(mentioned))  # asked of everything, lists and dicts too
 
         def reducer_override(self, mentioned: Any) -> Any:
             reduced = reduce(mentioned)

@@ -12,6 +12,7 @@ call(procedure, arguments)
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import threading
@@ -26,6 +27,7 @@ from weft.engines.local.member import (
     Place,
     enter,
     enter_as_worker,
+    has_parts,
     keep,
     leave,
     pack_mentioning,
@@ -65,6 +67,9 @@ class LocalStandingTeam(StandingTeam):
         self._nobody.leave()
         #: everything kept, with its name, by number
         self._objects: dict[int, tuple[Any, str]] = {}
+        #: the numbers of those that the workers have, by identity, and of those that have parts
+        self._numbers: dict[int, int] = {}
+        self._models: list[int] = []
         self._kept_so_far = 0
         #: numbers of what nobody needs any more; finalizers add to it
         self._dropped: deque[int] = deque()
@@ -82,8 +87,6 @@ class LocalStandingTeam(StandingTeam):
             number = self._kept_so_far
             self._kept_so_far += 1
             self._send(number, value, what)
-            self._objects[number] = (value, what)
-            self.member.kept[number] = value
             return number
 
     def drop(self, number: int) -> None:
@@ -101,9 +104,9 @@ class LocalStandingTeam(StandingTeam):
         self._start()
         self._let_go()
         with self._use():
-            for number, (value, what) in self._objects.items():
-                self._send(number, value, what)
-                self.member.kept[number] = value
+            for number, (value, what) in list(self._objects.items()):
+                if number in self._objects:  # finalizers drop some meanwhile
+                    self._send(number, value, what)
 
     def close(self) -> None:
         if self._process != os.getpid() or self._closed:
@@ -119,6 +122,8 @@ class LocalStandingTeam(StandingTeam):
             self._crew.abandon()
 
     def _start(self) -> None:
+        self._numbers.clear()
+        self._models.clear()
         name = secrets.token_hex(8)
         lent, watch = self._pool.lend(self._gpus, self._threads)
         self._crew = Crew(name, lent, watch, self._pool, lambda: self.restart_by)
@@ -164,11 +169,16 @@ class LocalStandingTeam(StandingTeam):
     def _send(self, number: int, value: Any, what: str) -> None:
         """Have the workers keep an object as it is now."""
         dropped = self._let_go()
-        known: dict[int, Place] = {}
-        for earlier in sorted(self._objects, reverse=True):  # the first that has it counts
-            if earlier < number:
-                known.update(places(earlier, self._objects[earlier][0]))
-        packed = pack_mentioning(value, known, what)
+        parts: dict[int, Place] = {}
+        for model in reversed(self._models):  # the first that has it counts
+            # anew each time: its parameters may be others than they were
+            parts.update(places(model, self._objects[model][0]))
+
+        def place_of(mentioned: int) -> Place | None:
+            found = self._numbers.get(mentioned)
+            return parts.get(mentioned) if found is None else (found, None)
+
+        packed = pack_mentioning(value, place_of, what)
         try:
             arguments = (number, packed.payload, dropped)
             self._call(keep, [None, *[arguments] * (self.size - 1)])
@@ -177,13 +187,23 @@ class LocalStandingTeam(StandingTeam):
             raise
         finally:
             packed.release()
+        self._objects[number] = (value, what)
+        self.member.kept[number] = value
+        self._numbers.setdefault(id(value), number)
+        if has_parts(value):
+            self._models.append(number)
 
     def _let_go(self) -> list[int]:
         """Keep here no longer what has been dropped; returns its numbers."""
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         for number in dropped:
-            self._objects.pop(number, None)
+            value, _ = self._objects.pop(number, (None, ""))
             self.member.kept.pop(number, None)
+            if self._numbers.get(id(value)) == number:
+                del self._numbers[id(value)]
+                others = (one for one in self._objects if self._objects[one][0] is value)
+                self._numbers.update({id(value): one for one in itertools.islice(others, 1)})
+        self._models = [number for number in self._models if number in self._objects]
         return dropped
 
     @contextlib.contextmanager
