@@ -16,6 +16,7 @@ import itertools
 import os
 import secrets
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,10 +40,12 @@ from weft.engines.local.rounds import Crew, Round
 from weft.engines.local.wire import pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial import SerialGroup
-from weft.errors import TeamBroken, UsedConcurrently
+from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
 
 #: seconds for a team to assemble
 _START = 60.0
+#: seconds that a call under way has to end when its team is closed, and between two looks
+_PATIENCE, _LOOK = 2.0, 0.01
 
 
 class LocalStandingTeam(StandingTeam):
@@ -100,6 +103,7 @@ class LocalStandingTeam(StandingTeam):
 
     def restart(self) -> None:
         self._check_process()
+        self._check_unused()
         self.close()
         self._start()
         self._let_go()
@@ -112,6 +116,19 @@ class LocalStandingTeam(StandingTeam):
         if self._process != os.getpid() or self._closed:
             return
         self._closed = True
+        user = self._user
+        if user is None:
+            self._take_down()
+            return
+        for worker in self._crew.workers:  # the call under way ends with that, and takes it down
+            worker.kill()
+        deadline = time.monotonic() + _PATIENCE
+        while user != threading.get_ident() and self._user is not None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK)
+
+    def _take_down(self) -> None:
         leave(self._crew.name, peers_end=self._crew.end)
         self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
 
@@ -217,6 +234,24 @@ class LocalStandingTeam(StandingTeam):
                 f"this team cannot go on: {self._crew.broken}; start it again with the driver's "
                 f"values:\n    {self.restart_by}"
             )
+        self._check_unused()
+        self._user = threading.get_ident()
+        try:
+            yield
+        except WorkerLost as error:
+            if self._was_closed():
+                raise TeamBroken("this team was closed in the middle of a call") from error
+            raise
+        finally:
+            if self._was_closed():
+                self._take_down()
+            self._user = None
+
+    def _was_closed(self) -> bool:
+        """Also since the call began: by another thread, or by the function itself."""
+        return self._closed
+
+    def _check_unused(self) -> None:
         if self._user is not None:
             raise UsedConcurrently(
                 "a call while the team is in the middle of another, of "
@@ -224,11 +259,6 @@ class LocalStandingTeam(StandingTeam):
                 + " thread; a function that is called by a team calls its own with .serial(...), "
                 "and a thread makes a team of its own: weft.Team()"
             )
-        self._user = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._user = None
 
     def _check_process(self) -> None:
         if self._process != os.getpid():

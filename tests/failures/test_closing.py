@@ -1,0 +1,78 @@
+"""Teams that are closed, restarted or shut down in the middle of a call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft.errors import UsedConcurrently
+
+
+def slow(x: Any) -> float:
+    time.sleep(3)
+    return float(x.sum())
+
+
+@pytest.mark.parametrize("end", [lambda team: team.close(), lambda team: weft.shutdown()])
+def test_a_team_that_another_thread_closes(end: Callable[[weft.Team], None]) -> None:
+    """The call ends at once, and says why; so does the next."""
+    team = weft.Team(2, timeout=20.0)
+    f = weft.function(slow, collect="sum", team=team)
+    f.send()
+    thread = threading.Thread(target=lambda: (time.sleep(0.3), end(team)))
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(weft.TeamBroken, match="closed in the middle of a call"):
+        f(np.ones(4))
+    assert time.monotonic() - start < 2.5
+    thread.join()
+    with pytest.raises(weft.TeamBroken, match="has been closed"):
+        f(np.ones(4))
+    team.restart()
+    assert weft.function(np.sum, split=[0], collect="sum", team=team)(np.ones(4)) == 4
+    team.close()
+
+
+def test_a_function_that_closes_its_own_team() -> None:
+    teams: list[weft.Team] = []
+
+    def function(x: Any) -> float:
+        if teams:
+            teams[0].close()
+        time.sleep(0.5)
+        return float(x.sum())
+
+    team = weft.Team(2, timeout=20.0)
+    f = weft.function(function, collect="sum", team=team)
+    f.send()
+    teams.append(team)
+    with pytest.raises(weft.TeamBroken, match="closed in the middle of a call"):
+        f(np.ones(4))
+    with pytest.raises(weft.TeamBroken, match="has been closed"):
+        f(np.ones(4))
+
+
+def test_a_restart_in_the_middle_of_a_call() -> None:
+    """Is refused: the call goes on."""
+    with weft.Team(2, timeout=20.0) as team:
+        f = weft.function(slow, collect="sum", team=team)
+        caught: list[BaseException] = []
+
+        def restart() -> None:
+            time.sleep(0.5)
+            try:
+                team.restart()
+            except BaseException as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        assert f(np.ones(4)) == 4
+        thread.join()
+        assert [type(error) for error in caught] == [UsedConcurrently]
