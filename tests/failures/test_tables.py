@@ -360,7 +360,7 @@ def test_pending_calls_at_shutdown() -> None:
     outcome = launch(
         TABLES
         + r"""
-from weft.engines.local import background
+from weft.engines import background
 background._ENDING = 0.5
 group = weft.init(timeout=60)
 free, bound = Case(group, "async", "stripes"), Case(group, "bsp", "whole")

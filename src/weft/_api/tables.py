@@ -32,8 +32,8 @@ from weft._core.tables import (
     check_dtype,
     check_size,
 )
+from weft.engines.background import Background
 from weft.engines.base import Group, Handle
-from weft.engines.local.background import Background
 from weft.errors import InvalidType, InvalidValue
 
 _LONGEST_NAME = 100

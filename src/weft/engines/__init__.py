@@ -1,1 +1,16 @@
-"""Where it runs. Engines are found by name and imported when asked for."""
+"""Where it runs. Engines are found by name and imported when asked for. In reading order:
+
+base.py         the contracts: Group, Store, Team, StandingTeam
+memory.py       whether there is memory for what is about to be made
+threads.py      threads that start whole or not at all
+background.py   the thread behind async calls
+
+This process alone, the reference for every other engine:
+
+serial.py       the group
+serial_collectives.py   its collectives
+serial_store.py a table's rows
+serial_team.py  both kinds of team
+
+The folder local/ has processes of this machine over shared memory, the engine by default.
+"""

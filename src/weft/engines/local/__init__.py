@@ -30,7 +30,6 @@ combining.py    carrying out what is to be combined
 moving.py       carrying out what is to be moved
 prepared.py     the quick way for small arrays that were reduced before
 collectives.py  a collective, from the first step to the last
-background.py   the thread behind async calls
 table_memory.py where everything of a table lies
 clocks.py       how many adds each rank has made, and waiting for the others
 changes.py      who is changing which rows, and what a death leaves

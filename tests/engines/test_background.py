@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support import run_ranks, wait_until
+from weft.engines.background import Background
 from weft.engines.base import Group
-from weft.engines.local.background import Background
 from weft.errors import InvalidValue, Stalled
 
 
