@@ -40,6 +40,13 @@ several places counts once, under its first name.
 bfloat16, and what else of floats NumPy does not have, is read as float32 and rounded when it is
 written: a model's change is a difference, which uint16 could not hold. Such a model lives nowhere
 else. Arrays that are not as `read` has them, in number, shape or dtype, raise `InvalidValue`.
+
+Besides a module for each library there are
+
+numbers.py      Python's own numbers, as arrays
+scalars.py      NumPy's single numbers, as arrays
+holder.py       `weft.Holder`: a place for a value that cannot be changed itself
+containers.py   lists, tuples and dicts of models
 """
 
 from __future__ import annotations

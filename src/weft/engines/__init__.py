@@ -3,6 +3,7 @@
 base.py         the contracts: Group, Store, Team, StandingTeam
 memory.py       whether there is memory for what is about to be made
 threads.py      threads that start whole or not at all
+interrupts.py   exceptions that signal handlers raise
 background.py   the thread behind async calls
 
 This process alone, the reference for every other engine:
