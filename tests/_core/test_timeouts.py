@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
 
-from weft._core.timeouts import checked, from_environment
+from weft._core.timeouts import checked, deadline_after, from_environment, seconds_until
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -25,6 +26,16 @@ def test_anything_else_is_named(value: Any, error: type[Exception]) -> None:
     """The error shows the value and the way to say "no deadline"."""
     with pytest.raises(error, match=rf"limit={value!r}: expected.*math\.inf"):
         checked(value, "limit")
+
+
+def test_deadlines() -> None:
+    """A call's own timeout counts before the default; none is left when it has passed."""
+    assert 0 < seconds_until(deadline_after(None, 5.0)) <= 5
+    assert seconds_until(deadline_after(0, 5.0)) == 0
+    assert seconds_until(time.monotonic() - 1) == 0
+    assert deadline_after(math.inf, 5.0) == seconds_until(math.inf) == math.inf
+    with pytest.raises(InvalidValue, match="timeout=-1"):
+        deadline_after(-1, 5.0)
 
 
 def test_the_variable() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping
 from numbers import Real
 
@@ -41,6 +42,16 @@ def seconds(timeout: object) -> float:
         return checked(timeout)
     said = from_environment(os.environ)
     return DEFAULT if said is None else said
+
+
+def deadline_after(timeout: float | None, default: float) -> float:
+    """When a call gives up, on the monotonic clock: as it was said, else after the default."""
+    return time.monotonic() + (default if timeout is None else checked(timeout))
+
+
+def seconds_until(deadline: float) -> float:
+    """The seconds that are left until a deadline; 0 when it has passed."""
+    return max(0.0, deadline - time.monotonic())
 
 
 def from_environment(environ: Mapping[str, str]) -> float | None:

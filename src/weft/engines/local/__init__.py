@@ -20,7 +20,7 @@ keeper.py       the blocks that it made
 attachments.py  the blocks that it got from others
 blocks.py       all of these as one: allocate, refer, attach
 shared_arrays.py   arrays in blocks, and their pickles
-common.py       memory that one rank makes and all see
+common_memory.py   memory that one rank makes and all see
 slots.py        memory through which small arrays pass
 direct.py       copies out of and into a peer's own memory
 first_message.py   what a rank says at the first step of a collective

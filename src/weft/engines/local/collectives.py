@@ -27,9 +27,10 @@ from weft import faults
 from weft._core.calls import Call, UnlikeArrays
 from weft._core.elements import Array
 from weft._core.plans import Combination
+from weft._core.timeouts import seconds_until
 from weft._core.values import address
 from weft.engines.local import combining, moving, slots
-from weft.engines.local.common import make_block
+from weft.engines.local.common_memory import make_block
 from weft.engines.local.direct import Peers, let_peers_reach
 from weft.engines.local.first_message import FirstMessage, Location, common_of, length_of
 from weft.engines.local.mapped import block_of
@@ -109,7 +110,7 @@ class Collectives:
     def _exchange(self, transport: Transport, call: Call, deadline: float) -> Exchanged:
         """Meet, and hear what every rank calls."""
         meeting = self._meeting
-        step = meeting.begin_step(_left(deadline))
+        step = meeting.begin_step(seconds_until(deadline))
         message = FirstMessage(True, call.common, call.own).encode()
         if call.layout.size <= transport.slots.room and len(message) <= MAILBOX_BYTES:
             transport.slots.fill(step, call.source, call.layout.pieces)
@@ -120,7 +121,7 @@ class Collectives:
                 list(map(_location, arrays)) for arrays in (call.source, call.early_target)
             ]
             message = FirstMessage(False, call.common, call.own, *locations).encode()
-        answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], _left(deadline))
+        answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
         if any(common_of(answer) != call.common for answer in answers):
             raise self._disagreement(answers)
         lengths = [length_of(answer) for answer in answers]
@@ -144,20 +145,20 @@ class Collectives:
             COLLECTIVE,
             leader=meeting.members[0],
             size=slots.bytes_for(size),
-            seconds=_left(deadline),
+            seconds=seconds_until(deadline),
             point="collective.made",
         )
         let_peers_reach()
         word = np.frombuffer(os.urandom(8), np.uint64)
         secret = _SECRET.pack(address(word), int(word[0]))
-        told = meeting.exchange(UNDER_WAY, secret, _left(deadline))
+        told = meeting.exchange(UNDER_WAY, secret, seconds_until(deadline))
         peers = Peers(meeting)
         reach = not portable() and all(
             peers.can_reach(other, *_SECRET.unpack(told[other]))
             for other in range(size)
             if other != rank
         )
-        answers = meeting.exchange(UNDER_WAY, bytes([reach]), _left(deadline))
+        answers = meeting.exchange(UNDER_WAY, bytes([reach]), seconds_until(deadline))
         self._transport = Transport(
             meeting,
             slots=slots.Slots(block, rank=rank, size=size),
@@ -168,7 +169,3 @@ class Collectives:
 
 def _location(array: Array) -> Location:
     return Location(address(array), *block_of(array))
-
-
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())

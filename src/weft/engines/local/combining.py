@@ -20,7 +20,7 @@ from weft._core.elements import Array, combine
 from weft._core.plans import Combination
 from weft._core.split import Piece, elements
 from weft.engines.local.first_message import Location
-from weft.engines.local.transport import BLOCK, Block, Exchanged, Transport
+from weft.engines.local.transport import BLOCK, Exchanged, Located, Transport
 
 
 def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
@@ -87,11 +87,11 @@ def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchan
                 transport.give(rank, location, piece.start, made)
 
 
-def _own(locations: Sequence[Location], arrays: Sequence[Array], piece: Piece) -> Block:
-    return Block(elements(arrays, piece), locations[piece.array].address + piece.start)
+def _own(locations: Sequence[Location], arrays: Sequence[Array], piece: Piece) -> Located:
+    return Located(elements(arrays, piece), locations[piece.array].address + piece.start)
 
 
-def _place_to_make(transport: Transport, mine: Block, wanted: Block | None) -> Block:
+def _place_to_make(transport: Transport, mine: Located, wanted: Located | None) -> Located:
     """Where the result of a block is made: where it is wanted, unless that would overwrite numbers
     before their turn. Those of ranks 0 and 1 have had it when the first result is written."""
     if wanted is not None and (wanted.address != mine.address or transport.rank < 2):
@@ -100,7 +100,7 @@ def _place_to_make(transport: Transport, mine: Block, wanted: Block | None) -> B
 
 
 def _parts(
-    transport: Transport, exchanged: Exchanged, piece: Piece, mine: Block, made: Block
+    transport: Transport, exchanged: Exchanged, piece: Piece, mine: Located, made: Located
 ) -> Iterator[Array]:
     """One block of every rank in turn. The first one copied here may lie where the result is made,
     unless this rank's own numbers are there; the others use two scratch blocks by turns."""

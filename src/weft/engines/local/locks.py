@@ -21,15 +21,14 @@ by accident when a descriptor is inherited.)
 
 A signal handler may raise at any call. What must not be lost is therefore done
 without calls: in CPython a handler runs, and threads change, only at calls and
-backward jumps, so `words[i] += 1` is atomic between threads of a process. One that strikes as
-a `with` begins or ends can keep it from ending; what is held then goes when the exception does. Who
-cannot wait for that calls `let_go`.
+backward jumps, so `words[i] += 1` is atomic between threads of a process. A
+handler that strikes as a `with` begins or ends can keep it from ending; what is
+held then goes when the exception does. Who cannot wait for that calls `let_go`.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import threading
 import time
@@ -37,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from weft import faults
-from weft._core.timeouts import checked
+from weft._core.timeouts import deadline_after
 from weft.engines.local import libc
 from weft.engines.local.recorder import Recorder
 from weft.engines.local.roster import Roster
@@ -112,7 +111,7 @@ class Lock:
         Raises Stalled, UsageError, and what a group raises after shutdown or in a forked child.
         """
         thread = self._check_use()
-        deadline = self._deadline(timeout)
+        deadline = deadline_after(timeout, self._timeout)
         words, holding, hold = self._words, self._holding, ["exclusive"]
         try:
             died = self._take(deadline)
@@ -135,7 +134,7 @@ class Lock:
     def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
         """Hold the lock together with other readers. Gives and raises what `exclusive` does."""
         thread = self._check_use()
-        deadline = self._deadline(timeout)
+        deadline = deadline_after(timeout, self._timeout)
         words, line = self._words, self._line
         holding, hold = self._holding, ["shared"]
         try:
@@ -258,7 +257,3 @@ class Lock:
             [place] if place >= 0 else [],
             self._roster.states(self._members),
         )
-
-    def _deadline(self, timeout: float | None) -> float:
-        seconds = self._timeout if timeout is None else checked(timeout)
-        return math.inf if math.isinf(seconds) else time.monotonic() + seconds

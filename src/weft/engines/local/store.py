@@ -21,9 +21,7 @@ what it then reads does not change under it.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -34,11 +32,11 @@ from weft import faults
 from weft._core import rows
 from weft._core.split import part_of
 from weft._core.tables import Array, Ids, Interrupted, TableSpec
-from weft._core.timeouts import checked
+from weft._core.timeouts import checked, deadline_after, seconds_until
 from weft.engines.base import Store, within_itself
 from weft.engines.local.changes import Changes
 from weft.engines.local.clocks import Clocks
-from weft.engines.local.common import make_block
+from weft.engines.local.common_memory import make_block
 from weft.engines.local.locks import Lock
 from weft.engines.local.meeting import TABLE, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
@@ -157,14 +155,15 @@ class LocalStore(Store):
                 self._check_turn()
                 try:
                     self._in_turn = threading.get_ident()
-                    self._catch_up(self._clocks.own, self._deadline(timeout))
+                    needed = self.spec.consistency.before_get(self._clocks.own)
+                    self._catch_up(needed, deadline_after(timeout, self._timeout))
                     return rows.read(self._rows, ids, out)
                 finally:
                     self._in_turn = 0
         if not self.spec.exact:
             return rows.read(self._rows, ids, out)
         if ids is None and len(self._stripes) > 1:
-            return self._read_stripes(out, self._deadline(timeout))
+            return self._read_stripes(out, deadline_after(timeout, self._timeout))
         return self._read_whole_rows(ids, out, timeout)
 
     def _read_whole_rows(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
@@ -192,7 +191,7 @@ class LocalStore(Store):
             stripes = range(*part_of(memory.stripes, chunks, chunk))
             low, high = memory.range_of(stripes[0])[0], memory.range_of(stripes[-1])[1]
             with (
-                self._table.shared(timeout=_left(deadline)),
+                self._table.shared(timeout=seconds_until(deadline)),
                 self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
             ):
                 np.copyto(found[low:high], self._rows[low:high])
@@ -204,7 +203,10 @@ class LocalStore(Store):
         if not locks:
             yield
             return
-        with locks[0].shared(timeout=_left(deadline)), self._all_shared(locks[1:], deadline):
+        with (
+            locks[0].shared(timeout=seconds_until(deadline)),
+            self._all_shared(locks[1:], deadline),
+        ):
             yield
 
     # writing
@@ -218,7 +220,7 @@ class LocalStore(Store):
             self._check_turn()
             try:
                 self._in_turn = threading.get_ident()
-                self._add(delta, ids, self._deadline(timeout))
+                self._add(delta, ids, deadline_after(timeout, self._timeout))
                 self._clocks.tick()
             except BaseException:
                 while True:  # as in `get`
@@ -232,12 +234,12 @@ class LocalStore(Store):
                 self._in_turn = 0
 
     def _add(self, delta: Array, ids: Ids | None, deadline: float) -> None:
-        own = self._clocks.own
+        needed = self.spec.consistency.before_add(self._clocks.own)
         if self._bsp:
-            self._catch_up(own, deadline)
+            self._catch_up(needed, deadline)
             self._staging.put(delta, ids)
             return
-        self._clocks.await_others(self.spec.consistency.before_add(own), deadline)
+        self._clocks.await_others(needed, deadline)
         if ids is None:
             self._add_all(delta, deadline)
         else:
@@ -261,7 +263,7 @@ class LocalStore(Store):
                 with self._stripe_held(stripe, deadline):
                     if turn == 0:
                         changes.begin(0, self.spec.n_rows, None)
-                        deadline = self._deadline(None)
+                        deadline = deadline_after(None, self._timeout)
                     self._add_stripe(stripe, delta)
                     if turn == count - 1:
                         changes.ended[rank] = changes.begun[rank]
@@ -282,12 +284,12 @@ class LocalStore(Store):
         if not self.spec.exact:
             yield
         elif len(self._stripes) == 1:
-            with self._table.exclusive(timeout=_left(deadline)):
+            with self._table.exclusive(timeout=seconds_until(deadline)):
                 yield
         else:
             with (
-                self._table.shared(timeout=_left(deadline)),
-                self._stripes[stripe].exclusive(timeout=_left(deadline)),
+                self._table.shared(timeout=seconds_until(deadline)),
+                self._stripes[stripe].exclusive(timeout=seconds_until(deadline)),
             ):
                 yield
 
@@ -310,7 +312,7 @@ class LocalStore(Store):
             if self.spec.exact:
                 self._adder.touch(self._rows, ids, delta)
         rank, changes = self._rank, self._changes
-        alone = self._table.exclusive(timeout=_left(deadline))
+        alone = self._table.exclusive(timeout=seconds_until(deadline))
         with alone if self.spec.exact else nullcontext():
             try:
                 changes.begin(0, 0, ids)
@@ -332,7 +334,7 @@ class LocalStore(Store):
         if staging.applied >= clock:
             return
         self._clocks.await_others(clock, deadline)
-        with self._table.exclusive(timeout=_left(deadline)):
+        with self._table.exclusive(timeout=seconds_until(deadline)):
             self._changes.settle_deaths()
             while staging.applied < clock:
                 staging.apply(staging.applied + 1)
@@ -346,9 +348,8 @@ class LocalStore(Store):
         if not self._roster.is_here:
             raise self._unusable()
         if self._bsp:
-            self._catch_up(
-                min([self._clocks.own, *self._clocks.present().values()]), self._deadline(None)
-            )
+            slowest = min([self._clocks.own, *self._clocks.present().values()])
+            self._catch_up(slowest, deadline_after(None, self._timeout))
         return {"rows": self._rows, **self._state}
 
     @property
@@ -371,11 +372,3 @@ class LocalStore(Store):
 
     def _unusable(self) -> Exception:
         return self._roster.unusable(f"table {self.spec.name!r}")
-
-    def _deadline(self, timeout: float | None) -> float:
-        seconds = self._timeout if timeout is None else checked(timeout)
-        return math.inf if math.isinf(seconds) else time.monotonic() + seconds
-
-
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())

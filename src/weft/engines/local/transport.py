@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 from weft._core.calls import Call
 from weft._core.elements import Array
 from weft._core.split import Piece
+from weft._core.timeouts import seconds_until
 from weft._core.values import address
 from weft.engines.local.direct import Peers
 from weft.engines.local.first_message import FirstMessage, Location
@@ -41,11 +41,11 @@ class Exchanged(NamedTuple):
     @property
     def seconds(self) -> float:
         """How long the next step may take."""
-        return max(0.0, self.deadline - time.monotonic())
+        return seconds_until(self.deadline)
 
 
-class Block(NamedTuple):
-    """A few elements of this rank's own, and where they are."""
+class Located(NamedTuple):
+    """A few elements in this rank's own memory, and where they are."""
 
     array: Array
     address: int
@@ -67,13 +67,13 @@ class Transport:
         """Meet in the course of a collective."""
         self.meeting.meet(UNDER_WAY, seconds)
 
-    def scratch(self, like: Array, number: int) -> Block:
+    def scratch(self, like: Array, number: int) -> Located:
         """One of three blocks to work with, as an array like another."""
         start = number * BLOCK
         array = self._scratch[start : start + like.nbytes].view(like.dtype)
-        return Block(array, self._scratch_at + start)
+        return Located(array, self._scratch_at + start)
 
-    def see(self, rank: int, location: Location, piece: Piece, into: Block) -> Array:
+    def see(self, rank: int, location: Location, piece: Piece, into: Located) -> Array:
         """A piece of a rank's array: where it is mapped, or copied here."""
         there = self.mapped.view(location, piece.start, piece.stop, into.array.dtype)
         if there is not None:
@@ -82,7 +82,7 @@ class Transport:
         self._reachable(rank).pull(rank, remote, into.address, length)
         return into.array
 
-    def give(self, rank: int, location: Location, start: int, block: Block) -> None:
+    def give(self, rank: int, location: Location, start: int, block: Located) -> None:
         """Write a block to a rank's array, from byte `start` on."""
         array, length = block.array, block.array.nbytes
         there = self.mapped.view(location, start, start + length, array.dtype)
@@ -142,7 +142,7 @@ class Transport:
             more = np.frombuffer(text[told : told + self.slots.room], np.uint8)
             step = self.meeting.step + 1
             self.slots.fill(step, [more], [Piece(0, 0, more.nbytes, 0)] if more.nbytes else [])
-            self.step(max(0.0, deadline - time.monotonic()))
+            self.step(seconds_until(deadline))
             for rank, one in enumerate(whole):
                 length = min(lengths[rank] - len(one), self.slots.room)
                 one.extend(self.slots.view(step, rank, 0, length, more.dtype).tobytes())

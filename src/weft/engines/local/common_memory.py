@@ -40,7 +40,7 @@ def make_block(
             if faults.armed:
                 faults.reach(point)
         except _TROUBLES as error:
-            trouble = (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
+            trouble = _in_words(error)
     try:
         answers = meeting.exchange(call, reference, seconds)
     except BaseException:  # an interrupt too
@@ -53,7 +53,7 @@ def make_block(
             # in half the time: the others, who wait for this rank, are to hear what went wrong
             block = blocks.attach(Reference.decode(offer), seconds / 2)
         except _TROUBLES as error:
-            trouble = (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
+            trouble = _in_words(error)
     _raise_any(meeting, call, meeting.exchange(call, trouble, seconds), seconds)
     if block is None:
         raise SetupError(f"rank {leader} of the job offered no memory; look for its own error")
@@ -64,6 +64,10 @@ def make_no_block(meeting: Meeting, call: int, seconds: float) -> None:
     """Take part in the steps of `make_block` without naming anyone."""
     meeting.exchange(call, b"", seconds)
     _raise_any(meeting, call, meeting.exchange(call, b"", seconds), seconds)
+
+
+def _in_words(error: Exception) -> bytes:
+    return (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
 
 
 def _raise_any(meeting: Meeting, call: int, troubles: Sequence[bytes], seconds: float) -> None:
