@@ -77,12 +77,12 @@ def test_options_in_every_spelling(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text("")
     for spelling in (["-n", "2"], ["-n2"], ["-n=2"]):
-        assert parse_run([*spelling, str(script)])["ranks"] == 2
+        assert parse_run([*spelling, str(script)]).ranks == 2
     for spelling in (["--timeout", "5"], ["--timeout=5"]):
         parsed = parse_run(["-n", "1", *spelling, "--no-prefix", str(script), "-n", "9"])
-        assert (parsed["timeout"], parsed["prefix"]) == (5.0, False)
-        assert parsed["program"] == (str(script), "-n", "9")
-    assert parse_run(["-n", "2", "--", str(script)])["program"] == (str(script),)
+        assert (parsed.timeout, parsed.prefix) == (5.0, False)
+        assert parsed.program == (str(script), "-n", "9")
+    assert parse_run(["-n", "2", "--", str(script)]).program == (str(script),)
 
 
 def test_a_wrong_timeout_in_the_environment_is_one_error(

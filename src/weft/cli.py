@@ -6,11 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TypedDict
+from typing import TYPE_CHECKING, NoReturn
 
 from weft._core import timeouts
 from weft._version import __version__
 from weft.errors import InvalidValue, LaunchError, WeftError
+
+if TYPE_CHECKING:
+    from weft.engines.local.launcher import Command
 
 #: on one machine; more is a slip of the finger
 _MOST_RANKS = 1024
@@ -87,12 +90,12 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     # imported here: `weft --version` needs none of it
-    from weft.engines.local.launcher import Command, run
+    from weft.engines.local.launcher import run
     from weft.engines.local.system import check_system
 
-    options = parse_run(arguments)
+    command = parse_run(arguments)
     check_system()
-    return run(Command(**options))
+    return run(command)
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -165,16 +168,10 @@ def _named_options(command: str, arguments: list[str], *known: str) -> dict[str,
 _COMMANDS = {"run": _run, "open": _open, "status": _status, "close": _close, "doctor": _doctor}
 
 
-class _Options(TypedDict):
-    ranks: int
-    program: tuple[str, ...]
-    timeout: float | None
-    prefix: bool
-    keep_going: bool
-
-
-def parse_run(arguments: Sequence[str]) -> _Options:
+def parse_run(arguments: Sequence[str]) -> Command:
     """What `weft run` was asked for. Everything after the script or module is the program's."""
+    from weft.engines.local.launcher import Command
+
     ranks: int | None = None
     timeout: float | None = None
     prefix, keep_going = True, False
@@ -206,7 +203,7 @@ def parse_run(arguments: Sequence[str]) -> _Options:
     if rest[:1] == ["--"]:
         rest.pop(0)
     timeouts.from_environment(os.environ)  # one error here, not one per rank
-    return _Options(
+    return Command(
         ranks=ranks,
         program=tuple(_checked_program(rest)),
         timeout=timeout,

@@ -177,8 +177,8 @@ def check_out(
 
 
 def shown(leaves: Sequence[Leaf]) -> str:
-    shown = ", ".join(map(str, leaves[:8])) + (", ..." if len(leaves) > 8 else "")
-    return shown if len(leaves) == 1 else f"{len(leaves)} arrays ({shown})"
+    some = ", ".join(map(str, leaves[:8])) + (", ..." if len(leaves) > 8 else "")
+    return some if len(leaves) == 1 else f"{len(leaves)} arrays ({some})"
 
 
 def _checked_weight(name: str, weight: Any, op: str) -> float:

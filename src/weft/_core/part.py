@@ -1,4 +1,5 @@
-"""A part of an array, as an item."""
+"""A part of an array, as an item. It has a module of its own because it does without NumPy, which
+takes long to load, unlike `columns.py`."""
 
 from __future__ import annotations
 

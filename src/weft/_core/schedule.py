@@ -2,9 +2,8 @@
 
 Nobody knows beforehand how long an item takes. The first batches are a small part of what there
 is, however long their items may be; then, as long as items prove short, batches grow, so that
-sending them costs little beside running them. A batch
-never holds more than its share of what is left, so that the workers end together, unless that
-would be so little that sending it costs more.
+sending them costs little beside running them. A batch never holds more than its share of what is
+left, so that the workers end together, unless that would be so little that sending it costs more.
 """
 
 from __future__ import annotations

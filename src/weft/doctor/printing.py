@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from weft.doctor.machine import Fact, Machine
-from weft.doctor.problems import amount, drawbacks, obstacles, problems
+from weft.doctor.problems import drawbacks, obstacles, problems, roughly
 
 _LABELS = {
     "threads": "threads per rank",
@@ -69,7 +69,7 @@ def _fact_line(name: str, fact: Fact[Any]) -> str:
 def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return amount(value) if name in _SIZES else str(value)
+    return roughly(value) if name in _SIZES else str(value)
 
 
 def _line(label: str, value: str, why: str) -> str:

@@ -50,10 +50,10 @@ class Guard:
         try:
             if self._by_signal:
                 _listen()
-            _watchman.watch(self)
+            _watcher.watch(self)
         except BaseException:  # a Ctrl-C: then there will be no exit
             self._open = False
-            _watchman.guards.pop(self, None)
+            _watcher.guards.pop(self, None)
             raise
 
     def __exit__(
@@ -67,7 +67,7 @@ class Guard:
     def close(self) -> None:
         """Once or several times: an interrupt may have come before the block's own end of it."""
         self._open = False  # from here on the signal means nothing
-        _watchman.guards.pop(self, None)
+        _watcher.guards.pop(self, None)
         with self._lock:  # a look may be under way
             if self.raised and not self._by_signal:
                 _raise_in(self._thread, None)  # should it still be on its way
@@ -90,25 +90,25 @@ class Guard:
             raise Interrupted
 
 
-class _Watchman:
+class _Watcher:
     """The thread, while it is needed."""
 
     def __init__(self) -> None:
         #: in the order in which they began; several threads may have teams
         self.guards: dict[Guard, None] = {}
         self._lock = threading.Lock()
-        self._on_duty = False
+        self._running = False
 
     def watch(self, guard: Guard) -> None:
         self.guards[guard] = None
         with self._lock:
-            if not self._on_duty:
-                self._on_duty = True
+            if not self._running:
+                self._running = True
                 thread = threading.Thread(target=self._run, name="weft guard", daemon=True)
                 try:
                     threads.start(thread)
                 except BaseException:  # it may run all the same, beside the next one
-                    self._on_duty = False
+                    self._running = False
                     raise
 
     def _run(self) -> None:
@@ -120,7 +120,7 @@ class _Watchman:
                 rested = time.monotonic()
             with self._lock:  # a guard that comes now finds either this thread or none
                 if not self.guards and time.monotonic() - rested > _REST:
-                    self._on_duty = False
+                    self._running = False
                     return
 
 
@@ -131,7 +131,7 @@ def _listen() -> None:
 
 
 def _on_signal(_: int, __: FrameType | None) -> None:
-    for guard in list(_watchman.guards):
+    for guard in list(_watcher.guards):
         guard.raise_in_main_thread()
 
 
@@ -142,9 +142,9 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
 
 
 def _in_child() -> None:
-    global _watchman
-    _watchman = _Watchman()  # the thread is the parent's
+    global _watcher
+    _watcher = _Watcher()  # the thread is the parent's
 
 
-_watchman = _Watchman()
+_watcher = _Watcher()
 os.register_at_fork(after_in_child=_in_child)
