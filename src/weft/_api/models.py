@@ -25,7 +25,7 @@ from weft._api import session
 from weft._api.tables import ArrayTable
 from weft._core import updaters
 from weft._core.counts import whole
-from weft._core.tables import Array
+from weft._core.elements import Array
 from weft._core.updaters import Updater
 from weft._core.values import address
 from weft.errors import InvalidType, InvalidValue

@@ -20,8 +20,8 @@ from weft import adapters
 from weft._api import session
 from weft._core import consistency as consistencies
 from weft._core import updaters
+from weft._core.elements import Array
 from weft._core.tables import (
-    Array,
     Ids,
     Interrupted,
     TableSpec,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft._core.tables import Array, Ids
+from weft._core.elements import Array
+from weft._core.tables import Ids
 from weft._core.updaters import Updater
 
 #: rows for which 4 bytes each are kept, to find those that are named twice

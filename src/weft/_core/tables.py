@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from weft import adapters
 from weft._core.consistency import Consistency
+from weft._core.elements import Array
 from weft._core.updaters import BUILT_IN, Updater
 from weft.errors import InvalidType, InvalidValue
 
-Array = NDArray[Any]
 Ids = NDArray[np.intp]
 
 _NUMBERS = "iufc"

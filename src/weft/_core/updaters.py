@@ -33,11 +33,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from weft._core.elements import Array
 from weft.errors import InvalidType, InvalidValue
 
-Array = NDArray[Any]
 _State = Mapping[str, Array]
 #: what a rule works on: rows, state, delta, memory for what comes in between, and the step
 _Block = tuple[Array, list[Array], Array, Array, int]

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from weft._core.calls import Call
+    from weft._core.elements import Array
     from weft._core.jobs import Finished, Job
-    from weft._core.tables import Array, Ids, Interrupted, TableSpec
+    from weft._core.tables import Ids, Interrupted, TableSpec
 
 from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 
@@ -172,12 +173,7 @@ class Group(ABC):
         return self._collective("gather", value, options, async_op=async_op, timeout=timeout)
 
     def all_gather(
-        self,
-        value: Any,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        timeout: float | None = None,
+        self, value: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """`weft.all_gather` in this group."""
         options = {"out": out}

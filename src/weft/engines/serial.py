@@ -8,7 +8,8 @@ from weft._core.timeouts import checked
 from weft.engines.base import Group, Store, check_split, left, make_call, succeeded
 
 if TYPE_CHECKING:
-    from weft._core.tables import Array, TableSpec
+    from weft._core.elements import Array
+    from weft._core.tables import TableSpec
 
 
 class SerialGroup(Group):

@@ -8,7 +8,8 @@ import threading
 import numpy as np
 
 from weft._core import rows
-from weft._core.tables import Array, Ids, Interrupted, TableSpec
+from weft._core.elements import Array
+from weft._core.tables import Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
 from weft.engines.base import Group, Store, forked, left, within_itself
 from weft.engines.memory import check_memory

@@ -28,7 +28,8 @@ from weft.errors import (
 from weft.resources import plan
 
 if TYPE_CHECKING:
-    from weft._core.tables import Array, TableSpec
+    from weft._core.elements import Array
+    from weft._core.tables import TableSpec
     from weft.engines.base import Store
     from weft.engines.local.collectives import Collectives
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from weft import faults
 from weft._core import rows
-from weft._core.tables import Array, Ids
+from weft._core.elements import Array
+from weft._core.tables import Ids
 from weft.engines.local.changes import Changes
 from weft.engines.local.clocks import Clocks
 from weft.engines.local.segment import Block

@@ -30,8 +30,9 @@ import numpy as np
 
 from weft import faults
 from weft._core import rows
+from weft._core.elements import Array
 from weft._core.split import part_of
-from weft._core.tables import Array, Ids, Interrupted, TableSpec
+from weft._core.tables import Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked, deadline_after, seconds_until
 from weft.engines.base import Store, within_itself
 from weft.engines.local.changes import Changes

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from weft._core.elements import Array
 from weft._core.split import part_of
-from weft._core.tables import Array, TableSpec
+from weft._core.tables import TableSpec
 from weft.engines.local import locks
 from weft.engines.local.segment import Block
 
