@@ -15,9 +15,10 @@ from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.counts import whole
 from weft._core.launched import Launched, alone, launched
-from weft.engines.base import Group, forked
+from weft.engines.base import Group
 from weft.engines.local.processes import ancestors
 from weft.engines.local.recorder import caller_line
+from weft.engines.refusals import forked
 from weft.errors import (
     AlreadyInitialized,
     EngineUnavailable,

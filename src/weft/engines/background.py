@@ -26,7 +26,7 @@ from typing import Any
 
 from weft._core.timeouts import checked
 from weft.engines import threads
-from weft.engines.base import forked
+from weft.engines.refusals import forked
 from weft.errors import Stalled
 
 #: seconds without work after which the thread ends

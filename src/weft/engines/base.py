@@ -7,7 +7,6 @@ carries a call out (`_collective`).
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from weft._core.elements import Array
     from weft._core.jobs import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
-
-from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 
 
 class Handle(Protocol):
@@ -348,49 +345,3 @@ def make_call(group: Group, name: str, value: Any, options: dict[str, Any]) -> C
         )
     call: Call = _kinds[name](name, group.rank, group.size, value, **options)
     return call
-
-
-def succeeded(group: Group) -> UsageError:
-    """What every engine says when a group is used after `survivors`."""
-    return UsageError(
-        f"group {group.name!r} of generation {group.generation} has a successor; use the group "
-        "that survivors() returned:\n    group = group.survivors()"
-    )
-
-
-def within_itself(name: str) -> UsageError:
-    """What every engine says when a table is used in the middle of one of its own calls."""
-    return UsageError(
-        f"table {name!r} is used by an updater or a signal handler in the middle of a call of the "
-        "same thread; an updater only changes the rows it is given"
-    )
-
-
-def check_split(color: object, key: object) -> None:
-    """What every engine says of a wrong color or key."""
-    for name, value in (("color", color), ("key", key)):
-        if value is None and name == "color":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidType(
-                f"split({name}={value!r}): expected a whole number"
-                + (", or None for no subgroup" if name == "color" else "")
-            )
-        if not -(2**63) < value < 2**63:
-            raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
-
-
-def forked(what: str, parent: int) -> UsedAfterFork:
-    """What every engine says when something of a group is used in a forked child."""
-    return UsedAfterFork(
-        f"{what} belongs to process {parent}, from which this process {os.getpid()} was forked; "
-        "a child starts with a group of its own:\n    group = weft.init()"
-    )
-
-
-def left(what: str) -> NotInitialized:
-    """What every engine says when a group is used after `leave` or `weft.shutdown`."""
-    return NotInitialized(
-        f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
-        "group that it is still in:\n    group = weft.init()"
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft._core.timeouts import checked
-from weft.engines.base import Group, Store, check_split, left, make_call, succeeded
+from weft.engines.base import Group, Store, make_call
+from weft.engines.refusals import check_split, left, succeeded
 
 if TYPE_CHECKING:
     from weft._core.elements import Array

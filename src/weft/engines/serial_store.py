@@ -11,8 +11,9 @@ from weft._core import rows
 from weft._core.elements import Array
 from weft._core.tables import Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked
-from weft.engines.base import Group, Store, forked, left, within_itself
+from weft.engines.base import Group, Store
 from weft.engines.memory import check_memory
+from weft.engines.refusals import forked, left, within_itself
 
 
 class SerialStore(Store):

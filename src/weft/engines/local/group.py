@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from weft._core.timeouts import checked
 from weft.engines.background import Background
-from weft.engines.base import Group, check_split, left, make_call, succeeded
+from weft.engines.base import Group, make_call
 from weft.engines.local import locks, recorder, rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
 from weft.engines.local.segment import Block
 from weft.engines.local.system import check_system
+from weft.engines.refusals import check_split, left, succeeded
 from weft.errors import (
     Disagreement,
     InvalidValue,

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from weft._core.messages import Process
-from weft.engines.base import forked, left
 from weft.engines.local import recorder
 from weft.engines.local.processes import (
     end_as_text,
@@ -31,6 +30,7 @@ from weft.engines.local.processes import (
     state_letter,
 )
 from weft.engines.local.segment import Block
+from weft.engines.refusals import forked, left
 from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")

@@ -34,7 +34,7 @@ from weft._core.elements import Array
 from weft._core.split import part_of
 from weft._core.tables import Ids, Interrupted, TableSpec
 from weft._core.timeouts import checked, deadline_after, seconds_until
-from weft.engines.base import Store, within_itself
+from weft.engines.base import Store
 from weft.engines.local.changes import Changes
 from weft.engines.local.clocks import Clocks
 from weft.engines.local.common_memory import make_block
@@ -46,6 +46,7 @@ from weft.engines.local.segment import Block
 from weft.engines.local.staging import Staging
 from weft.engines.local.table_memory import TableMemory
 from weft.engines.memory import check_memory
+from weft.engines.refusals import within_itself
 from weft.errors import OutOfMemory, Stalled
 
 #: bytes that are read at a time: the C library writes past the cache only in large copies, which

@@ -1,0 +1,60 @@
+"""What every engine says of a group or table that cannot be used, and of a wrong color or key.
+
+One text for all engines, so that a program meets the same errors wherever it runs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
+
+if TYPE_CHECKING:
+    from weft.engines.base import Group
+
+
+def succeeded(group: Group) -> UsageError:
+    """When a group is used after `survivors`."""
+    return UsageError(
+        f"group {group.name!r} of generation {group.generation} has a successor; use the group "
+        "that survivors() returned:\n    group = group.survivors()"
+    )
+
+
+def within_itself(name: str) -> UsageError:
+    """When a table is used in the middle of one of its own calls."""
+    return UsageError(
+        f"table {name!r} is used by an updater or a signal handler in the middle of a call of the "
+        "same thread; an updater only changes the rows it is given"
+    )
+
+
+def check_split(color: object, key: object) -> None:
+    """Raise unless a color and a key can be told to other ranks."""
+    for name, value in (("color", color), ("key", key)):
+        if value is None and name == "color":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidType(
+                f"split({name}={value!r}): expected a whole number"
+                + (", or None for no subgroup" if name == "color" else "")
+            )
+        if not -(2**63) < value < 2**63:
+            raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
+
+
+def forked(what: str, parent: int) -> UsedAfterFork:
+    """When something of a group is used in a forked child."""
+    return UsedAfterFork(
+        f"{what} belongs to process {parent}, from which this process {os.getpid()} was forked; "
+        "a child starts with a group of its own:\n    group = weft.init()"
+    )
+
+
+def left(what: str) -> NotInitialized:
+    """When a group is used after `leave` or `weft.shutdown`."""
+    return NotInitialized(
+        f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
+        "group that it is still in:\n    group = weft.init()"
+    )
