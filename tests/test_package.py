@@ -204,5 +204,5 @@ def test_extras_are_the_ones_promised() -> None:
     required = importlib.metadata.requires("weft") or []
     core = {re.split(r"[<>=]", name)[0] for name in required if "extra ==" not in name}
     assert core == {"numpy", "cloudpickle", "threadpoolctl", "tqdm"}
-    extras = {"mpi", "ray", "torch", "jax", "keras", "pytensor", "all", "test", "bench"}
+    extras = {"mpi", "ray", "torch", "jax", "keras", "pytensor", "all", "docs", "test", "bench"}
     assert set(importlib.metadata.metadata("weft").get_all("Provides-Extra") or ()) == extras
