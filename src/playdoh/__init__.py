@@ -18,7 +18,7 @@ from typing import Any
 
 import weft
 from weft import DistributedFunction
-from weft._api.mapping import check_count
+from weft._api.maps import check_count
 from weft.errors import EngineUnavailable, InvalidType, InvalidValue
 
 __all__ = ["DistributedFunction", "distribute", "finished", "shutdown"]

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     )
     from weft._api.distributing import DistributedFunction, distribute
     from weft._api.functions import Function, function
-    from weft._api.mapping import MapHandle, map, map_async
+    from weft._api.mapping import map, map_async
+    from weft._api.maps import MapHandle
     from weft._api.models import ModelTable
     from weft._api.replicas import Replica, replicate, same
     from weft._api.saving import load, save_all
@@ -79,7 +80,7 @@ _HOMES = {
     "Interrupted": "weft._core.tables",
     "InvalidType": "weft.errors",
     "InvalidValue": "weft.errors",
-    "MapHandle": "weft._api.mapping",
+    "MapHandle": "weft._api.maps",
     "MatrixTable": "weft._api.tables",
     "Mismatch": "weft.errors",
     "ModelTable": "weft._api.models",

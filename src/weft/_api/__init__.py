@@ -14,6 +14,7 @@ Of map:
 
 progress.py     the bar
 teams.py        which team does the work, and what all its workers see
+maps.py         one map, from its options to its results
 mapping.py      map, map_async
 distributing.py distribute
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from weft._api.mapping import check_count, check_shared_data
+from weft._api.maps import check_count, check_shared_data
 from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all, share_of_cores
 from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -118,6 +119,7 @@ def shutdown() -> None:
     with _lock:
         for ends in _at_shutdown:
             ends()
+        _clear_memory()
         session, _session = _session, None
         if session is None:
             return
@@ -129,6 +131,12 @@ def shutdown() -> None:
         session.restore_threads()
         if faults.armed:
             faults.reach("exit.left")
+
+
+def _clear_memory() -> None:
+    blocks = sys.modules.get("weft.engines.local.blocks")
+    if blocks is not None:
+        blocks.clear()
 
 
 def at_shutdown(ends: Callable[[], None], *, first: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +23,16 @@ def make_team(
     *,
     gpus: Sequence[str] = (),
     named_pipe: bool | str | None = None,
-    soon: bool = False,
 ) -> Team:
-    """A team of so many workers, by default one per core; with `gpus` one for each of them.
-
-    `soon`: they will be needed at once."""
+    """A team of so many workers, by default one per core; with `gpus` one for each of them."""
     if engine not in (None, *ENGINES):
         raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
     size = check_size(size)
     if engine == "serial":
         return SerialTeam()
-    own = named_pipe is None or named_pipe is False
-    if own and soon:
-        _get_ready()
     cores = share_of_cores()
     size = size or cores
-    if own:
+    if named_pipe is None or named_pipe is False:
         from weft.engines.local.team import LocalTeam
 
         return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
@@ -50,16 +43,6 @@ def make_team(
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
     channel.close()
     return LocalTeam(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
-
-
-def _get_ready() -> None:
-    """Have workers begin to start, the first time, while the rest is loaded here."""
-    if "weft.engines.local.workers" not in sys.modules:
-        from weft.engines.local import interpreter
-        from weft.engines.local.system import check_system
-
-        check_system()
-        interpreter.get_ready()
 
 
 def check_size(size: object) -> int | None:

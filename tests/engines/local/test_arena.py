@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from weft.engines.local import arena
 from weft.engines.local.arena import LARGE, LINE, Arenas, FreeList
+from weft.engines.local.segment import Segment
+from weft.errors import OutOfMemory
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=200))
@@ -100,6 +102,28 @@ def test_unused_memory_goes_back_after_a_while(monkeypatch: pytest.MonkeyPatch) 
     now[0] += due
     assert arenas.trim() is None
     assert arenas.size == small.segment.size
+
+
+def test_warm_memory_goes_back_before_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is only kept for later stands in nobody's way; where there is none, the error comes."""
+    arenas = Arenas()
+    warm = arenas.take(2 * LARGE)
+    arenas.give(warm)
+    asked: list[int] = []
+    create = Segment.create
+
+    def create_if_little_is_there(size: int) -> Segment:
+        asked.append(arenas.size)
+        if arenas.size:
+            raise OutOfMemory("no")
+        return create(size)
+
+    monkeypatch.setattr(Segment, "create", create_if_little_is_there)
+    taken = arenas.take(8 * LARGE)
+    assert asked == [warm.length, 0]
+    with pytest.raises(OutOfMemory):
+        arenas.take(LARGE)  # what is in use stays
+    assert arenas.size == taken.length
 
 
 def test_zero_bytes_are_a_block_too() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.engines.local.segment import Segment, whole_pages
+from weft.errors import OutOfMemory
 
 #: blocks are cut in cache lines
 LINE = 64
@@ -24,7 +25,8 @@ LARGE = 32 << 20
 _SMALLEST_ARENA, _LARGEST_ARENA = 1 << 20, 64 << 20
 #: unused memory of at most this much is kept for good
 _KEPT = 16 << 20
-WARM_SECONDS = 1.0
+#: what a program does between two calls often takes more than a second, and seldom more than this
+WARM_SECONDS = 5.0
 
 
 class FreeList:
@@ -116,7 +118,12 @@ class Arenas:
             offset = arena.free.take(length)
             if offset is not None:
                 return Range(arena.number, arena.segment, offset, length)
-        arena = self._grow(length)
+        try:
+            arena = self._grow(length)
+        except OutOfMemory:
+            if not self.clear():
+                raise
+            arena = self._grow(length)
         offset = arena.free.take(length)
         return Range(arena.number, arena.segment, offset or 0, length)
 
@@ -134,6 +141,13 @@ class Arenas:
             used[one.arena].append((one.offset, one.length))
         for number, arena in self._arenas.items():
             arena.free = FreeList(arena.segment.size, used[number])
+
+    def clear(self) -> bool:
+        """Return to the system all that is unused; whether there was any."""
+        idle = [arena for arena in self._arenas.values() if arena.free.unused]
+        for arena in idle:
+            del self._arenas[arena.number]
+        return bool(idle)
 
     def trim(self) -> float | None:
         """Return to the system what has been unused for long; seconds until the next time, if any.

@@ -168,6 +168,10 @@ class Attachments:
         unread = max((owner.unread for owner in self._owners.copy().values()), default=0)
         return len(self._leases) > 0 and len(self._leases) + unread > _FIT_INTO_A_SOCKET
 
+    def clear(self) -> None:
+        """Unmap what is only kept warm."""
+        self._warm.clear()
+
     def give_back(self) -> tuple[bool, float | None]:
         """Send what could not be sent before, unmap what nobody wants. For the keeper thread:
         whether it is needed any longer, and in how many seconds again."""

@@ -141,6 +141,12 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
     )
 
 
+def clear() -> None:
+    """Give back what is only kept warm for later."""
+    _here.attachments.clear()
+    _here.keeper.clear()
+
+
 # A forked child sees what its parent saw. The parent must not give that memory up before the child
 # has ended, so it holds everything that was in use at the fork until the child's end of a socket
 # pair is closed, which the kernel does when the child ends or executes another program.

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 
-from weft.engines.local.translation import translated
 from weft.resources import THREAD_VARIABLES
 
 _PROGRAM = """\
@@ -48,7 +47,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
-        raise translated(error) from error
+        raise _translated(error) from error
     # with more threads than one it could not fork; workers set their own number
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     numpy = "numpy" if "numpy" in sys.modules else ""
@@ -62,10 +61,16 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         )
     except OSError as error:
         ours.close()
-        raise translated(error) from error
+        raise _translated(error) from error
     finally:
         theirs.close()
     return ours, process
+
+
+def _translated(error: OSError) -> Exception:
+    from weft.engines.local.translation import translated
+
+    return translated(error)
 
 
 def _in_child() -> None:

@@ -164,6 +164,13 @@ class Keeper:
             self._children[child] = buffers
             self.ring()
 
+    def clear(self) -> None:
+        """Give back what is only kept warm."""
+        with self._lock:
+            self._settle()
+            self._arenas.clear()
+        self.ring()  # the keeper thread may be needed no longer
+
     def ring(self) -> None:
         """Have the keeper thread, if it runs, look for work. Safe in a finalizer."""
         if self._server is not None:
