@@ -67,7 +67,7 @@ def test_a_guard_whose_end_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> N
             patch.setattr(Guard, "__exit__", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f(np.ones(4))
-        assert not guard._watchman.guards
+        assert not guard._watcher.guards
         assert f(np.ones(4)) == 4
 
 
