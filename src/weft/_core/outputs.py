@@ -12,8 +12,9 @@ that is gathered is a list of rows.
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,8 +125,10 @@ def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
         return None  # a part of many trees
     if mode == "gather":
         return _gathered(values, name)
-    if mode in ("sum", "prod") and all(type(value) is int for value in values):
-        return (sum if mode == "sum" else math.prod)(values)  # they have no width
+    if mode in ("sum", "prod") and set(map(type, values)) in ({int}, {float}):
+        # as they are: ints have no width, and for floats all that follows would take longer than
+        # the call; one after the other, as arrays are combined
+        return reduce(operator.add if mode == "sum" else operator.mul, values)
     adapter = _adapter_of(values, mode, name)
     arrays, element = _viewed(values, mode, name)
     _check_alike(arrays, name, mode)
