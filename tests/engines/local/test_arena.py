@@ -126,6 +126,20 @@ def test_warm_memory_goes_back_before_there_is_none(monkeypatch: pytest.MonkeyPa
     assert arenas.size == taken.length
 
 
+def test_after_the_end_nothing_is_kept() -> None:
+    """What is given back after `clear` goes at once, until more is taken."""
+    arenas = Arenas()
+    held, early = arenas.take(2 * LARGE), arenas.take(LARGE)
+    arenas.give(early)
+    assert arenas.clear()
+    assert arenas.size == held.length
+    arenas.give(held)
+    assert arenas.trim() is None
+    assert arenas.size == 0
+    arenas.give(arenas.take(LARGE))
+    assert arenas.trim() is not None
+
+
 def test_zero_bytes_are_a_block_too() -> None:
     """Every block has an address of its own, however small."""
     arenas = Arenas()

@@ -110,9 +110,12 @@ class Arenas:
     def __init__(self) -> None:
         self._arenas: dict[int, _Arena] = {}
         self._last = 0
+        #: whether what is unused is kept for later
+        self._warm = True
 
     def take(self, size: int) -> Range:
         """At least `size` bytes, warm if possible. Raises OutOfMemory, OutOfDescriptors."""
+        self._warm = True
         length = whole_pages(size) if size >= LARGE else -(-max(size, 1) // LINE) * LINE
         for arena in self._candidates(length):
             offset = arena.free.take(length)
@@ -143,7 +146,9 @@ class Arenas:
             arena.free = FreeList(arena.segment.size, used[number])
 
     def clear(self) -> bool:
-        """Return to the system all that is unused; whether there was any."""
+        """Return to the system all that is unused, now and until more is taken; whether there was
+        any."""
+        self._warm = False
         idle = [arena for arena in self._arenas.values() if arena.free.unused]
         for arena in idle:
             del self._arenas[arena.number]
@@ -161,7 +166,7 @@ class Arenas:
         kept, next_time = 0, None
         for arena in idle:
             kept += arena.segment.size
-            due = arena.idle_since + WARM_SECONDS - now
+            due = arena.idle_since + WARM_SECONDS - now if self._warm else 0.0
             if kept > _KEPT and due <= 0:
                 del self._arenas[arena.number]
             elif kept > _KEPT:
