@@ -22,9 +22,9 @@ BESIDE := tests/_api tests/failures/test_collectives.py tests/test_examples.py t
 	tests/test_documents.py tests/failures/test_giving_up.py \
 	tests/engines/local/test_random_collectives.py tests/test_launched_by_others.py \
 	tests/failures/test_table_histories.py tests/test_package.py tests/test_readme.py tests/benchmarks \
-	tests/test_site.py tests/test_notebook.py tests/failures/test_interrupts.py tests/failures/test_map.py \
-	tests/failures/test_map_points.py tests/test_cli.py tests/engines/local/test_store_deaths.py \
-	tests/engines/local/test_wire_memory.py tests/failures/test_functions_interrupted.py tests/test_resources.py
+	tests/test_site.py tests/test_notebook.py tests/failures/test_interrupts.py tests/test_cli.py \
+	tests/engines/local/test_store_deaths.py tests/engines/local/test_wire_memory.py \
+	tests/failures/test_functions_interrupted.py tests/test_resources.py
 
 .PHONY: demo test lint types portable soak bench docs clean $(BESIDE)
 

@@ -309,8 +309,9 @@ def test_what_workers_log_is_logged_here(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_deadline_names_who_has_what() -> None:
     """Stalled says how long, which worker, which items; and the workers can be used again."""
-    with pytest.raises(Stalled, match=r"0\.2 s have passed.*\n  worker \d \(pid \d+\) has item"):
-        weft.map(time.sleep, [0, 60, 60], n=2, timeout=0.2)
+    weft.map(abs, [-1, -2], n=2)  # until they have started nobody has an item
+    with pytest.raises(Stalled, match=r"0\.5 s have passed.*\n  worker \d \(pid \d+\) has item"):
+        weft.map(time.sleep, [0, 60, 60], n=2, timeout=0.5)
     assert weft.map(abs, [-1], n=2, timeout=math.inf) == [1]
 
 

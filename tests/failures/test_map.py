@@ -194,6 +194,7 @@ def test_a_worker_that_prints_without_a_pause(monkeypatch: pytest.MonkeyPatch) -
             os.write(1, b"noise " * 1000 + b"\n")
         return x
 
+    weft.map(abs, [1, 2], n=2)  # until they have started nobody has an item
     with pytest.raises(weft.Stalled, match="has items 0 to 0"):
         weft.map(shout, [0, 1, 2], n=2, timeout=0.5)
 
