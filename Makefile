@@ -32,7 +32,7 @@ demo: .venv/core
 	$(BIN)/python examples/demo.py
 
 test: .venv/test
-	$(MAKE) -j3 --output-sync=target lint types portable $(BESIDE)
+	$(MAKE) -j2 --output-sync=target lint types portable $(BESIDE)
 	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%)
 
 $(BESIDE): .venv/test
