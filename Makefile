@@ -40,7 +40,7 @@ $(BESIDE): .venv/test
 
 # what shares memory, once more on the portable kind of it; tests of both kinds have been there
 portable: .venv/test
-	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not (mpirun or memfd or portable or run-3)' $(PORTABLE)
+	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not (mpirun or memfd or portable)' $(PORTABLE)
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -46,15 +46,14 @@ def blocks(page: Path, language: str) -> list[str]:
     ],
 )
 def test_every_python_block_runs(text: str, tmp_path: Path) -> None:
-    """Pasted into a file, each block is a program that ends well: alone, and with two ranks where
-    it is one of ranks."""
+    """Pasted into a file, each block is a program that ends well, alone and with two ranks."""
     # a compiler takes longer than all the rest; small graphs do without
     env = {**os.environ, "PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
     script = tmp_path / "block.py"
     script.write_text(text)
     alone = [sys.executable, str(script)]
     ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
-    for command in (alone, ranks) if "init(" in text else (alone,):
+    for command in (alone, ranks):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
         )
