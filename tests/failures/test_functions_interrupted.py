@@ -27,20 +27,23 @@ rng = random.Random(int(sys.argv[1]))
 table, struck = np.ones(20_000), 0
 team = weft.Team(2, timeout=20.0)
 f = weft.function(lambda x, w: x * w.sum(), whole=["w"], collect="gather", team=team)
+
+def call(x):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * 0.02)
+        return f(x, table)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
 deadline = time.monotonic() + 6
 while time.monotonic() < deadline:
     x = rng.random() * np.ones((30_000, 1))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * 0.02)
-        found = f(x, table)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        assert (found == x * 20_000).all()
+        assert (call(x) == x * 20_000).all()
     except Pressed:
         struck += 1
     except weft.TeamBroken:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         team.restart()
-signal.setitimer(signal.ITIMER_REAL, 0)
 print(struck)
 """
 
