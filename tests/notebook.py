@@ -36,7 +36,8 @@ def printed(path: Path) -> list[tuple[str, str]]:
         for output in cell.get("outputs", ()):
             text = output.get("text") or output["data"]["text/plain"]
             kind = output.get("name") or output["output_type"]
-            found.append((kind, re.sub(r"\[\d+:.*\]", "[times]", text)))
+            # a bar that gets shorter has blanks where it was longer
+            found.append((kind, re.sub(r"\[\d+:.*\] *", "[times]", text)))
         outputs += sorted(found)  # a bar and what is printed after it arrive in either order
     return outputs
 
