@@ -126,8 +126,10 @@ class _Watcher:
 
 def _listen() -> None:
     """Have the signal raise Interrupted. The handler stays: it costs nothing while none comes."""
-    if signal.getsignal(_SIGNAL) is not _on_signal:
+    global _listening
+    if not _listening:
         signal.signal(_SIGNAL, _on_signal)
+        _listening = True
 
 
 def _on_signal(_: int, __: FrameType | None) -> None:
@@ -147,4 +149,6 @@ def _in_child() -> None:
 
 
 _watcher = _Watcher()
+#: whether the signal has its handler
+_listening = False
 os.register_at_fork(after_in_child=_in_child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -38,7 +39,8 @@ class Worker:
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        #: the functions that it has, with how many seconds an item took, as far as that was seen
+        self._known: OrderedDict[bytes, float] = OrderedDict()
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
@@ -64,9 +66,18 @@ class Worker:
         if digest in self._known:
             self._known.move_to_end(digest)
             return []
-        self._known[digest] = None
+        self._known[digest] = math.inf
         forgotten = [self._known.popitem(last=False)[0]] if len(self._known) > _FUNCTIONS else []
         return [*map(Forget, forgotten), Learn(digest, function.payload)]
+
+    def expected(self, digest: bytes) -> float:
+        """How many seconds an item will take it, if it is like the last ones; inf: who knows."""
+        return self._known.get(digest, math.inf)
+
+    def took(self, digest: bytes, seconds: float) -> None:
+        """Note how long an item has taken."""
+        if digest in self._known:
+            self._known[digest] = seconds
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""

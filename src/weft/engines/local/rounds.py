@@ -117,7 +117,7 @@ class Round:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise self._stalled(timeout)
-            self._attend(min(remaining, 1.0))
+            self._attend(min(remaining, 1.0), awake=True)  # they began when this process did
         if self._failures:
             raise self._failures[0]
         return self._values
@@ -163,11 +163,11 @@ class Round:
         if worker.frames.unsent:
             self._crew.watch.follow_sending(worker)
 
-    def _attend(self, seconds: float) -> None:
+    def _attend(self, seconds: float, *, awake: bool = False) -> None:
         """Take what the workers say within so many seconds."""
         watch = self._crew.watch
         with self._lock:
-            for worker, events in watch.wait(seconds).items():
+            for worker, events in watch.wait(seconds, awake=awake).items():
                 watch.echo(worker, events)
                 try:
                     if worker.frames.unsent and worker.frames.flush():

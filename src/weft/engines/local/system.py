@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
+from functools import cache
 
 from weft.errors import EngineUnavailable
 
 
+@cache
 def check_system() -> None:
     """Refuse where the memory model of `waiting.py` does not hold."""
     machine = platform.machine()

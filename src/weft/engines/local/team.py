@@ -31,7 +31,7 @@ from weft.engines.local.limits import Limits
 from weft.engines.local.losses import lost
 from weft.engines.local.processes import readable
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.watching import Wants, Watch
+from weft.engines.local.watching import BRIEF, Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
 from weft.engines.local.workers import Workers
 from weft.errors import InvalidType, SegmentGone, Stalled
@@ -114,6 +114,8 @@ class _Run:
         self._schedule = Schedule(job.items, len(lent), retries=job.retries, feed=feed)
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
+        #: whether all that was given out is soon done
+        self._brief = True
         #: workers that have had their one item
         self._served: list[Worker] = []
 
@@ -150,8 +152,8 @@ class _Run:
             for worker in list(self._busy):
                 self._drop(worker)
             rested = [*self._idle, *self._served]
-            for worker in rested:
-                worker.echo()
+            for worker, events in self._watch.wait(0).items():
+                self._watch.echo(worker, events)
             self._workers.give_back(rested, self._watch)
 
     def _interrupt(self) -> None:
@@ -200,6 +202,8 @@ class _Run:
         digest = job.function.digest
         work = Work(digest, task.batch.first, task.packed.payload, job.seed, job.keep_going)
         self._busy[worker] = task
+        if worker.expected(digest) * len(task.batch.items) > BRIEF:
+            self._brief = False
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.frames.send(*worker.lesson(digest, job.function), work)
         if worker.frames.unsent:
@@ -214,7 +218,7 @@ class _Run:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
             self._look()
-            wants = self._watch.wait(self._limits.pause)
+            wants = self._watch.wait(self._limits.pause, awake=self._brief)
             if wants or self._watch.rang:
                 return wants
 
@@ -270,6 +274,7 @@ class _Run:
             for position, failure in message.failures
         }
         self._schedule.done(batch, message.seconds, packed.shared + message.shared)
+        worker.took(self._job.function.digest, message.seconds / len(batch.items))
         yield self._finished(worker, batch, values, errors)._replace(
             seconds=message.seconds,
             sent=len(packed.payload) + packed.shared,

@@ -16,12 +16,14 @@ import copyreg
 import io
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import cloudpickle
 
+from weft._core.essence import essence_of
 from weft._core.unpicklable import path_to_fault
 from weft.engines.interrupts import by_signal_handler
 from weft.errors import InvalidType, WeftError
@@ -176,8 +178,24 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
     return packed
 
 
+#: functions that are nothing but their code, as they were packed
+_plain: weakref.WeakKeyDictionary[Callable[..., Any], tuple[Any, Packed]]
+_plain = weakref.WeakKeyDictionary()
+
+
 def pack_function(function: Callable[..., Any]) -> Packed:
     """A function ready to be sent to any number of workers. Raises InvalidType."""
+    essence = essence_of(function)
+    if essence is None:
+        return _pack_function(function)
+    known, packed = _plain.get(function, (None, None))
+    if packed is None or known != essence:
+        packed = _pack_function(function)
+        _plain[function] = essence, packed
+    return packed
+
+
+def _pack_function(function: Callable[..., Any]) -> Packed:
     packed = ForSeveral()
     try:
         packed.dump_by_value(function)

@@ -284,7 +284,7 @@ _all: dict[str | None, Workers] = {}
 
 def workers(pipe: str | None = None) -> Workers:
     """This process's own, or those it has from behind a named pipe."""
-    return _all.setdefault(pipe, Workers(pipe))
+    return _all.get(pipe) or _all.setdefault(pipe, Workers(pipe))
 
 
 def close_workers() -> None:

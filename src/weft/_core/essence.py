@@ -1,0 +1,44 @@
+"""Functions that are nothing but their code: what they do cannot change between two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import Any
+
+
+def essence_of(function: Any) -> tuple[Any, ...] | None:
+    """All that such a function consists of, to be compared; None for any other: one that has
+    closed over something, uses a global variable, has defaults or attributes."""
+    if type(function) is not FunctionType:
+        return None
+    code = function.__code__
+    if (
+        function.__closure__ is not None
+        or function.__defaults__ is not None
+        or function.__kwdefaults__ is not None
+        or function.__dict__
+        or not all(map(_is_constant, function.__annotations__.values()))
+        or not function.__globals__.keys().isdisjoint(_names(code))
+    ):
+        return None
+    names = function.__name__, function.__qualname__, function.__module__
+    return code, names, function.__doc__, tuple(function.__annotations__.items())
+
+
+def _is_constant(annotation: Any) -> bool:
+    return isinstance(annotation, str) or getattr(annotation, "__module__", "") == "builtins"
+
+
+@lru_cache(maxsize=256)
+def _names(code: CodeType) -> frozenset[str]:
+    """The names that it may look up anywhere; those of attributes too."""
+    return frozenset(name for one in _all_code(code) for name in one.co_names)
+
+
+def _all_code(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _all_code(constant)
