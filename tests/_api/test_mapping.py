@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_script, wait_until
+from tests.support import run_python, run_script, wait_until
 from weft.errors import (
     Cancelled,
     InvalidType,
@@ -474,3 +474,34 @@ def test_what_makes_no_sense_is_refused_at_the_call(
     """The message names the value and what was expected; no worker is started for it."""
     with pytest.raises(kind, match=text):
         call(*arguments, **options)
+
+
+def test_a_function_whose_globals_change_is_another() -> None:
+    """A map sends the function as it is now, though it sent the same one before."""
+    outcome = run_python(
+        """
+import weft
+
+def scaled(x):
+    return x * factor
+
+def plain(x):
+    return abs(x)
+
+factor = 2
+print(weft.map(scaled, [1, 2]), weft.map(plain, [-1, -2]), weft.map(plain, [-3]))
+factor = 3
+abs = float
+print(weft.map(scaled, [1, 2]), weft.map(plain, [-1, -2]))
+"""
+    )
+    assert outcome.out == "[2, 4] [1, 2] [3]\n[3, 6] [-1.0, -2.0]\n", outcome
+
+
+def test_a_short_function_that_takes_long_for_once_is_waited_for_asleep() -> None:
+    """A driver that expects an answer any moment stays awake for a moment only."""
+    for _ in range(3):
+        weft.map(time.sleep, [0.0, 0.0], n=2)
+    before = time.process_time()
+    weft.map(time.sleep, [1.0, 1.0], n=2)
+    assert time.process_time() - before < 0.1

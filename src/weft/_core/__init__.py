@@ -12,6 +12,7 @@ Of collectives:
 elements.py     what the numbers of an array are, and in what they are summed
 trees.py        lists, tuples and dicts of arrays: taken apart, and put together again
 values.py       the arrays of a call, and where its results go
+together.py     many small arrays as few
 split.py        which rank gets which rows, and which bytes
 plans.py        what a collective comes to
 calls.py        a collective before and after the ranks have met; reduce and all_reduce
@@ -28,6 +29,7 @@ checkpoint.py   a table on disk
 Of map:
 
 calling.py      how a function is called with an item
+essence.py      functions that are nothing but their code
 part.py         some columns of an array, as an item
 read_only.py    arrays to which nothing can be written
 columns.py      an array cut into parts, and the results pasted together

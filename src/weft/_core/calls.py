@@ -18,7 +18,7 @@ import operator
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from weft._core import trees
 from weft._core.elements import NUMERIC, OPERATIONS, Array
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
+from weft._core.together import together
 from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
 from weft.errors import InvalidType, InvalidValue
 
@@ -91,18 +92,19 @@ class Reduce(Call):
             self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
         self._op, self._root, self._out = op, root, out
         given = _numbers_of(name, value, op, size)
-        form = _form(name, given, op, root, weight is not None)
-        self.common, self.layout, self._elements = form
-        self.source = [flat(view) for view in given.views]
+        self.common = _common(name, given, op, root, weight is not None)
+        self._together = together(given.leaves)
+        self.source = self._together.join([flat(view) for view in given.views])
         self._target = None
         if root is None or root == rank:
             taken = None if out is None else taken_arrays(name, out)
             if taken is not None and taken.leaves is not given.leaves:
                 check_out(name, taken.leaves, given.leaves)
             self._target = Target(given.leaves, given.structure, taken)
-            self.early_target = self._target.arrays
+            self.early_target = self._together.targets(self.source, self._target.arrays)
             if taken is not None:
-                self.source = keep_apart(self.source, self._target.arrays)
+                self.source = keep_apart(self.source, self.early_target)
+        self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
         weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None
@@ -111,26 +113,21 @@ class Reduce(Call):
                 f"{self.name}(weight=...): the weights of all {len(weights)} ranks are 0, so "
                 "there is no mean; at least one rank must have some weight"
             )
-        return Combination(self._op, self._elements, weights, self._root, self.early_target)
+        elements = self._together.elements
+        return Combination(self._op, elements, weights, self._root, self.early_target)
 
     def result(self) -> Any:
-        return None if self._target is None else self._target.deliver(self._out)
+        if self._target is None:
+            return None
+        self._together.spread(self.early_target, self._target.arrays)
+        return self._target.deliver(self._out)
 
 
-class _Form(NamedTuple):
-    """What calls alike have in common."""
-
-    common: bytes
-    layout: Layout
-    elements: tuple[str, ...]
-
-
-def _form(name: str, given: Arrays, op: str, root: int | None, weighted: bool) -> _Form:
+def _common(name: str, given: Arrays, op: str, root: int | None, weighted: bool) -> bytes:
     where = "" if root is None else f", root={root}"
     weights = ", weight=..." if weighted else ""
     words = f"{name}({in_words(given.structure, given.leaves)}, op={op!r}{where}{weights})"
-    layout = layout_of(tuple(leaf.nbytes for leaf in given.leaves))
-    return _Form(words.encode(), layout, tuple(leaf.element for leaf in given.leaves))
+    return words.encode()
 
 
 # what the calls check

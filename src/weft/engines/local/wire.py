@@ -184,14 +184,18 @@ _plain = weakref.WeakKeyDictionary()
 
 
 def pack_function(function: Callable[..., Any]) -> Packed:
-    """A function ready to be sent to any number of workers. Raises InvalidType."""
+    """A function ready to be sent to any number of workers. Raises InvalidType.
+
+    Most are packed anew each time: what they use may have changed.
+    """
     essence = essence_of(function)
     if essence is None:
         return _pack_function(function)
+    how = essence, cloudpickle.list_registry_pickle_by_value()
     known, packed = _plain.get(function, (None, None))
-    if packed is None or known != essence:
+    if packed is None or known != how:
         packed = _pack_function(function)
-        _plain[function] = essence, packed
+        _plain[function] = how, packed
     return packed
 
 
