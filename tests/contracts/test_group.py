@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.contracts.bodies import Bodies
@@ -51,7 +52,7 @@ def test_barrier_waits_for_the_slowest(outcome: Any) -> None:
 @BODIES.of_all
 def split_orders_by_key_then_rank(group: Group) -> Any:
     backwards = group.split(7, key=-group.rank)
-    parity = group.split(group.rank % 2)
+    parity = group.split(np.int64(group.rank % 2))  # NumPy's are whole numbers too
     first_only = group.split(0 if group.is_master else None)
     found = []
     for part in (backwards, parity, first_only):

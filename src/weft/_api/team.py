@@ -9,14 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
-from weft._api.teams import check_size, own_workers, share_of_cores
+from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
 from weft._core import timeouts
-from weft.errors import UnknownEngine
 
 if TYPE_CHECKING:
     from weft.engines.base import Group, StandingTeam
-
-ENGINES = ("local", "serial")
 
 
 class Sendable(Protocol):
@@ -54,8 +51,7 @@ class Team:
         gpus: Sequence[str] = (),
     ) -> None:
         n = check_size(n)
-        if engine not in ENGINES:
-            raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
+        check_engine(engine)
         seconds = timeouts.seconds(timeout)
         cores = share_of_cores()
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weft.engines.base import Team
     from weft.engines.local.workers import Workers
 
-ENGINES = ("local", "serial")
+_ENGINES = ("local", "serial")
 
 
 def make_team(
@@ -25,8 +25,8 @@ def make_team(
     named_pipe: bool | str | None = None,
 ) -> Team:
     """A team of so many workers, by default one per core; with `gpus` one for each of them."""
-    if engine not in (None, *ENGINES):
-        raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, ENGINES))}")
+    if engine is not None:
+        check_engine(engine)
     size = check_size(size)
     if engine == "serial":
         return SerialTeam()
@@ -43,6 +43,12 @@ def make_team(
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
     channel.close()
     return LocalTeam(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
+
+
+def check_engine(engine: object) -> None:
+    """Raise unless there is such an engine with workers."""
+    if engine not in _ENGINES:
+        raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, _ENGINES))}")
 
 
 def check_size(size: object) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from weft._core.counts import whole
 from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
 
 if TYPE_CHECKING:
@@ -30,18 +31,19 @@ def within_itself(name: str) -> UsageError:
     )
 
 
-def check_split(color: object, key: object) -> None:
-    """Raise unless a color and a key can be told to other ranks."""
-    for name, value in (("color", color), ("key", key)):
-        if value is None and name == "color":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidType(
-                f"split({name}={value!r}): expected a whole number"
-                + (", or None for no subgroup" if name == "color" else "")
-            )
-        if not -(2**63) < value < 2**63:
-            raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
+def checked_split(color: object, key: object) -> tuple[int | None, int]:
+    """A color and a key as they are told to other ranks. Raises for what cannot be."""
+    number = None if color is None else _told("color", color, ", or None for no subgroup")
+    return number, _told("key", key)
+
+
+def _told(name: str, value: object, else_expected: str = "") -> int:
+    number = whole(value)
+    if number is None:
+        raise InvalidType(f"split({name}={value!r}): expected a whole number{else_expected}")
+    if not -(2**63) < number < 2**63:
+        raise InvalidValue(f"split({name}={value!r}): expected a number of at most 63 bits")
+    return number
 
 
 def forked(what: str, parent: int) -> UsedAfterFork:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft._core.timeouts import checked
 from weft.engines.base import Group, Store, make_call
-from weft.engines.refusals import check_split, left, succeeded
+from weft.engines.refusals import checked_split, left, succeeded
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -28,7 +28,7 @@ class SerialGroup(Group):
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> Group | None:
         self._begin(timeout)
-        check_split(color, key)
+        color, key = checked_split(color, key)
         self._splits += 1
         if color is None:
             return None

@@ -16,7 +16,7 @@ from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
 from weft.engines.local.segment import Block
 from weft.engines.local.system import check_system
-from weft.engines.refusals import check_split, left, succeeded
+from weft.engines.refusals import checked_split, left, succeeded
 from weft.errors import (
     Disagreement,
     InvalidValue,
@@ -110,7 +110,7 @@ class LocalGroup(Group):
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> LocalGroup | None:
         seconds = self.timeout if timeout is None else checked(timeout)
-        check_split(color, key)
+        color, key = checked_split(color, key)
         with self._calling("split"):
             return self._split(color, key, seconds)
 
