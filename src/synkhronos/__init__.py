@@ -5,9 +5,13 @@
       _session.py      the team that fork made, and the variables that functions use
       _function.py     function: a PyTensor graph, computed by all ranks
       _graphs.py       what is compiled of it
+      _orders.py       what one rank is to do for a call
+      _selections.py   the options of a call, checked
       _data.py         Data: inputs in shared memory
       _values.py       what fits a variable
+      _shareds.py      shared variables: found, and kept by every rank
       _collectives.py  broadcast, gather, ... on shared variables
+      _packages.py     PyTensor, loaded when it is used
       extensions/      updates of training methods, train functions
 
     import synkhronos as synk

@@ -236,7 +236,9 @@ class Function:
             named = whole
         elif not named:
             return 0
-        return common_length(named)
+        return common_length(
+            named, otherwise="; what goes to every rank as it is belongs in bcast_inputs=[...]"
+        )
 
     def _wanted(self, subset: Sequence[int] | None, sliced: bool) -> tuple[int, ...] | None:
         if subset is None:

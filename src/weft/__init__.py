@@ -184,6 +184,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
+    # `updaters` is a module, and no attribute before it is loaded
     value = getattr(home, name, None) or importlib.import_module(f"{_HOMES[name]}.{name}")
     globals()[name] = value
     return value

@@ -90,12 +90,12 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     # imported here: `weft --version` needs none of it
-    from weft.engines.local.launcher import run
     from weft.engines.local.system import check_system
 
-    command = parse_run(arguments)
-    check_system()
-    return run(command)
+    check_system()  # first: elsewhere the rest cannot even be loaded
+    from weft.engines.local.launcher import run
+
+    return run(parse_run(arguments))
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -108,14 +108,15 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _open(arguments: list[str]) -> int:
-    from weft.engines.local import named
     from weft.engines.local.system import check_system
+
+    check_system()
+    from weft.engines.local import named
     from weft.resources import count_cores
 
     options = _named_options("open", arguments, "--pipe", "-n")
     size = _whole_number(options["-n"]) if "-n" in options else count_cores()[0]
     pipe = named.check_name(options.get("--pipe", True))
-    check_system()
     named.open_pipe(pipe, size)
     print(f"weft: the pipe {pipe!r} is open: distribute(fun, named_pipe={pipe!r})")
     return 0

@@ -220,7 +220,7 @@ class RemoteTraceback(WeftError):
 
 
 class WorkerLost(WeftError, RuntimeError):
-    """A worker died while it ran an item, or while it was getting one."""
+    """A worker died: while it ran an item of a map, or as a rank of a team."""
 
     def __init__(self, message: str, *, loss: Loss) -> None:
         self.message = message
@@ -229,7 +229,7 @@ class WorkerLost(WeftError, RuntimeError):
 
     @property
     def item(self) -> int:
-        """The index of the item."""
+        """The index of the item; of a team's worker, its rank."""
         return self.loss.item
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -240,6 +240,7 @@ class WorkerLost(WeftError, RuntimeError):
 class Loss:
     """How a worker ended."""
 
+    #: the index of the item; of a team's worker, its rank
     item: int
     worker: int
     pid: int

@@ -191,7 +191,7 @@ def test_finished_gives_shared_data_back() -> None:
         gc.collect()
         keeper = blocks._here.keeper
         with keeper._lock:
-            keeper._settle()
+            keeper._free_dropped()
             return len(keeper._kept)
 
     before = kept()

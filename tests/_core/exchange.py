@@ -57,6 +57,8 @@ def exchange(calls: Sequence[Call]) -> list[Any]:
         _combine(calls[0], plans, sent)
     else:
         _move(plans, sent)
+    for call in calls:
+        call.finish()
     return [call.result() for call in calls]
 
 

@@ -81,6 +81,27 @@ def test_attributes_and_annotations_count() -> None:
     assert essence_of(function) is None
 
 
+@pytest.mark.parametrize("annotation", [list[int], type[int], 3, object()])
+def test_annotations_that_hold_more_than_a_name(annotation: Any) -> None:
+    """A class in them is sent with the function as it is then, and may be another later."""
+
+    def function(x):  # type: ignore[no-untyped-def]
+        return x
+
+    function.__annotations__["x"] = annotation
+    assert essence_of(function) is None
+
+
+def test_a_function_that_its_name_no_longer_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module has been loaded again: it is sent by value from now on."""
+    before = essence_of(plain)
+    monkeypatch.setitem(globals(), "plain", None)
+    assert essence_of(plain_as_it_was) not in (None, before)
+
+
+plain_as_it_was = plain
+
+
 def test_new_code_is_another_essence() -> None:
     """A function that is given other code is another one."""
 

@@ -77,7 +77,7 @@ def test_rows_of_lists(kind: Any) -> None:
 def test_lengths_that_differ() -> None:
     """All inputs are named with their lengths; what has none is told apart."""
     assert common_length({"x": [1, 2], "y": np.ones((2, 3))}) == 2
-    with pytest.raises(InvalidValue, match="x has 2, y has 3"):
+    with pytest.raises(InvalidValue, match="x has 2, y has 3; expected as many in each"):
         common_length({"x": [1, 2], "y": np.ones(3)})
-    with pytest.raises(InvalidType, match=r"y is a float without rows.*whole=\['y'\]"):
-        common_length({"x": [1, 2], "y": 3.0})
+    with pytest.raises(InvalidType, match=r"y is a float without rows.*first axis, or so"):
+        common_length({"x": [1, 2], "y": 3.0}, otherwise=", or so")

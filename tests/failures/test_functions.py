@@ -250,7 +250,7 @@ def test_a_fork_server_that_is_killed(pair: weft.Team) -> None:
     assert total(np.arange(4)) == 6
     server = workers.workers()._process
     assert server is not None
-    (worker,) = pair.engine._crew.workers  # type: ignore[attr-defined]
+    (worker,) = pair.engine._team_workers.workers  # type: ignore[attr-defined]
     server.kill()
     wait_until(lambda: readable(worker.pidfd))
     with pytest.raises(weft.WorkerLost, match="rank 1"):

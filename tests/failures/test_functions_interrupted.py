@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import weft
 from tests.support import run_python
 from weft.engines.local import guard, standing
-from weft.engines.local.guard import Guard
+from weft.engines.local.guard import ComputationEnded, Guard
 
 INTERRUPTED = """
 import random, signal, sys, time
@@ -74,6 +76,17 @@ def test_a_guard_whose_end_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> N
         assert f(np.ones(4)) == 4
 
 
+def test_a_guard_whose_signal_somebody_else_has_taken() -> None:
+    """The computation is ended all the same, and the program goes on; the next one has the signal
+    again."""
+    for handler in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.signal(guard._SIGNAL, handler)
+        with pytest.raises(ComputationEnded), Guard(lambda: True):
+            _compute(seconds=20)
+        with pytest.raises(ComputationEnded), Guard(lambda: True):
+            time.sleep(20)
+
+
 def test_a_team_that_could_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the ranks meet in a new generation; an interrupt there leaves some in the old
     one, so that the team is of no use until it is started again."""
@@ -93,6 +106,13 @@ def test_a_team_that_could_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> No
             f(np.ones(4))
         team.restart()
         assert f(np.ones(4)) == 4
+
+
+def _compute(seconds: float) -> None:
+    """Something that goes through many steps of Python."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _sum(x: Any) -> float:

@@ -74,8 +74,8 @@ def distribute(
     Raises InvalidType and InvalidValue for what makes no sense, EngineUnavailable for `machines`
     and `port`, which come with a later release.
     """
-    how = _How(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
-    how = how.checked()
+    options = _Options(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
+    options = options.checked()
     check_callable(fun, "distribute(fun)")
     check_shared_data(shared_data)
     if machines or port is not None:
@@ -85,7 +85,7 @@ def distribute(
         )
     gpus = _gpus(gpu_policy, max_gpu)
     team = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
-    return DistributedFunction(fun, team, how, shared_data=shared_data, use_gpu=bool(gpus))
+    return DistributedFunction(fun, team, options, shared_data=shared_data, use_gpu=bool(gpus))
 
 
 def _size(max_cpu: int | None) -> int:
@@ -104,7 +104,7 @@ def _gpus(policy: str, most: int | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _How:
+class _Options:
     accept_lists: bool
     endaftercall: bool
     verbose: bool
@@ -112,7 +112,7 @@ class _How:
     retries: int
     progress: bool | str
 
-    def checked(self) -> _How:
+    def checked(self) -> _Options:
         """The same, with whole numbers as Python's own. Raises for what is wrong."""
         check_progress(self.progress)
         counts: dict[str, Any] = {
@@ -130,14 +130,14 @@ class DistributedFunction:
         self,
         fun: Callable[..., Any],
         team: Team,
-        how: _How,
+        options: _Options,
         *,
         shared_data: Mapping[str, Any] | None,
         use_gpu: bool,
     ) -> None:
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._how = how
+        self._options = options
         self._team = team
         data = place_all(team, shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
@@ -157,7 +157,7 @@ class DistributedFunction:
         try:
             return call(x)
         finally:
-            if self._how.endaftercall:
+            if self._options.endaftercall:
                 self.finished()
                 self._over = (
                     f"the distributed function {self._name!r} has been called, and was made to "
@@ -200,7 +200,7 @@ class DistributedFunction:
         if x is None:
             return self._once_each
         if isinstance(x, (list, tuple, range)):
-            return self._on_sublists if self._how.accept_lists else self._on_list
+            return self._on_sublists if self._options.accept_lists else self._on_list
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(x, numpy.ndarray):
             from weft._core.columns import check_columns
@@ -237,20 +237,20 @@ class DistributedFunction:
         from weft._core.columns import FIXED, cut, paste
 
         # with a seed the parts are the same for any number of workers, so the numbers are too
-        count = self._team.size if self._how.seed is None else FIXED
+        count = self._team.size if self._options.seed is None else FIXED
         parts = cut(self._team.place(array), count)
         return paste(parts, self._run(self._on_others, parts))
 
     def _run(self, prepared: Any, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
-        how = self._how
-        job = Job(prepared, items, how.seed, how.retries, one_each=one_each)
+        options = self._options
+        job = Job(prepared, items, options.seed, options.retries, one_each=one_each)
         collected = Collected(len(items), keep_failures=False)
         with (
-            Bar(how.progress, len(items), self._name) as bar,
+            Bar(options.progress, len(items), self._name) as bar,
             closing(self._team.run(job)) as finished,
         ):
             for part in finished:
-                if how.verbose:
+                if options.verbose:
                     bar.say(self._report(part))
                 collected.add(part)
                 bar.show(collected)

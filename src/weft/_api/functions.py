@@ -118,7 +118,10 @@ class Function:
         **keywords: Any,
     ) -> Any:
         self.send()
-        length = common_length(self._split_values(arguments, keywords))
+        length = common_length(
+            self._split_values(arguments, keywords),
+            otherwise="; what goes to every rank as it is belongs in whole=[...]",
+        )
         rows = choose(batch, length)
         slices = _check_slices(num_slices, count(rows))
         single = outputs is not None and not isinstance(outputs, (list, tuple))

@@ -55,7 +55,7 @@ class Options:
         same = seconds == self.timeout and all(
             getattr(self, name) is count for name, count in counts.items()
         )
-        return self if same else replace(self, timeout=seconds, **counts)  # short maps feel it
+        return self if same else replace(self, timeout=seconds, **counts)  # which takes a while
 
 
 def check_count(value: object, what: str, *, least: int | None) -> int:
@@ -198,7 +198,8 @@ class MapHandle:
         self._thread.join()
 
     def end(self, deadline: float) -> None:
-        """At shutdown: cancel it. Who waits for its next item, which may never come, stays."""
+        """At shutdown: cancel it, and wait for its end until the deadline. Not longer: it may be
+        waiting for its next item, which may never come."""
         if self._process == os.getpid():
             self._cancelled.set()
             self._thread.join(max(0.0, deadline - time.monotonic()))

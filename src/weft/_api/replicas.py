@@ -56,7 +56,7 @@ class Replica:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a worker, where a function mentions it: `value` is the worker's own copy."""
-        return Copy, (self.value,)
+        return CopyInWorker, (self.value,)
 
     def broadcast(self, values: Any = None) -> None:
         """Have every rank take over the driver's values, or these."""
@@ -132,7 +132,7 @@ class Replica:
     def _everywhere(
         self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        models.count(self.value)  # raises for what has none
+        models.check(self.value)
         return self.team.engine.call(procedure, arguments)
 
     def _as_value(self, found: list[Any]) -> Any:
@@ -147,7 +147,7 @@ class Replica:
         return number
 
 
-class Copy:
+class CopyInWorker:
     """A replica as a function in a worker sees it."""
 
     def __init__(self, value: Any) -> None:

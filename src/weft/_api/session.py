@@ -221,6 +221,9 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
         place = alone()
     if place.obstacle:
         raise EngineUnavailable(place.obstacle)
+    from weft.engines.local.system import check_system
+
+    check_system()  # first: elsewhere the rest cannot even be loaded
     from weft.engines.local.group import join
     from weft.engines.local.rendezvous import Identity
 

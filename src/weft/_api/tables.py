@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,16 +157,14 @@ class Table:
     def _handed_over(self, found: Array, out: Any) -> Any:
         """What the store has found: where the user wants it, or as the table's library has it."""
         if out is None:
-            return found if self._library is _NUMPY else self._deliver(found)
+            is_numpy = self._library is _NUMPY
+            return found if is_numpy else self._library.deliver(found, self._spec.dtype.name)
         if found is out:
             return out
         view, _ = adapters.of(out).view(out)  # type: ignore[union-attr]
         if not np.may_share_memory(view, found):  # it was not in one piece
             view[...] = found
         return out
-
-    def _deliver(self, found: Array) -> Any:
-        return self._library.deliver(found, self._spec.dtype.name)
 
     def _prepare_add(self, delta: Any, rows: Any) -> tuple[Array, Ids | None]:
         spec = self._spec
@@ -296,14 +294,15 @@ class MatrixTable(Table):
         super().__init__(make_spec, n_rows_or_array, check_finite=check_finite)
 
 
-class _Options:
+class _Options(NamedTuple):
     """The options that both kinds of table have, as the user gave them."""
 
-    def __init__(  # noqa: PLR0917  in the order of the constructors that pass them on
-        self, dtype: Any, updater: Any, consistency: Any, exact: Any, device: Any, name: Any
-    ) -> None:
-        self.dtype, self.updater, self.consistency = dtype, updater, consistency
-        self.exact, self.device, self.name = exact, device, name
+    dtype: Any
+    updater: Any
+    consistency: Any
+    exact: Any
+    device: Any
+    name: Any
 
 
 def _values(given: Any, ndim: int) -> Array | None:

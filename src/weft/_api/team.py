@@ -63,10 +63,11 @@ class Team:
 
             self.engine = SerialStandingTeam(timeout=seconds)
         else:
-            from weft.engines.local.standing import LocalStandingTeam
             from weft.engines.local.system import check_system
 
-            check_system()
+            check_system()  # first: elsewhere the rest cannot even be loaded
+            from weft.engines.local.standing import LocalStandingTeam
+
             self.engine = LocalStandingTeam(
                 n or cores, own_workers(), cores=cores, timeout=seconds, gpus=gpus
             )

@@ -119,7 +119,7 @@ def _settings(model: Any, optimizer: Any) -> _Settings | None:
     )
 
 
-def _settle(model: Any, optimizer: Any, settings: _Settings) -> None:
+def _apply_settings(model: Any, optimizer: Any, settings: _Settings) -> None:
     for module, training in zip(model.modules(), settings.training, strict=True):
         module.training = training
     for parameter, trainable in zip(model.parameters(), settings.trainable, strict=True):
@@ -154,7 +154,7 @@ def _step(
     value = 0.0
     try:
         if member.rank > 0:
-            _settle(model, optimizer, settings)
+            _apply_settings(model, optimizer, settings)
         optimizer.zero_grad(set_to_none=True)
         if fraction:
             computed = loss(model, *batch)

@@ -13,7 +13,7 @@ from weft.errors import InvalidType
 
 
 class Nothing(Enum):
-    """An item that is not passed to the function."""
+    """An item that is not passed to the function. An Enum: its pickle is the same object again."""
 
     NOTHING = 0
 

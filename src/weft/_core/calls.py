@@ -7,6 +7,7 @@
                                      --- an engine has the ranks exchange `common` and `own` ---
     plan = call.settle(owns)                      what is to be moved or combined, and into what
                                      --- an engine carries out the plan ---
+    call.finish()                                 results go to where they belong
     call.result()                                 of the type of what was given
 
 This module has what all calls share and those that compute; `moves.py` has those that move.
@@ -52,6 +53,9 @@ class Call(ABC):
 
         Raises InvalidValue and UnlikeArrays where they do not go together, on every rank alike.
         """
+
+    def finish(self) -> None:  # noqa: B027  most calls have nothing left to do
+        """The last part of carrying out the plan: results are brought to where they belong."""
 
     @abstractmethod
     def result(self) -> Any:
@@ -116,11 +120,12 @@ class Reduce(Call):
         elements = self._together.elements
         return Combination(self._op, elements, weights, self._root, self.early_target)
 
+    def finish(self) -> None:
+        if self._target is not None:
+            self._together.spread(self.early_target, self._target.arrays)
+
     def result(self) -> Any:
-        if self._target is None:
-            return None
-        self._together.spread(self.early_target, self._target.arrays)
-        return self._target.deliver(self._out)
+        return None if self._target is None else self._target.deliver(self._out)
 
 
 def _common(name: str, given: Arrays, op: str, root: int | None, weighted: bool) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -19,16 +20,30 @@ def essence_of(function: Any) -> tuple[Any, ...] | None:
         or function.__defaults__ is not None
         or function.__kwdefaults__ is not None
         or function.__dict__
-        or not all(map(_is_constant, function.__annotations__.values()))
         or not function.__globals__.keys().isdisjoint(_names(code))
     ):
         return None
+    try:
+        annotations = function.__annotations__
+    except Exception:  # they are evaluated now, where names may be missing that only types need
+        return None
+    if not all(map(_is_constant, annotations.values())):
+        return None
     names = function.__name__, function.__qualname__, function.__module__
-    return code, names, function.__doc__, tuple(function.__annotations__.items())
+    return code, names, function.__doc__, tuple(annotations.items()), _is_found(function)
 
 
 def _is_constant(annotation: Any) -> bool:
-    return isinstance(annotation, str) or getattr(annotation, "__module__", "") == "builtins"
+    builtin = type(annotation) is type and annotation.__module__ == "builtins"
+    return annotation is None or isinstance(annotation, str) or builtin
+
+
+def _is_found(function: FunctionType) -> bool:
+    """Whether its name leads to it, as it no longer does after its module was loaded again."""
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 @lru_cache(maxsize=256)

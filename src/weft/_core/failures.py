@@ -23,6 +23,10 @@ class Failure(NamedTuple):
     text: str
 
 
+#: of what was ended by a SIGINT that did not come from the driver, or that raised this itself
+INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "KeyboardInterrupt")
+
+
 def describe(error: BaseException) -> Failure:
     """An exception as what can be sent. Takes nothing from it: its frames can go."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

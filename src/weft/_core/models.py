@@ -25,9 +25,9 @@ def assign(model: Any, arrays: Sequence[Array]) -> None:
         adapter.reshape(model, arrays)
 
 
-def count(model: Any) -> int:
-    """How many arrays it has."""
-    return len(_adapter(model).names(model))
+def check(model: Any) -> None:
+    """Raise for what has no arrays."""
+    _adapter(model).names(model)
 
 
 def parts(value: Any) -> list[Any]:

@@ -100,9 +100,7 @@ class _FromRoot(_Move):
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
         told = [_Own.decode(own) for own in owns]
-        offer = told[self._root].offer
-        if offer is None:
-            raise InvalidValue(f"{self.name}: the root, rank {self._root}, gave nothing")
+        offer = told[self._root].offer or _Offer()
         given = {rank: own.offer.leaves for rank, own in enumerate(told) if own.offer is not None}
         if offer.leaves and not all(_alike(leaves, offer.leaves) for leaves in given.values()):
             raise UnlikeArrays(given)

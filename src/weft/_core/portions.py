@@ -83,8 +83,8 @@ def part(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
     return rows[start:stop]
 
 
-def common_length(inputs: dict[str, Any]) -> int:
-    """How many rows the split inputs have: all the same."""
+def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
+    """How many rows the split inputs have: all the same. Errors say what to do `otherwise`."""
     lengths = {}
     for name, value in inputs.items():
         try:
@@ -92,9 +92,12 @@ def common_length(inputs: dict[str, Any]) -> int:
         except TypeError:
             raise InvalidType(
                 f"{name} is a {type(value).__name__} without rows; expected an array, which is "
-                f"split along its first axis, or name it in whole=[{name!r}]"
+                f"split along its first axis{otherwise}"
             ) from None
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise InvalidValue(f"the split inputs have different numbers of rows: {found}")
+        raise InvalidValue(
+            f"the split inputs have different numbers of rows: {found}; expected as many in each"
+            f"{otherwise}"
+        )
     return next(iter(lengths.values()), 0)

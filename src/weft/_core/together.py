@@ -57,5 +57,5 @@ class Together:
 
 @lru_cache(maxsize=256)
 def together(leaves: tuple[Leaf, ...]) -> Together:
-    """Those of calls alike."""
+    """The same one for calls alike: to make it takes longer than a small reduction."""
     return Together(leaves)

@@ -40,11 +40,11 @@ _BEGINNING = 1.0
 
 
 class PendingCall:
-    """What `async_op=True` returns: see `weft.engines.base.Handle`."""
+    """What `async_op=True`, `get_async` and `add_async` return: `weft.engines.base.Handle`."""
 
     # of the class too: a signal handler may raise before `__init__` has set them
     _error: BaseException | None = None
-    _told = False
+    _waited_for = False
 
     def __init__(self, work: Callable[[], Any], name: str, background: Background) -> None:
         self._work: Callable[[], Any] | None = work
@@ -57,7 +57,7 @@ class PendingCall:
         self._result: Any = None
         self._error = None
         #: whether somebody has waited for it
-        self._told = False
+        self._waited_for = False
 
     def done(self) -> bool:
         return self._ended
@@ -65,7 +65,7 @@ class PendingCall:
     def wait(self, timeout: float | None = None) -> Any:
         if not self._await(float("inf") if timeout is None else checked(timeout)):
             raise Stalled(f"{self._name} was not done after {timeout:g} s; it goes on, wait again")
-        self._told = True
+        self._waited_for = True
         if self._error is not None:
             raise self._error
         return self._result
@@ -75,7 +75,7 @@ class PendingCall:
         return f"<{self._name}, {state}>"
 
     def __del__(self) -> None:
-        if self._error is not None and not self._told:
+        if self._error is not None and not self._waited_for:
             warnings.warn(
                 f"{self._name} was left to a thread, failed, and nobody waited for it: "
                 f"{type(self._error).__name__}: {self._error}",
@@ -117,7 +117,7 @@ class PendingCall:
 
 
 class Background:
-    """The pending calls of one group, and the thread that carries them out."""
+    """The pending calls of one group or table, and the thread that carries them out."""
 
     def __init__(self, name: str) -> None:
         self._name = name

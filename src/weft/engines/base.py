@@ -285,7 +285,7 @@ class Member:
         self.rank, self.size, self.group = rank, size, group
         #: what it was given to keep, by number; the driver's own objects in the driver
         self.kept: dict[int, Any] = {}
-        #: arrays in the driver's shared memory that the last call was given, if this is a worker's
+        #: in a worker: the shared arrays of the last call, held so that the next finds them mapped
         self.mapped: list[Any] = []
 
 

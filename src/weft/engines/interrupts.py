@@ -14,7 +14,7 @@ def by_signal_handler(error: BaseException) -> bool:
     was going on then, and is the user's to catch. Its traceback shows it.
     """
     if threading.current_thread() is not threading.main_thread():
-        return False  # where handlers run
+        return False  # handlers run in the main thread only
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     traceback = error.__traceback__
     while traceback is not None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def succeeded(group: Group) -> UsageError:
     """When a group is used after `survivors`."""
     return UsageError(
-        f"group {group.name!r} of generation {group.generation} has a successor; use the group "
-        "that survivors() returned:\n    group = group.survivors()"
+        f"group {group.name!r} of generation {group.generation} has a successor, which survivors() "
+        "returned; go on with that one:\n    group = group.latest"
     )
 
 
@@ -33,11 +33,11 @@ def within_itself(name: str) -> UsageError:
 
 def checked_split(color: object, key: object) -> tuple[int | None, int]:
     """A color and a key as they are told to other ranks. Raises for what cannot be."""
-    number = None if color is None else _told("color", color, ", or None for no subgroup")
-    return number, _told("key", key)
+    number = None if color is None else _as_int64("color", color, ", or None for no subgroup")
+    return number, _as_int64("key", key)
 
 
-def _told(name: str, value: object, else_expected: str = "") -> int:
+def _as_int64(name: str, value: object, else_expected: str = "") -> int:
     number = whole(value)
     if number is None:
         raise InvalidType(f"split({name}={value!r}): expected a whole number{else_expected}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from weft._core.calls import Call
 from weft._core.elements import combine
-from weft._core.plans import Combination
+from weft._core.plans import Combination, Movement
 
 
 def carry_out(call: Call) -> None:
@@ -15,7 +15,12 @@ def carry_out(call: Call) -> None:
     if isinstance(plan, Combination):
         for source, target, element in zip(call.source, plan.target, plan.elements, strict=True):
             combine([source], target, plan.op, element, plan.weights)
-        return
+    else:
+        _move(call, plan)
+    call.finish()
+
+
+def _move(call: Call, plan: Movement) -> None:
     for copy in plan.incoming:
         source = call.source[copy.from_array].view(np.uint8)
         target = plan.target[copy.to_array].view(np.uint8)

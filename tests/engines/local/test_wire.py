@@ -86,7 +86,7 @@ def blocks_in_use() -> int:
     gc.collect()
     keeper = blocks._here.keeper
     with keeper._lock:
-        keeper._settle()
+        keeper._free_dropped()
         return len(keeper._kept)
 
 

@@ -25,14 +25,14 @@ from weft.engines.local.wire import pack_function
 def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Learn]:
     """Every function that is sent from now on."""
     sent: list[Learn] = []
-    original = Worker.lesson
+    original = Worker.messages_to_know
 
-    def lesson(*arguments: Any) -> Any:
+    def messages_to_know(*arguments: Any) -> Any:
         messages = original(*arguments)
         sent.extend(one for one in messages if isinstance(one, Learn))
         return messages
 
-    monkeypatch.setattr(Worker, "lesson", lesson)
+    monkeypatch.setattr(Worker, "messages_to_know", messages_to_know)
     return sent
 
 
@@ -66,7 +66,7 @@ def test_a_function_is_sent_once_to_each_worker(lessons: list[Learn]) -> None:
     for _ in range(2):
         weft.map(partial(pow, 2), [1, 2], n=1)
     assert len(lessons) == sent + 2
-    assert all(len(lesson.function) < 2000 for lesson in lessons)
+    assert all(len(messages_to_know.function) < 2000 for messages_to_know in lessons)
 
 
 def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[Learn]) -> None:
@@ -80,7 +80,7 @@ def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[Learn]
         weft.shutdown()
         assert distributed([1.0, 2.0]) == [400_001.0, 400_002.0]
     assert lessons
-    assert all(len(lesson.function) < 4000 for lesson in lessons)
+    assert all(len(messages_to_know.function) < 4000 for messages_to_know in lessons)
 
 
 def test_a_worker_keeps_some_functions(worker: Worker) -> None:
@@ -88,7 +88,7 @@ def test_a_worker_keeps_some_functions(worker: Worker) -> None:
     packed = pack_function(len)
 
     def tell(number: int) -> list[Any]:
-        return worker.lesson(bytes([number]), packed)
+        return worker.messages_to_know(bytes([number]), packed)
 
     for number in range(64):
         assert tell(number) == [Learn(bytes([number]), packed.payload)]

@@ -80,6 +80,7 @@ class Collectives:
         # read when this rank fills its slot again, or be in its own memory
         if exchanged.several_steps or still_used:
             transport.step(exchanged.seconds)
+        call.finish()  # within the step: where it is interrupted, this rank must not go on
 
     def prepared(self, value: Any, op: Any, out: Any) -> PreparedReduction | None:
         """The quick way for an all_reduce of a plain array like one before, if there is one."""

@@ -51,24 +51,24 @@ class Door(Protocol):
 
 
 @dataclass(eq=False)
-class _Client:
+class _Driver:
     """A driver."""
 
     channel: Channel
     pidfd: int
-    children: list[_Child] = field(default_factory=list)
+    children: list[_Worker] = field(default_factory=list)
     gone: bool = False
 
 
 @dataclass(eq=False)
-class _Child:
+class _Worker:
     """A worker."""
 
     number: int
     pid: int
     pidfd: int
     slot: int
-    client: _Client
+    client: _Driver
 
 
 class Server:
@@ -83,13 +83,13 @@ class Server:
     ) -> None:
         self._door = door
         self._when_idle = when_idle
-        self._clients: list[_Client] = []
-        self._children: dict[int, _Child] = {}
+        self._clients: list[_Driver] = []
+        self._children: dict[int, _Worker] = {}
         #: the item that each worker is in: written by it, read here when it has ended
         self._items = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("Q")
         self._slots = list(range(_MOST))
         self._oom_kills = oom_kills()
-        self._kill_at: dict[_Child, float] = {}
+        self._kill_at: dict[_Worker, float] = {}
         for channel in clients:
             self._add(channel)
 
@@ -142,9 +142,9 @@ class Server:
         if pidfd < 0:
             channel.close()
         else:
-            self._clients.append(_Client(channel, pidfd))
+            self._clients.append(_Driver(channel, pidfd))
 
-    def _answer(self, client: _Client) -> None:
+    def _answer(self, client: _Driver) -> None:
         try:
             message, descriptors = client.channel.receive(Start, Close)
         except Closed:
@@ -168,7 +168,7 @@ class Server:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _start(self, client: _Client, number: int, descriptors: list[int]) -> None:
+    def _start(self, client: _Driver, number: int, descriptors: list[int]) -> None:
         if not self._slots:
             raise OSError(errno.EAGAIN, f"there are {_MOST} already")
         slot = self._slots[-1]
@@ -185,7 +185,7 @@ class Server:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        child = _Child(number, pid, pidfd, self._slots.pop(), client)
+        child = _Worker(number, pid, pidfd, self._slots.pop(), client)
         self._children[child.pidfd] = child
         client.children.append(child)
         client.channel.send(Started(number, pid), [child.pidfd])
@@ -225,14 +225,14 @@ class Server:
         if self._door is not None:
             os.close(self._door.fileno())
 
-    def _reap(self, ended: Sequence[_Child]) -> None:
+    def _reap(self, ended: Sequence[_Worker]) -> None:
         kills, before = oom_kills() if ended else self._oom_kills, self._oom_kills
         self._oom_kills = kills  # they are known now: the next worker's end has another cause
         for child in ended:
             del self._children[child.pidfd]
             self._reap_one(child, out_of_memory=kills > before)
 
-    def _reap_one(self, child: _Child, *, out_of_memory: bool) -> None:
+    def _reap_one(self, child: _Worker, *, out_of_memory: bool) -> None:
         code = peek_end(child.pid)
         with contextlib.suppress(OSError):  # what it has started; before its pid is free
             os.killpg(child.pid, signal.SIGKILL)
@@ -258,7 +258,7 @@ class Server:
         for client in list(self._clients):
             self._forget(client)
 
-    def _forget(self, client: _Client) -> None:
+    def _forget(self, client: _Driver) -> None:
         client.gone = True
         self._clients.remove(client)
         client.channel.close()
@@ -267,7 +267,7 @@ class Server:
             self._kill_at[child] = time.monotonic() + _GRACE
 
     @staticmethod
-    def _kill(child: _Child) -> None:
+    def _kill(child: _Worker) -> None:
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):  # it may have left its group

@@ -70,14 +70,14 @@ class LocalGroup(Group):
     """Processes of this machine that meet in shared memory."""
 
     def __init__(
-        self, here: Meeting, log: recorder.Recorder, *, timeout: float, world: bool = False
+        self, meeting: Meeting, log: recorder.Recorder, *, timeout: float, world: bool = False
     ) -> None:
-        self.name = here.name
-        self.rank = here.members.index(here.roster.rank)
-        self.size = len(here.members)
-        self.generation = here.generation
+        self.name = meeting.name
+        self.rank = meeting.members.index(meeting.roster.rank)
+        self.size = len(meeting.members)
+        self.generation = meeting.generation
         self.timeout = timeout
-        self._meeting = here
+        self._meeting = meeting
         self._log = log
         self._world = world
         self._splits = 0
@@ -250,12 +250,12 @@ class LocalGroup(Group):
         except BaseException as error:
             if self._current is current:
                 # A signal handler may raise here too: what counts is done before the first call
-                here = self._meeting
+                meeting = self._meeting
                 self._given_up = f"{current[0]} ({error.__class__.__name__})"
-                _unfinished[here] = arguments
+                _unfinished[meeting] = arguments
                 lost_another = error.__class__ is PeerLost
-                here.block.words[here.given_up_at] = here.gives_up + lost_another
-                here.wake_all()
+                meeting.block.words[meeting.given_up_at] = meeting.gives_up + lost_another
+                meeting.wake_all()
             raise
         finally:
             if self._current is current:
@@ -296,13 +296,13 @@ class LocalGroup(Group):
         Between the look at `_current` and its setting there is no call, so no other thread and no
         signal handler can come between. Whoever set it unsets it, however the call ends.
         """
-        here = self._meeting
-        if self.has_left or not here.roster.is_here or self.successor is not None:
+        meeting = self._meeting
+        if self.has_left or not meeting.roster.is_here or self.successor is not None:
             raise self._unusable()
         if self._background.pending and not line:
             if after_giving_up:
                 self._given_up = self._given_up or "its pending calls"
-                here.give_up()
+                meeting.give_up()
             self._background.finish()
         if self._given_up and not after_giving_up:
             raise self._unusable()
@@ -310,15 +310,15 @@ class LocalGroup(Group):
             self._current = current
         else:
             raise self._used_twice(current[0])
-        tag = here.tag + here.step + 1
+        tag = meeting.tag + meeting.step + 1
         if line:
             self._entry = self._log.enter_at(current[0], line, tag)
         else:
             self._entry = self._log.enter(current[0], tag, depth)
 
     def _check_usable(self) -> None:
-        here = self._meeting.roster.is_here
-        if self.has_left or not here or self.successor is not None or self._given_up:
+        gone = self.has_left or not self._meeting.roster.is_here
+        if gone or self.successor is not None or self._given_up:
             raise self._unusable()
 
     def _unusable(self) -> WeftError:

@@ -2,9 +2,9 @@
 
 The driver computes like the workers, so nobody hears them while it does. A thread listens instead,
 but only once the computation has taken a while: short calls pay nothing for it. When a worker has
-failed, the thread has `Interrupted` raised in the computing one. In the main thread a signal does
-that, which ends sleeps and other system calls too; elsewhere Python raises it between two steps of
-the program.
+failed, the thread has `ComputationEnded` raised in the computing one. In the main thread a signal
+does that, which ends sleeps and other system calls too; elsewhere Python raises it between two
+steps of the program.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _REST = 0.3
 _SIGNAL = signal.SIGRTMIN + 11
 
 
-class Interrupted(BaseException):
-    """Raised in the driver's computation: a worker has failed, and there is no use in going on."""
+class ComputationEnded(BaseException):
+    """Raised in a computation of this process that there is no use in going on with."""
 
 
 class Guard:
-    """Used as `with`: the block may end with Interrupted once `failed()` is true.
+    """Used as `with`: the block may end with ComputationEnded once `failed()` is true.
 
     `failed` is called in another thread, and never after the block.
     """
@@ -79,15 +79,16 @@ class Guard:
                 return
             if self._failed():
                 self.raised = True
+                self._by_signal = self._by_signal and _is_listening()
                 if self._by_signal:
                     signal.pthread_kill(self._thread, _SIGNAL)
                 else:
-                    _raise_in(self._thread, Interrupted)
+                    _raise_in(self._thread, ComputationEnded)
 
     def raise_in_main_thread(self) -> None:
         if self._open and self.raised and self._by_signal:
             self._open = False
-            raise Interrupted
+            raise ComputationEnded
 
 
 class _Watcher:
@@ -125,11 +126,18 @@ class _Watcher:
 
 
 def _listen() -> None:
-    """Have the signal raise Interrupted. The handler stays: it costs nothing while none comes."""
+    """Have the signal end computations. The handler stays: it costs nothing while none comes."""
     global _listening
     if not _listening:
         signal.signal(_SIGNAL, _on_signal)
         _listening = True
+
+
+def _is_listening() -> bool:
+    """Whether the handler is still there: the program may have put back those of before."""
+    global _listening
+    _listening = signal.getsignal(_SIGNAL) is _on_signal
+    return _listening
 
 
 def _on_signal(_: int, __: FrameType | None) -> None:

@@ -90,7 +90,7 @@ class Keeper:
         """A new block of at least `size` bytes."""
         name = new_name()
         with self._lock:
-            self._settle()
+            self._free_dropped()
             try:
                 self._counted = False  # until the block is kept
                 self._kept[name] = _Kept(self._arenas.take(size))
@@ -167,7 +167,7 @@ class Keeper:
     def clear(self) -> None:
         """Give back what is only kept warm."""
         with self._lock:
-            self._settle()
+            self._free_dropped()
             self._arenas.clear()
         self.ring()  # the keeper thread may be needed no longer
 
@@ -200,7 +200,7 @@ class Keeper:
         self._dropped.append(name)
         self.ring()
 
-    def _settle(self) -> None:
+    def _free_dropped(self) -> None:
         """Reuse what has been dropped and nobody else has."""
         self._recount()
         for child in [child for child in self._children if readable(child.fileno())]:
@@ -268,7 +268,7 @@ class Keeper:
         """Reuse, trim, run the errand; whether the thread is needed any longer."""
         wanted, soon = self._errand()
         with self._lock:
-            self._settle()
+            self._free_dropped()
             due = self._arenas.trim()
             self._due = min((one for one in (soon, due) if one is not None), default=None)
             self._watched = [child.fileno() for child in self._children]

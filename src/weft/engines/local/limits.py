@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Limits:
-    """Those of one job, from now on."""
+    """The deadline of one job, counted from now, and whether it was cancelled."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -25,7 +25,7 @@ class Limits:
 
     @property
     def over(self) -> bool:
-        """Whether its time is."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self._deadline
 
     @property
@@ -54,13 +54,13 @@ class Limits:
         the deadline comes first."""
         if self._job.timeout is None:
             return action()
-        from weft.engines.local.guard import Guard, Interrupted
+        from weft.engines.local.guard import ComputationEnded, Guard
 
         guard = Guard(lambda: self.over)
         try:
             with guard:
                 return action()
-        except Interrupted:
+        except ComputationEnded:
             raise self.stalled(where()) from None
         finally:
             guard.close()

@@ -47,10 +47,10 @@ class Worker:
 
     @property
     def threads(self) -> int:
-        """Of BLAS and the like, as it was told."""
+        """How many threads BLAS and the like may use in it."""
         return self._settings.threads if self._settings is not None else 1
 
-    def settle(self, settings: Settings) -> None:
+    def send_settings(self, settings: Settings) -> None:
         """Have it see the world as this process does now."""
         if self._settings is None:
             environment = dict(os.environ)
@@ -61,7 +61,7 @@ class Worker:
             self.frames.send(settings)
         self._settings = settings
 
-    def lesson(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
+    def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
         """What to send it so that it knows a function."""
         if digest in self._known:
             self._known.move_to_end(digest)
@@ -92,10 +92,10 @@ class Worker:
             replay(message)
         return cast("Done | Unreadable | Stopped | None", message)
 
-    def echo(self, ready: Container[int] | None = None) -> list[int]:
+    def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
         their end."""
-        asked = [echo for echo in self.echoes if ready is None or echo.descriptor in ready]
+        asked = [echo for echo in self.echoes if echo.descriptor in ready]
         return [echo.descriptor for echo in asked if not echo.read()]
 
     def interrupt(self) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft._core.failures import Failure, restore
+from weft._core.failures import INTERRUPTED, restore
 from weft._core.work import Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
-from weft.engines.local.guard import Interrupted
+from weft.engines.local.guard import ComputationEnded
 from weft.engines.local.losses import lost
 from weft.engines.local.processes import end_as_text, readable
 from weft.engines.local.remote_worker import Worker
@@ -26,12 +26,10 @@ from weft.errors import Disagreement, PeerLost, SegmentGone, Stalled
 _GRACE, _BY_THEMSELVES = 2.0, 0.5
 #: seconds between two interrupts of one that has not ended
 _AGAIN = 0.1
-#: a procedure that was ended by a SIGINT that did not come from here, or that raised this itself
-_INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "KeyboardInterrupt")
 
 
 @dataclass
-class Crew:
+class TeamWorkers:
     """The workers of a team, rank 1 first, between two starts."""
 
     name: str
@@ -76,10 +74,10 @@ class Crew:
 class Round:
     """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
 
-    def __init__(self, crew: Crew, perform: Packed) -> None:
-        self._crew = crew
+    def __init__(self, team_workers: TeamWorkers, perform: Packed) -> None:
+        self._team_workers = team_workers
         self._perform = perform
-        self._values: list[Any] = [None] * len(crew.workers)
+        self._values: list[Any] = [None] * len(team_workers.workers)
         #: the rank of each that works, and its arguments
         self._busy: dict[Worker, tuple[int, Packed]] = {}
         self._failures: list[Exception] = []
@@ -96,14 +94,14 @@ class Round:
         try:
             for rank, own in enumerate(arguments, 1):
                 if own is not None:
-                    task = (self._crew.name, procedure, own)
+                    task = (self._team_workers.name, procedure, own)
                     packed.append((rank, pack([task], rank, "arguments of rank")))
         except BaseException:
             for _, one in packed:
                 one.release()
             raise
         for rank, one in packed:
-            self._send(self._crew.workers[rank - 1], rank, one)
+            self._send(self._team_workers.workers[rank - 1], rank, one)
 
     def failed(self) -> bool:
         """Whether a worker has failed by now. For the guard's thread, while this one computes."""
@@ -136,13 +134,14 @@ class Round:
                 self._await_ends(_AGAIN)
         finally:  # also when the user is impatient, and interrupts this too
             with self._lock:
-                for worker in self._crew.workers:
+                for worker in self._team_workers.workers:
                     here = worker.pidfd >= 0
                     if here and (worker in self._busy or worker.frames.broken):
                         worker.kill()
                         self._lose(worker)
         causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
-        if met or isinstance(error, Interrupted) or any(error is one for one in self._failures):
+        workers_own = any(error is one for one in self._failures)
+        if met or workers_own or isinstance(error, ComputationEnded):
             return next(iter(causes or self._failures), None)
         return None
 
@@ -156,16 +155,16 @@ class Round:
         self._busy[worker] = rank, packed
         work = Work(function.digest, rank, packed.payload, None, False)
         try:
-            worker.frames.send(*worker.lesson(function.digest, function), work)
+            worker.frames.send(*worker.messages_to_know(function.digest, function), work)
         except Closed:
             self._lose(worker)
             return
         if worker.frames.unsent:
-            self._crew.watch.follow_sending(worker)
+            self._team_workers.watch.follow_sending(worker)
 
     def _attend(self, seconds: float, *, awake: bool = False) -> None:
         """Take what the workers say within so many seconds."""
-        watch = self._crew.watch
+        watch = self._team_workers.watch
         with self._lock:
             for worker, events in watch.wait(seconds, awake=awake).items():
                 watch.echo(worker, events)
@@ -201,13 +200,13 @@ class Round:
         if isinstance(message, Unreadable):
             self._failures.append(restore(message.failure, where))
         elif not self._ending:
-            self._failures.append(restore(_INTERRUPTED, where))
+            self._failures.append(restore(INTERRUPTED, where))
 
     def _lose(self, worker: Worker) -> None:
         task = self._busy.pop(worker, None)
         if task is not None:
             task[1].release()
-        self._failures.append(self._crew.lose(worker))
+        self._failures.append(self._team_workers.lose(worker))
 
     def _stalled(self, timeout: float) -> Stalled:
         late = ", ".join(f"rank {rank} ({worker})" for worker, (rank, _) in self._busy.items())

@@ -36,7 +36,7 @@ from weft.engines.local.member import (
     places,
     renew,
 )
-from weft.engines.local.rounds import Crew, Round
+from weft.engines.local.rounds import Round, TeamWorkers
 from weft.engines.local.wire import pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial import SerialGroup
@@ -120,8 +120,8 @@ class LocalStandingTeam(StandingTeam):
         if user is None:
             self._take_down()
             return
-        for worker in self._crew.workers:  # the call under way ends with that, and takes it down
-            worker.kill()
+        for worker in self._team_workers.workers:
+            worker.kill()  # the call under way ends with that, and takes it down
         deadline = time.monotonic() + _PATIENCE
         while user != threading.get_ident() and self._user is not None:
             if time.monotonic() > deadline:
@@ -129,23 +129,23 @@ class LocalStandingTeam(StandingTeam):
             time.sleep(_LOOK)
 
     def _take_down(self) -> None:
-        leave(self._crew.name, peers_end=self._crew.end)
+        leave(self._team_workers.name, peers_end=self._team_workers.end)
         self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
 
     def abandon(self) -> None:
         """In a forked child: these are the parent's workers, which must not outlive the parent's
         connections to them."""
         if not self._closed:
-            self._crew.abandon()
+            self._team_workers.abandon()
 
     def _start(self) -> None:
         self._numbers.clear()
         self._models.clear()
         name = secrets.token_hex(8)
         lent, watch = self._pool.lend(self._gpus, self._threads)
-        self._crew = Crew(name, lent, watch, self._pool, lambda: self.restart_by)
+        self._team_workers = TeamWorkers(name, lent, watch, self._pool, lambda: self.restart_by)
         self._closed = self._failed = False
-        pending = Round(self._crew, self._perform)
+        pending = Round(self._team_workers, self._perform)
         try:
             seats = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
             pending.begin(enter_as_worker, seats)
@@ -163,7 +163,7 @@ class LocalStandingTeam(StandingTeam):
             self._call(renew, [()] * self.size)
             self._failed = False
         mine, *others = arguments
-        pending = Round(self._crew, self._perform)
+        pending = Round(self._team_workers, self._perform)
         guard = Guard(pending.failed)
         result = None
         try:
@@ -176,7 +176,7 @@ class LocalStandingTeam(StandingTeam):
             self._failed = True
             guard.close()
             if procedure is renew:  # some may be in the new generation, and some not
-                self._crew.broken = f"it could not meet again after a failure ({error!r})"
+                self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
             worse = pending.abandon(error)
             if worse is None:
                 raise
@@ -229,10 +229,10 @@ class LocalStandingTeam(StandingTeam):
         self._check_process()
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
-        if self._crew.broken is not None:
+        if self._team_workers.broken is not None:
             raise TeamBroken(
-                f"this team cannot go on: {self._crew.broken}; start it again with the driver's "
-                f"values:\n    {self.restart_by}"
+                f"this team cannot go on: {self._team_workers.broken}; start it again with the "
+                f"driver's values:\n    {self.restart_by}"
             )
         self._check_unused()
         self._user = threading.get_ident()
@@ -248,7 +248,8 @@ class LocalStandingTeam(StandingTeam):
             self._user = None
 
     def _was_closed(self) -> bool:
-        """Also since the call began: by another thread, or by the function itself."""
+        """Also since the call began: by another thread, or by the function itself. (A method, as
+        mypy believes that the attribute is what it was.)"""
         return self._closed
 
     def _check_unused(self) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft._core.failures import Failure, restore
+from weft._core.failures import INTERRUPTED, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import Batch, Draw, Schedule
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 #: seconds that an interrupted function has to end
 _GRACE = 0.3
-#: an item that was ended by a SIGINT that did not come from here, or that raised this itself
-_INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "KeyboardInterrupt")
 
 
 class LocalTeam(Team):
@@ -205,7 +203,7 @@ class _Run:
         if worker.expected(digest) * len(task.batch.items) > BRIEF:
             self._brief = False
         with contextlib.suppress(Closed):  # its pidfd says so too
-            worker.frames.send(*worker.lesson(digest, job.function), work)
+            worker.frames.send(*worker.messages_to_know(digest, job.function), work)
         if worker.frames.unsent:
             self._watch.follow_sending(worker)
 
@@ -253,7 +251,7 @@ class _Run:
     ) -> Generator[Finished, None, None]:
         batch, packed = self._busy[worker]
         if isinstance(message, Stopped):
-            message = Unreadable(_INTERRUPTED, about_function=False)
+            message = Unreadable(INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
             self._free(worker)
             if len(batch.items) > 1 and not message.about_function:

@@ -195,7 +195,8 @@ def pack_function(function: Callable[..., Any]) -> Packed:
     known, packed = _plain.get(function, (None, None))
     if packed is None or known != how:
         packed = _pack_function(function)
-        _plain[function] = how, packed
+        if essence_of(function) == essence and not packed.refers:  # nobody has changed it
+            _plain[function] = how, packed
     return packed
 
 

@@ -47,7 +47,7 @@ _added: dict[str, str] = {}
 
 def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     """Do what the driver says until it hangs up. `item` is where to note what is being run."""
-    _settle_in(number)
+    _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
 
@@ -84,7 +84,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
         atexit._run_exitfuncs()  # it ends without unwinding the server's frames
 
 
-def _settle_in(number: int) -> None:
+def _set_up_process(number: int) -> None:
     global _forked
     _forked = False
     faults.set_rank(number)

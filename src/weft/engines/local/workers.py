@@ -61,7 +61,7 @@ class Workers:
                 for gpu in wanted:
                     lent.append(self._take(gpu) or self._start(gpu, look))
                 watch, self._watch = self._watch, None
-            self._settle(lent, threads)
+            self._send_settings(lent, threads)
         except BaseException:
             # warm ones stay so; without the lock, which somebody may have for long: it is one step
             self._idle += lent
@@ -72,7 +72,7 @@ class Workers:
         """A worker in the place of one that has ended."""
         with self._locked(look):
             fresh = self._start(worker.gpu, look)
-        self._settle([fresh], worker.threads)
+        self._send_settings([fresh], worker.threads)
         return fresh
 
     def give_back(self, workers: Sequence[Worker], watch: Watch) -> None:
@@ -82,11 +82,11 @@ class Workers:
             self._watch = watch
 
     @staticmethod
-    def _settle(workers: Sequence[Worker], threads: int) -> None:
+    def _send_settings(workers: Sequence[Worker], threads: int) -> None:
         settings = Settings(os.getcwd(), sys.path[:], threads, level_here(), None)
         for worker in workers:
             with contextlib.suppress(Closed):  # who sends it work finds out
-                worker.settle(settings)
+                worker.send_settings(settings)
 
     def forget(self, digest: bytes) -> None:
         """Have the idle workers drop a function."""
