@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,9 +17,8 @@ from synkhronos._orders import Order, run
 from synkhronos._selections import check_slices, cut_of, selections, shifted, subset_of
 from synkhronos._shareds import check_sliceable, keep
 from synkhronos._values import fit
-from weft._api.functions import packed_once, portion
 from weft._core.outputs import Partial, join
-from weft._core.portions import Batch, choose, common_length, count, part
+from weft._core.portions import Batch, choose, common_length, count, part, portion
 from weft._core.rowwise import Share
 from weft.errors import InvalidType, InvalidValue
 
@@ -165,7 +164,7 @@ class Function:
             [team.replica_number(one) for one in self._graph.sliceable],
             has_rows=bool(split),
         )
-        sent = _packed_once(given, self._split) if team.size > 2 else given
+        sent = _for_several(team, given, self._split) if team.size > 2 else given
         chosen = selections(options.batch_s, team.size)
         found: list[Order | None] = [None] * team.size
         for rank, place in enumerate(_session.places(team.size)):
@@ -174,7 +173,11 @@ class Function:
                 continue  # no rows: nothing to do
             share = order.share._replace(
                 arguments=_arguments(
-                    sent if place else given, self._split, rows, own, here=place == 0
+                    sent if place else given,
+                    self._split,
+                    rows,
+                    own,
+                    is_seen=team.engine.sees if place else lambda _: True,
                 ),
                 rows=count(own) if split else 1,
             )
@@ -276,7 +279,9 @@ class CallOptions(NamedTuple):
     num_slices: int = 1
 
 
-def _arguments(values: Sequence[Any], split: int, rows: Any, own: Any, *, here: bool) -> list[Any]:
+def _arguments(
+    values: Sequence[Any], split: int, rows: Any, own: Any, *, is_seen: Callable[[Any], bool]
+) -> list[Any]:
     """A rank's inputs: portions of those that are split, the others as they are."""
     found = []
     for position, value in enumerate(values):
@@ -285,14 +290,14 @@ def _arguments(values: Sequence[Any], split: int, rows: Any, own: Any, *, here: 
             found.append(array)
         else:
             taken = shifted(own, rows, len(array)) if _is_minibatch(value) else own
-            found.append(portion(array, taken, here=here))
+            found.append(portion(array, taken, is_seen=is_seen(array)))
     return found
 
 
-def _packed_once(values: Sequence[Any], split: int) -> list[Any]:
+def _for_several(team: weft.Team, values: Sequence[Any], split: int) -> list[Any]:
     """Inputs for several workers: those that go whole are packed once for all."""
     whole = [value.data if isinstance(value, Data) else value for value in values[split:]]
-    packed = [packed_once(one, f"input {at}") for at, one in enumerate(whole, split)]
+    packed = [team.engine.for_several(one, f"input {at}") for at, one in enumerate(whole, split)]
     return [*values[:split], *packed]
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from weft._api.functions import keep_mapped
 from weft._core import models
 from weft._core.outputs import Partial
 from weft._core.portions import Bounds, Portion, choose, common_length, count
@@ -45,7 +44,7 @@ class Order:
 def run(member: Member, order: Order) -> Partial:
     """A procedure: a rank's part of a call."""
     if order.share.arguments:  # a step of training has none, and comes between two that have
-        keep_mapped(member, order.share)
+        member.hold(order.share.given)
     share = _with_rows(member, order) if order.sliceable else order.share
     found = compute(_as_numpy(member.kept[order.function]), share, order.modes)
     if not order.updated:

@@ -351,7 +351,7 @@ def test_parameters_that_are_options() -> None:
     ("arguments", "options", "error", "text"),
     [
         ((np.ones(3), np.ones(4)), {}, weft.InvalidValue, "x has 3, y has 4"),
-        ((np.ones(3), 2.0), {}, weft.InvalidType, r"y is a float.*whole=\['y'\]"),
+        ((np.ones(3), 2.0), {}, weft.InvalidType, r"y is a float.*whole=\[...\]"),
         ((np.ones(3), np.ones(3)), {"batch": [3]}, weft.InvalidValue, "batch has the row 3"),
         ((np.ones(3), np.ones(3)), {"batch": 4}, weft.InvalidValue, "batch=4"),
         ((np.ones(3), np.ones(3)), {"batch": 1.0}, weft.InvalidType, "a number of rows, a slice"),

@@ -11,7 +11,7 @@ from weft._api.team import Team, default_team
 from weft._core.calling import check_callable
 from weft._core.counts import whole
 from weft._core.outputs import Modes, Partial, check_modes, is_close, join
-from weft._core.portions import Batch, Portion, choose, common_length, count, part
+from weft._core.portions import Batch, choose, common_length, count, part, portion
 from weft._core.rowwise import Share, compute, select
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, Mismatch
@@ -152,7 +152,7 @@ class Function:
         arguments: list[tuple[Any, ...] | None] = []
         parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
         several = sum(count(own) > 0 for own in parts[1:]) > 1
-        sent = self._packed_once(call) if several else call
+        sent = self._for_several(call) if several else call
         for rank, own in enumerate(parts):
             idle = rank > 0 and count(own) == 0  # of no rows at all the driver makes what it makes
             share = None if idle else self._share(sent if rank else call, own, rank == 0)
@@ -182,15 +182,16 @@ class Function:
             )
         return found
 
-    def _packed_once(self, call: _Call) -> _Call:
-        """The same with what goes whole to several workers as what is packed once for all."""
+    def _for_several(self, call: _Call) -> _Call:
+        """The same for several workers: what goes whole to each is packed once for all."""
+        for_several = self.team.engine.for_several
         return call._replace(
             arguments=[
-                value if self._is_split(position) else packed_once(value, f"argument {position}")
+                value if self._is_split(position) else for_several(value, f"argument {position}")
                 for position, value in enumerate(call.arguments)
             ],
             keywords={
-                name: value if self._is_split(name) else packed_once(value, name)
+                name: value if self._is_split(name) else for_several(value, name)
                 for name, value in call.keywords.items()
             },
         )
@@ -199,7 +200,9 @@ class Function:
         """What a rank gets of a call."""
 
         def given(key: int | str, value: Any) -> Any:
-            return portion(value, rows, here=here) if self._is_split(key) else value
+            if not self._is_split(key):
+                return value
+            return portion(value, rows, is_seen=here or self.team.engine.sees(value))
 
         return Share(
             [given(position, value) for position, value in enumerate(call.arguments)],
@@ -235,42 +238,8 @@ class _Call(NamedTuple):
 
 def _compute(member: Member, number: int, share: Share, modes: Modes) -> Partial:
     """A procedure: the function on a rank's share."""
-    keep_mapped(member, share)
+    member.hold(share.given)
     return compute(member.kept[number], share, modes)
-
-
-def keep_mapped(member: Member, share: Share) -> None:
-    """Have a worker see the shared arrays of a call until the next, which often has the same ones:
-    for an array that it does not see it has to ask the driver, who computes."""
-    if member.rank == 0:
-        return
-    from weft.engines.local.shared_arrays import SharedArray
-
-    given = (*share.arguments, *share.keywords.values())
-    arrays = (one.array if isinstance(one, Portion) else one for one in given)
-    member.mapped = [one for one in arrays if isinstance(one, SharedArray)]
-
-
-def packed_once(value: Any, name: str) -> Any:
-    """A value that several workers get, as what is packed once for all of them."""
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-        return value
-    from weft.engines.local.wire import Once
-
-    return Once(value, name)
-
-
-def portion(value: Any, rows: Any, *, here: bool) -> Any:
-    """Some rows of a value. What lies in shared memory goes as it is, and is cut where it is
-    used; of other arrays only the rows that are needed are sent."""
-    from weft.engines.local.mapped import buffer_of
-
-    whole = Portion(value, rows)
-    numpy_array = type(value).__module__ in ("numpy", "weft.engines.local.shared_arrays")
-    if here or (numpy_array and buffer_of(value) is not None):
-        return whole
-    taken = whole.take()
-    return Portion(taken, slice(0, len(taken)))
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -12,7 +12,7 @@ from weft._core import models
 from weft._core.calling import check_callable
 from weft._core.portions import Portion, choose, common_length, count, part
 from weft.adapters.holder import Holder
-from weft.engines.base import Member
+from weft.engines.base import Group, Member
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -43,7 +43,7 @@ class _TrainStep:
     def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
         check_callable(loss, "train_step(loss, model, optimizer)")
         if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
-            self._step: Callable[..., float] = _step
+            self._step: Callable[..., float] = _step_of_torch
         elif isinstance(model, Holder) and callable(optimizer):
             self._step = _step_of_jax
         else:
@@ -136,7 +136,7 @@ def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state:
         optimizer.load_state_dict(state)
 
 
-def _step(
+def _step_of_torch(
     member: Member,
     numbers: Sequence[int],
     settings: _Settings,
@@ -147,9 +147,6 @@ def _step(
 
     The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
     """
-    import numpy as np
-    import torch
-
     model, optimizer, loss = (member.kept[number] for number in numbers)
     value = 0.0
     try:
@@ -166,21 +163,31 @@ def _step(
     parameters = [
         one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
     ]
-    # a parameter that no rank's loss depends on has no gradient, and is left alone
-    used = [float(one.grad is not None) for one in parameters]
-    value, *used = map(float, member.group.all_reduce(np.array([value, *used])))
-    parameters = [one for one, ranks in zip(parameters, used, strict=True) if ranks]
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [one.grad for one in parameters]
-    if gradients:
-        member.group.all_reduce(gradients, "sum", out=gradients)
+    value = _sum_gradients(member.group, value, parameters)
     # averages over rows, such as those of batch normalisation, or the same everywhere
     buffers = [one for one in model.buffers() if one.numel()]
     if buffers:
         member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
     optimizer.step()
+    return value
+
+
+def _sum_gradients(group: Group, value: float, parameters: Sequence[Any]) -> float:
+    """Have all ranks' gradients added up in each; returns the sum of their values too. A parameter
+    that no rank's loss depends on has no gradient, and is left alone."""
+    import numpy as np
+    import torch
+
+    used = [float(one.grad is not None) for one in parameters]
+    value, *used = map(float, group.all_reduce(np.array([value, *used])))
+    gradients = []
+    for parameter, ranks in zip(parameters, used, strict=True):
+        if ranks and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if ranks:
+            gradients.append(parameter.grad)
+    if gradients:
+        group.all_reduce(gradients, "sum", out=gradients)
     return value
 
 

@@ -32,6 +32,16 @@ class Portion:
         return getattr(self.array, "iloc", self.array)[self.rows]  # a table of pandas: its rows
 
 
+def portion(value: Any, rows: Any, *, is_seen: bool) -> Portion:
+    """Some rows of a value for another rank. What that one sees where it lies is cut there; of
+    others only the rows that are needed are sent."""
+    whole = Portion(value, rows)
+    if is_seen:
+        return whole
+    taken = whole.take()
+    return Portion(taken, slice(0, len(taken)))
+
+
 class Bounds:
     """Rows by their numbers: as an array of a Portion, it gives the first and the one after the
     last of some rows, for a function that cuts what it has by itself."""

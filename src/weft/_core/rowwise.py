@@ -21,6 +21,12 @@ class Share(NamedTuple):
     #: which outputs are wanted; None: all
     wanted: tuple[Any, ...] | None
 
+    @property
+    def given(self) -> list[Any]:
+        """All that it was given, portions as what they are portions of."""
+        both = (*self.arguments, *self.keywords.values())
+        return [one.array if isinstance(one, Portion) else one for one in both]
+
 
 def compute(function: Callable[..., Any], share: Share, modes: Modes) -> Partial:
     """The outputs of a function on a rank's share."""

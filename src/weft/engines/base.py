@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from weft._core.calls import Call
     from weft._core.elements import Array
@@ -285,8 +285,10 @@ class Member:
         self.rank, self.size, self.group = rank, size, group
         #: what it was given to keep, by number; the driver's own objects in the driver
         self.kept: dict[int, Any] = {}
-        #: in a worker: the shared arrays of the last call, held so that the next finds them mapped
-        self.mapped: list[Any] = []
+
+    def hold(self, arguments: Iterable[Any]) -> None:
+        """Told of what a call was given. An engine keeps of it until the next call, which often
+        has the same, what would take long to be found again."""
 
 
 class StandingTeam(ABC):
@@ -317,6 +319,14 @@ class StandingTeam(ABC):
         Returns the results in the order of the ranks; a rank whose arguments are None has none to
         do. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
         """
+
+    @abstractmethod
+    def for_several(self, value: Any, name: str) -> Any:
+        """A value as an argument for several workers: an engine may pack it once for all."""
+
+    @abstractmethod
+    def sees(self, value: Any) -> bool:
+        """Whether every worker sees a value where it lies, so that it is sent as a reference."""
 
     @abstractmethod
     def restart(self) -> None:

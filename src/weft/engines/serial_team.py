@@ -92,6 +92,12 @@ class SerialStandingTeam(StandingTeam):
         finally:
             self._busy = False
 
+    def for_several(self, value: Any, name: str) -> Any:
+        return value
+
+    def sees(self, value: Any) -> bool:
+        return True
+
     def restart(self) -> None:
         self._closed = False
 

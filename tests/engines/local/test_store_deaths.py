@@ -71,13 +71,13 @@ class Job:
         self.memory = TableMemory(self.spec, SIZE, self.block)
         self.memory.format(None)
         self.dead: set[int] = set()
-        self.log = group._log
+        self.recorder = group._recorder
         self.stores = self.open()
 
     def open(self) -> list[LocalStore]:
         places: list[Any] = [Place(rank, self.dead) for rank in range(SIZE)]
         return [
-            LocalStore(self.spec, self.block, meeting=place, log=self.log, timeout=5)
+            LocalStore(self.spec, self.block, meeting=place, recorder=self.recorder, timeout=5)
             for place in places
         ]
 

@@ -18,10 +18,10 @@ class Clocks:
     """The counts of all ranks of a table, as one of them sees them."""
 
     def __init__(
-        self, block: Block, memory: TableMemory, *, meeting: Meeting, log: Recorder
+        self, block: Block, memory: TableMemory, *, meeting: Meeting, recorder: Recorder
     ) -> None:
         self._spec: TableSpec = memory.spec
-        self._log, self._roster = log, meeting.roster
+        self._recorder, self._roster = recorder, meeting.roster
         self._members, self._rank = tuple(meeting.members), meeting.rank
         self._words = block.words
         self._indexes = [memory.word(rank, ADDS) for rank in range(memory.size)]
@@ -84,11 +84,11 @@ class Clocks:
                     raise self._stalled(needed, {rank: counts[rank] for rank in late})
             return False
 
-        entry = self._log.enter(f"waiting at table {self._spec.name!r}")
+        entry = self._recorder.enter(f"waiting at table {self._spec.name!r}")
         try:
             self._waiter.wait(self._indexes[rank], needed, deadline, check)
         finally:
-            self._log.leave(entry)
+            self._recorder.leave(entry)
 
     def _stalled(self, needed: int, late: dict[int, int]) -> Stalled:
         told = ", ".join(f"rank {rank} has made {count}" for rank, count in late.items())

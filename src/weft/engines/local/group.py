@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from weft._core.timeouts import checked
 from weft.engines.background import Background
 from weft.engines.base import Group, make_call
-from weft.engines.local import locks, recorder, rendezvous
+from weft.engines.local import locks, rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
+from weft.engines.local.recorder import Recorder, caller_line
 from weft.engines.local.segment import Block
 from weft.engines.local.system import check_system
 from weft.engines.refusals import checked_split, left, succeeded
@@ -70,7 +71,7 @@ class LocalGroup(Group):
     """Processes of this machine that meet in shared memory."""
 
     def __init__(
-        self, meeting: Meeting, log: recorder.Recorder, *, timeout: float, world: bool = False
+        self, meeting: Meeting, recorder: Recorder, *, timeout: float, world: bool = False
     ) -> None:
         self.name = meeting.name
         self.rank = meeting.members.index(meeting.roster.rank)
@@ -78,7 +79,7 @@ class LocalGroup(Group):
         self.generation = meeting.generation
         self.timeout = timeout
         self._meeting = meeting
-        self._log = log
+        self._recorder = recorder
         self._world = world
         self._splits = 0
         self._suffix = "" if self.name == "world" else f" of {self.name}"
@@ -104,7 +105,7 @@ class LocalGroup(Group):
         finally:
             if self._current is current:
                 self._current = None
-                self._log.leave(self._entry)
+                self._recorder.leave(self._entry)
 
     def split(
         self, color: int | None, *, key: int = 0, timeout: float | None = None
@@ -119,7 +120,9 @@ class LocalGroup(Group):
         with self._calling("survivors", after_giving_up=True):
             places = self._meeting.agree_on_survivors(seconds)
             following = self._meeting.next_generation(places)
-            successor = LocalGroup(following, self._log, timeout=self.timeout, world=self._world)
+            successor = LocalGroup(
+                following, self._recorder, timeout=self.timeout, world=self._world
+            )
             successor._former = (*self._former[-3:], self._background)
             self.successor = successor
             self._collectives = None
@@ -143,7 +146,7 @@ class LocalGroup(Group):
         return locks.Lock(
             block,
             roster=self._meeting.roster,
-            log=self._log,
+            recorder=self._recorder,
             members=self._meeting.members,
             timeout=self.timeout,
         )
@@ -157,7 +160,7 @@ class LocalGroup(Group):
         from weft.engines.local.store import make_store
 
         with self._calling(spec.kind):
-            return make_store(self._meeting, self._log, spec, values, timeout=self.timeout)
+            return make_store(self._meeting, self._recorder, spec, values, timeout=self.timeout)
 
     def refuse(self, name: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -220,7 +223,7 @@ class LocalGroup(Group):
                 collectives.prepare(call, value, options["op"])
             return call.result()
         self._check_usable()
-        line = recorder.caller_line()
+        line = caller_line()
 
         def work() -> Any:
             self._in_step(name, collectives.carry_out, (call, seconds), line=line)
@@ -260,7 +263,7 @@ class LocalGroup(Group):
         finally:
             if self._current is current:
                 self._current = None
-                self._log.leave(self._entry)
+                self._recorder.leave(self._entry)
 
     def _operation(self, name: str) -> str:
         return self._operations.setdefault(name, name + self._suffix)
@@ -283,7 +286,7 @@ class LocalGroup(Group):
         finally:
             if self._current is current:
                 self._current = None
-                self._log.leave(self._entry)
+                self._recorder.leave(self._entry)
 
     def _begin(
         self, current: list[str], depth: int = 3, line: str = "", after_giving_up: bool = False
@@ -312,9 +315,9 @@ class LocalGroup(Group):
             raise self._used_twice(current[0])
         tag = meeting.tag + meeting.step + 1
         if line:
-            self._entry = self._log.enter_at(current[0], line, tag)
+            self._entry = self._recorder.enter_at(current[0], line, tag)
         else:
-            self._entry = self._log.enter(current[0], tag, depth)
+            self._entry = self._recorder.enter(current[0], tag, depth)
 
     def _check_usable(self) -> None:
         gone = self.has_left or not self._meeting.roster.is_here
@@ -376,7 +379,7 @@ class LocalGroup(Group):
             generation=0,
             free_cores=plan(self._meeting.roster.size).free_cores,
         )
-        return LocalGroup(below, self._log, timeout=self.timeout)
+        return LocalGroup(below, self._recorder, timeout=self.timeout)
 
 
 def ranks_of_color(color: int | None, answers: Sequence[tuple[bool, int, int]]) -> list[int]:

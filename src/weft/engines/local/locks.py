@@ -71,7 +71,7 @@ class Lock:
         block: Block,
         *,
         roster: Roster,
-        log: Recorder,
+        recorder: Recorder,
         members: Sequence[int],
         timeout: float,
         free_cores: bool = False,
@@ -81,7 +81,7 @@ class Lock:
         self._address = block.address
         self._words = block.words
         self._roster = roster
-        self._log = log
+        self._recorder = recorder
         self._members = tuple(members)
         self._place = self._members.index(roster.rank)
         self._timeout = timeout
@@ -212,7 +212,7 @@ class Lock:
         libc.mutex_consistent(self._address)
 
     def _wait_for_mutex(self, deadline: float) -> int:
-        entry = self._log.enter("waiting for a lock")
+        entry = self._recorder.enter("waiting for a lock")
         try:
             while True:
                 now = time.monotonic()
@@ -222,7 +222,7 @@ class Lock:
                 if code != errno.ETIMEDOUT:
                     return code
         finally:
-            self._log.leave(entry)
+            self._recorder.leave(entry)
 
     def _await_reader(self, place: int, line: int, deadline: float) -> None:
         def check() -> bool:
@@ -232,12 +232,12 @@ class Lock:
                 raise self._stalled("read", place)
             return False
 
-        entry = self._log.enter("waiting for readers of a lock")
+        entry = self._recorder.enter("waiting for readers of a lock")
         try:
             if not self._waiter.wait(line + 1, self._words[line], deadline, check):
                 self._words[line] = self._words[line + 1]  # it is gone, and will never leave
         finally:
-            self._log.leave(entry)
+            self._recorder.leave(entry)
 
     def _check_use(self) -> int:
         """This thread, if it may take the lock."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -21,7 +21,21 @@ from weft._core.models import parts, reduce
 from weft.engines.base import Group, Member
 from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.rendezvous import Identity
+from weft.engines.local.shared_arrays import SharedArray
 from weft.engines.local.wire import Packed, is_no_fault, unpicklable
+
+
+class LocalMember(Member):
+    """A process of this machine."""
+
+    #: in a worker: the shared arrays of the last call, which the next finds mapped; to have one
+    #: mapped it would have to ask the driver, who computes
+    mapped: Sequence[Any] = ()
+
+    def hold(self, arguments: Iterable[Any]) -> None:
+        if self.rank > 0:
+            self.mapped = [one for one in arguments if isinstance(one, SharedArray)]
+
 
 #: by the name of the team; a worker may be a driver of others
 _members: dict[str, Member] = {}
@@ -31,7 +45,7 @@ def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Memb
     """Join the group of a team."""
     identity = Identity(rank, size, name)
     group: Group = join(identity, timeout=timeout, start_timeout=start)
-    member = _members[name] = Member(rank, size, group)
+    member = _members[name] = LocalMember(rank, size, group)
     return member
 
 

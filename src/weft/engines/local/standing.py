@@ -24,6 +24,8 @@ from typing import Any
 
 from weft.engines.base import Member, StandingTeam
 from weft.engines.local.guard import Guard
+from weft.engines.local.large_arrays import KINDS
+from weft.engines.local.mapped import buffer_of
 from weft.engines.local.member import (
     Place,
     enter,
@@ -37,11 +39,13 @@ from weft.engines.local.member import (
     renew,
 )
 from weft.engines.local.rounds import Round, TeamWorkers
-from weft.engines.local.wire import pack_function
+from weft.engines.local.wire import Once, pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
 
+#: what is pickled in less time than it takes to look whether it was
+_SMALL = (bool, int, float, complex, str, bytes, type(None))
 #: seconds for a team to assemble
 _START = 60.0
 #: seconds that a call under way has to end when its team is closed, and between two looks
@@ -100,6 +104,12 @@ class LocalStandingTeam(StandingTeam):
     ) -> list[Any]:
         with self._use():
             return self._call(procedure, arguments)
+
+    def for_several(self, value: Any, name: str) -> Any:
+        return value if isinstance(value, _SMALL) else Once(value, name)
+
+    def sees(self, value: Any) -> bool:
+        return type(value) in KINDS and buffer_of(value) is not None
 
     def restart(self) -> None:
         self._check_process()

@@ -57,7 +57,7 @@ _TRIES = 3
 
 
 def make_store(
-    meeting: Meeting, log: Recorder, spec: TableSpec, values: Array | None, *, timeout: float
+    meeting: Meeting, recorder: Recorder, spec: TableSpec, values: Array | None, *, timeout: float
 ) -> LocalStore:
     """A table of the ranks that meet: rank 0 makes its memory, which all of them map.
 
@@ -90,7 +90,7 @@ def make_store(
         prepare=lambda made: TableMemory(spec, len(meeting.members), made).format(values),
         point="table.made",
     )
-    return LocalStore(spec, block, meeting=meeting, log=log, timeout=timeout)
+    return LocalStore(spec, block, meeting=meeting, recorder=recorder, timeout=timeout)
 
 
 class LocalStore(Store):
@@ -102,7 +102,7 @@ class LocalStore(Store):
         block: Block,
         *,
         meeting: Meeting,
-        log: Recorder,
+        recorder: Recorder,
         timeout: float,
     ) -> None:
         self.spec = spec
@@ -112,10 +112,10 @@ class LocalStore(Store):
         self._memory = memory = TableMemory(spec, self._size, block)
         self._rows, self._state = self._arrays = memory.rows, memory.state
         self._steps = memory.steps
-        lock = partial(Lock, roster=roster, log=log, members=members, timeout=timeout)
+        lock = partial(Lock, roster=roster, recorder=recorder, members=members, timeout=timeout)
         locks = (lock(one, free_cores=meeting.free_cores) for one in memory.lock_blocks())
         self._table, *self._stripes = locks
-        self._clocks = Clocks(block, memory, meeting=meeting, log=log)
+        self._clocks = Clocks(block, memory, meeting=meeting, recorder=recorder)
         self._changes = Changes(block, memory, meeting=meeting)
         self._staging = Staging(
             block, memory, clocks=self._clocks, changes=self._changes, rank=self._rank
