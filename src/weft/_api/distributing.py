@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from weft._api.maps import check_count, check_shared_data
+from weft._api.maps import check_shared_data
 from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all, share_of_cores
 from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
 from weft._core.collect import Collected
+from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
 from weft._core.split import part_of
 from weft.engines.memory import amount
@@ -90,13 +91,13 @@ def distribute(
 
 def _size(max_cpu: int | None) -> int:
     if max_cpu is not None:
-        max_cpu = check_count(max_cpu, "distribute(max_cpu=", least=1)
+        max_cpu = checked(max_cpu, "distribute", "max_cpu", least=1)
     return min(max_cpu or sys.maxsize, share_of_cores())
 
 
 def _gpus(policy: str, most: int | None) -> list[str]:
     if most is not None:
-        most = check_count(most, "distribute(max_gpu=", least=0)
+        most = checked(most, "distribute", "max_gpu", least=0)
     if policy not in POLICIES:
         known = ", ".join(map(repr, POLICIES))
         raise InvalidValue(f"distribute(gpu_policy={policy!r}): expected one of {known}")
@@ -116,10 +117,10 @@ class _Options:
         """The same, with whole numbers as Python's own. Raises for what is wrong."""
         check_progress(self.progress)
         counts: dict[str, Any] = {
-            "retries": check_count(self.retries, "distribute(retries=", least=0)
+            "retries": checked(self.retries, "distribute", "retries", least=0)
         }
         if self.seed is not None:
-            counts["seed"] = check_count(self.seed, "distribute(seed=", least=None)
+            counts["seed"] = checked(self.seed, "distribute", "seed")
         return replace(self, **counts)
 
 

@@ -59,17 +59,7 @@ def map(  # what the built-in does, on all cores
     from weft._api.maps import Map, Options
     from weft._core.calling import check_callable
 
-    options = Options(
-        n=n,
-        gpus=gpus,
-        engine=engine,
-        shared_data=shared_data,
-        seed=seed,
-        retries=retries,
-        on_error=on_error,
-        progress=progress,
-        timeout=timeout,
-    )
+    options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     check_callable(fun, "map(fun, items)")
     return Map(fun, items, options.checked("map")).run()
 
@@ -99,17 +89,7 @@ def map_async(
     from weft._api.maps import Map, MapHandle, Options
     from weft._core.calling import check_callable
 
-    options = Options(
-        n=n,
-        gpus=gpus,
-        engine=engine,
-        shared_data=shared_data,
-        seed=seed,
-        retries=retries,
-        on_error=on_error,
-        progress=progress,
-        timeout=timeout,
-    )
+    options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     check_callable(fun, "map_async(fun, items)")
     return MapHandle(Map(fun, items, options.checked("map_async")))
 

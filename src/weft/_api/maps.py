@@ -16,7 +16,7 @@ from weft._api.teams import make_team, place_all
 from weft._core import timeouts
 from weft._core.calling import bind
 from weft._core.collect import Collected
-from weft._core.counts import whole
+from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
 from weft.engines import threads
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
@@ -40,13 +40,11 @@ class Options:
 
     def checked(self, where: str) -> Options:
         """These, with whole numbers as Python's own. Raises for what is wrong."""
-        counts: dict[str, Any] = {
-            "retries": check_count(self.retries, f"{where}(retries=", least=0)
-        }
+        counts: dict[str, Any] = {"retries": checked(self.retries, where, "retries", least=0)}
         if self.gpus is not None:
-            counts["gpus"] = check_count(self.gpus, f"{where}(gpus=", least=0)
+            counts["gpus"] = checked(self.gpus, where, "gpus", least=0)
         if self.seed is not None:
-            counts["seed"] = check_count(self.seed, f"{where}(seed=", least=None)
+            counts["seed"] = checked(self.seed, where, "seed")
         if self.on_error not in ("raise", "return"):
             raise InvalidValue(f"{where}(on_error={self.on_error!r}): expected 'raise' or 'return'")
         check_progress(self.progress)
@@ -56,17 +54,6 @@ class Options:
             getattr(self, name) is count for name, count in counts.items()
         )
         return self if same else replace(self, timeout=seconds, **counts)  # which takes a while
-
-
-def check_count(value: object, what: str, *, least: int | None) -> int:
-    """A whole number, and not below the least; raises for what is none."""
-    rule = "a whole number" + ("" if least is None else f", {least} or more")
-    number = whole(value)
-    if number is None:
-        raise InvalidType(f"{what}{value!r}): expected {rule}, got {type(value).__name__}")
-    if least is not None and number < least:
-        raise InvalidValue(f"{what}{value!r}): expected {rule}")
-    return number
 
 
 def check_shared_data(shared_data: object) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from weft.errors import InvalidType, InvalidValue
+
 
 def whole(value: Any) -> int | None:
     """A whole number as Python's own; None for what is none.
@@ -23,3 +25,16 @@ def whole(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def checked(value: Any, where: str, name: str, *, least: int | None = None) -> int:
+    """A whole number, and not below the least: the option `name` of `where`. Raises InvalidType,
+    InvalidValue."""
+    rule = "a whole number" + ("" if least is None else f", {least} or more")
+    number = whole(value)
+    if number is None:
+        got = type(value).__name__
+        raise InvalidType(f"{where}({name}={value!r}): expected {rule}, got {got}")
+    if least is not None and number < least:
+        raise InvalidValue(f"{where}({name}={value!r}): expected {rule}")
+    return number
