@@ -42,7 +42,7 @@ def _is_found(function: FunctionType) -> bool:
     """Whether its name leads to it, as it no longer does after its module was loaded again."""
     found: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
+        found = getattr(found, "__dict__", {}).get(name)  # a module may have its own __getattr__
     return found is function
 
 
