@@ -8,8 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all
@@ -26,8 +25,7 @@ from weft.resources import visible_gpus
 _PATIENCE = 2.0
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     n: int | None
     gpus: int | None
     engine: str | None
@@ -53,7 +51,7 @@ class Options:
         same = seconds == self.timeout and all(
             getattr(self, name) is count for name, count in counts.items()
         )
-        return self if same else replace(self, timeout=seconds, **counts)  # which takes a while
+        return self if same else self._replace(timeout=seconds, **counts)
 
 
 def check_shared_data(shared_data: object) -> None:
@@ -116,7 +114,7 @@ class MapHandle:
     def __init__(self, underway: Map) -> None:
         self._map = underway
         cancelled = self._cancelled = threading.Event()
-        self._map.job = replace(underway.job, cancelled=cancelled.is_set)
+        self._map.job = underway.job._replace(cancelled=cancelled.is_set)
         self._news = threading.Condition()
         self._order: list[int] = []
         self._error: BaseException | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft._api import session
 from weft._core.counts import whole
 from weft.engines.serial_team import SerialTeam
 from weft.errors import InvalidType, InvalidValue, UnknownEngine
@@ -65,14 +66,11 @@ def check_size(size: object) -> int | None:
 
 def share_of_cores() -> int:
     """The cores for the workers of this process: it shares the machine with the other ranks."""
-    from weft._api import session
-
     return max(1, count_cores()[0] // session.ranks_here())
 
 
 def own_workers(pipe: str | None = None) -> Workers:
     """The workers of this process, which end with it."""
-    from weft._api import session
     from weft.engines.local.system import check_system
     from weft.engines.local.workers import close_workers, workers
 

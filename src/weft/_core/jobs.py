@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """Many calls of one function, as a team carries them out."""
 
     #: what the team's `prepare` returned

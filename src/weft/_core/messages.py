@@ -126,7 +126,8 @@ class Unpin(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A driver asks for a worker; its end of their connection and its outputs come beside it."""
+    """A driver asks for a worker; its end of their connection, its outputs and its permits come
+    beside it."""
 
     worker: int
 

@@ -1,14 +1,17 @@
 """Which items are run next, and how many at once. Pure: events in, batches out.
 
 Nobody knows beforehand how long an item takes. The first batches are a small part of what there
-is, however long their items may be; then, as long as items prove short, batches grow, so that
-sending them costs little beside running them. A batch never holds more than its share of what is
-left, so that the workers end together, unless that would be so little that sending it costs more.
+is, however long their items may be, unless it is known how long they took in an earlier job; then,
+as long as items prove short, batches grow, so that sending them costs little beside running them.
+A batch never holds more than its share of what is left, so that the workers end together, unless
+that would be so little that sending it costs more. Where an item proves long after all, what its
+worker has not begun is taken back, and given to others that are idle.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -25,6 +28,10 @@ _STRAYS = 3
 _GROWTH = 32
 #: which part of a worker's share the first batch is: an unlucky one keeps it busy for so long only
 _FIRST = 64
+#: into how many stretches a batch is divided, at most
+_STRETCHES = 64
+#: seconds after which a batch takes longer than any was meant to
+OVERDUE = 2 * _SECONDS
 
 
 #: takes at most so many items from where they come; none at the end, None if none is here yet
@@ -37,6 +44,11 @@ class Batch(NamedTuple):
     first: int
     items: list[Any]
 
+    @property
+    def stretch(self) -> int:
+        """How many of them are run without a pause in which the rest can be taken back."""
+        return max(1, len(self.items) // _STRETCHES)
+
 
 class Schedule:
     """The items of one job, on their way to the workers."""
@@ -47,10 +59,12 @@ class Schedule:
         workers: int,
         *,
         retries: int = 0,
+        expected: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
         feed: Callable[[Iterator[Any]], Draw] | None = None,
     ) -> None:
-        """`feed` makes of items that may be slow to come what draws them without waiting."""
+        """`expected` is how many seconds an item will take, as far as that is known. `feed` makes
+        of items that may be slow to come what draws them without waiting."""
         #: how many items there are in all; None while nobody knows
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
@@ -64,6 +78,7 @@ class Schedule:
         self._clock = clock
         self._workers = workers
         self._retries = retries
+        self._expected = expected
         self._taken = 0
         self._again: deque[Batch] = deque()
         self._losses: dict[int, int] = {}
@@ -112,6 +127,21 @@ class Schedule:
         self._seconds += seconds
         self._bytes += size
 
+    @property
+    def seconds_per_item(self) -> float:
+        """What an item took on the average; as long as none has ended, what was expected."""
+        return self._seconds / self._done if self._done else self._expected
+
+    def take_back(self, batch: Batch, begun: int, idle: int) -> Batch:
+        """Only so many items of a batch were or will be begun: have the others run by those that
+        are idle. The batch as it is now."""
+        rest = batch.items[begun:]
+        share = -(-len(rest) // max(1, idle))
+        for start in range(0, len(rest), max(1, share)):
+            part = rest[start : start + share]
+            self._again.append(Batch(batch.first + begun + start, part))
+        return Batch(batch.first, batch.items[:begun])
+
     def lost(self, batch: Batch, item: int) -> bool:
         """A batch's worker died in this item; whether the item is to be run again.
 
@@ -141,10 +171,12 @@ class Schedule:
         self._again.extend(Batch(batch.first + i, [item]) for i, item in enumerate(batch.items))
 
     def _size(self) -> int:
-        if self._done == 0:
+        each = max(self.seconds_per_item, 1e-9)
+        if each == math.inf:
             return max(1, (self.total or 0) // (_FIRST * self._workers))
-        each = max(self._seconds / self._done, 1e-9)
-        size = min(self._longest * _GROWTH, int(_SECONDS / each))
+        size = int(_SECONDS / each)
+        if self._expected == math.inf:
+            size = min(size, self._longest * _GROWTH)
         if self._bytes > 0:
             size = min(size, _BYTES * self._done // self._bytes)
         if self.total is not None:

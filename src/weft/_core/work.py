@@ -54,10 +54,13 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
+    #: how many items it may run without asking
+    stretch: int
 
 
 class Done(NamedTuple):
-    #: the results; None in the place of an item that failed
+    #: the results; None in the place of an item that failed. Fewer than items if the driver took
+    #: the rest back
     values: bytes
     #: the position of each item that failed, and how
     failures: list[tuple[int, Failure]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import sys
@@ -28,8 +27,19 @@ _READ, _READS = 1 << 16, 16
 class Worker:
     """Its connection, its outputs, and what it knows."""
 
-    def __init__(self, number: int, pid: int, pidfd: int, frames: Frames, echoes: list[Echo]):
+    def __init__(
+        self,
+        number: int,
+        pid: int,
+        *,
+        pidfd: int,
+        permits: int,
+        frames: Frames,
+        echoes: list[Echo],
+    ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
+        #: an eventfd: it takes one for each stretch of a batch but the first
+        self._permits = permits
         self.frames = frames
         self.echoes = echoes
         #: where it answers, where it ends, where it prints
@@ -39,8 +49,8 @@ class Worker:
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
-        #: the functions that it has, with how many seconds an item took, as far as that was seen
-        self._known: OrderedDict[bytes, float] = OrderedDict()
+        #: the digests of the functions that it has
+        self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
@@ -51,14 +61,16 @@ class Worker:
         return self._settings.threads if self._settings is not None else 1
 
     def send_settings(self, settings: Settings) -> None:
-        """Have it see the world as this process does now."""
+        """Have it see the world as this process does now. Raises Closed."""
+        if settings == self._settings:
+            return
+        told = settings
         if self._settings is None:
             environment = dict(os.environ)
             if self.gpu is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = self.gpu
-            self.frames.send(settings._replace(environment=environment))
-        elif settings != self._settings:
-            self.frames.send(settings)
+            told = settings._replace(environment=environment)
+        self.frames.send(told)
         self._settings = settings
 
     def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
@@ -66,18 +78,21 @@ class Worker:
         if digest in self._known:
             self._known.move_to_end(digest)
             return []
-        self._known[digest] = math.inf
+        self._known[digest] = None
         forgotten = [self._known.popitem(last=False)[0]] if len(self._known) > _FUNCTIONS else []
         return [*map(Forget, forgotten), Learn(digest, function.payload)]
 
-    def expected(self, digest: bytes) -> float:
-        """How many seconds an item will take it, if it is like the last ones; inf: who knows."""
-        return self._known.get(digest, math.inf)
+    def permit(self, number: int) -> None:
+        """Let it run so many stretches of its next batch after the first."""
+        os.eventfd_write(self._permits, number)
 
-    def took(self, digest: bytes, seconds: float) -> None:
-        """Note how long an item has taken."""
-        if digest in self._known:
-            self._known[digest] = seconds
+    def revoke(self) -> int:
+        """Take back the permits that it has not used by now; how many they are."""
+        number = 0
+        with contextlib.suppress(BlockingIOError):
+            while os.eventfd_read(self._permits):
+                number += 1
+        return number
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""
@@ -95,8 +110,11 @@ class Worker:
     def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
         their end."""
-        asked = [echo for echo in self.echoes if echo.descriptor in ready]
-        return [echo.descriptor for echo in asked if not echo.read()]
+        return [
+            echo.descriptor
+            for echo in self.echoes
+            if echo.descriptor in ready and not echo.read()
+        ]
 
     def interrupt(self) -> None:
         """End the function that it runs."""
@@ -114,9 +132,8 @@ class Worker:
         self.frames.close()
         for echo in self.echoes:
             echo.close()
-        pidfd, self.pidfd = self.pidfd, -1
-        if pidfd >= 0:
-            os.close(pidfd)
+        for descriptor in self._own_descriptors():
+            os.close(descriptor)
 
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
@@ -126,11 +143,15 @@ class Worker:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
         when Python ends and has taken the modules apart."""
-        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
-        self.pidfd, self.echoes = -1, []
-        for descriptor in left:
-            if descriptor >= 0:
-                close(descriptor)
+        left = [echo.descriptor for echo in self.echoes if echo.descriptor >= 0]
+        self.echoes = []
+        for descriptor in (*left, *self._own_descriptors()):
+            close(descriptor)
+
+    def _own_descriptors(self) -> list[int]:
+        """What is still open: whoever asks for it closes it."""
+        both, self.pidfd, self._permits = (self.pidfd, self._permits), -1, -1
+        return [descriptor for descriptor in both if descriptor >= 0]
 
 
 class Echo:

@@ -153,7 +153,7 @@ class Round:
     def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
         function = self._perform
         self._busy[worker] = rank, packed
-        work = Work(function.digest, rank, packed.payload, None, False)
+        work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
         try:
             worker.frames.send(*worker.messages_to_know(function.digest, function), work)
         except Closed:

@@ -7,13 +7,15 @@
     yield them                               waits
 
 One thread of the driver does all of it: it sends a batch to each idle worker, then sleeps until a
-worker answers, prints or ends. A worker has one batch at a time, so that a long item keeps no
-other item waiting.
+worker answers, prints or ends. A worker has one batch at a time. If that takes too long while
+another is idle, the driver takes back what its worker has not begun: for each stretch of items but
+the first the worker needs a permit, and whoever takes it, worker or driver, has that stretch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,16 +24,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft._core.failures import INTERRUPTED, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
-from weft._core.schedule import Batch, Draw, Schedule
+from weft._core.schedule import OVERDUE, Batch, Draw, Schedule
 from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
 from weft.engines.local.losses import lost
-from weft.engines.local.processes import readable
+from weft.engines.local.processes import BRIEF, readable
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.watching import BRIEF, Wants, Watch
+from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
 from weft.engines.local.workers import Workers
 from weft.errors import InvalidType, SegmentGone, Stalled
@@ -93,6 +95,10 @@ class _Task(NamedTuple):
 
     batch: Batch
     packed: Packed
+    #: when it was given out
+    since: float
+    #: how many stretches may not have been begun yet
+    permits: int
 
 
 class _Run:
@@ -109,7 +115,10 @@ class _Run:
         #: of items that may be slow to come, where somebody may cancel the job meanwhile
         self._feed: Feed | None = None
         feed = self._draw_in_background if job.cancelled is not None else None
-        self._schedule = Schedule(job.items, len(lent), retries=job.retries, feed=feed)
+        expected = workers.expected(job.function.digest)
+        self._schedule = Schedule(
+            job.items, len(lent), retries=job.retries, expected=expected, feed=feed
+        )
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
         #: whether all that was given out is soon done
@@ -152,6 +161,8 @@ class _Run:
             rested = [*self._idle, *self._served]
             for worker, events in self._watch.wait(0).items():
                 self._watch.echo(worker, events)
+            if self._schedule.seconds_per_item < math.inf:
+                self._workers.took(self._job.function.digest, self._schedule.seconds_per_item)
             self._workers.give_back(rested, self._watch)
 
     def _interrupt(self) -> None:
@@ -186,7 +197,8 @@ class _Run:
                 else:
                     failed.append(self._unsent(batch, error))
                 continue
-            self._give(self._idle.pop(), _Task(batch, packed))
+            permits = (len(batch.items) - 1) // batch.stretch
+            self._give(self._idle.pop(), _Task(batch, packed, time.monotonic(), permits))
         return failed
 
     def _next(self) -> Batch | None:
@@ -198,10 +210,15 @@ class _Run:
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
         digest = job.function.digest
-        work = Work(digest, task.batch.first, task.packed.payload, job.seed, job.keep_going)
+        batch = task.batch
+        work = Work(
+            digest, batch.first, task.packed.payload, job.seed, job.keep_going, batch.stretch
+        )
         self._busy[worker] = task
-        if worker.expected(digest) * len(task.batch.items) > BRIEF:
+        if self._schedule.seconds_per_item * len(batch.items) > BRIEF:
             self._brief = False
+        if task.permits:
+            worker.permit(task.permits)
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.frames.send(*worker.messages_to_know(digest, job.function), work)
         if worker.frames.unsent:
@@ -216,9 +233,34 @@ class _Run:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
             self._look()
-            wants = self._watch.wait(self._limits.pause, awake=self._brief)
-            if wants or self._watch.rang:
+            wants = self._watch.wait(self._pause(), awake=self._brief)
+            if wants or self._watch.rang or self._take_back():
                 return wants
+
+    def _pause(self) -> float:
+        """Seconds until the next look: at the limits, or at what may be overdue."""
+        pause = self._limits.pause
+        if self._idle and any(task.permits for task in self._busy.values()):
+            return min(pause, OVERDUE)
+        return pause
+
+    def _take_back(self) -> bool:
+        """Where a batch takes too long and a worker is idle, have that run what is not begun."""
+        if not self._idle:
+            return False
+        before = time.monotonic() - OVERDUE
+        for worker, task in self._busy.items():
+            if task.permits and task.since <= before:
+                left = worker.revoke()
+                begun = 1 + task.permits - left
+                batch = task.batch
+                if left:
+                    begun *= batch.stretch
+                    batch = self._schedule.take_back(batch, begun, len(self._idle))
+                self._busy[worker] = task._replace(batch=batch, permits=0)
+                if left:
+                    return True
+        return False
 
     def _look(self) -> None:
         self._limits.look(self._where)
@@ -249,7 +291,7 @@ class _Run:
     def _take(
         self, worker: Worker, message: Done | Unreadable | Stopped
     ) -> Generator[Finished, None, None]:
-        batch, packed = self._busy[worker]
+        batch, packed, *_ = self._busy[worker]
         if isinstance(message, Stopped):
             message = Unreadable(INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
@@ -266,21 +308,32 @@ class _Run:
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
-        self._free(worker)
+        complete = len(values) == len(batch.items)
+        self._free(worker, complete)
         errors = {
             batch.first + position: restore(failure, str(worker), batch.first + position)
             for position, failure in message.failures
         }
+        if not complete and (not errors or self._job.keep_going):
+            # its function has closed what it takes its permits from
+            batch = self._schedule.take_back(batch, len(values), len(self._idle))
         self._schedule.done(batch, message.seconds, packed.shared + message.shared)
-        worker.took(self._job.function.digest, message.seconds / len(batch.items))
-        yield self._finished(worker, batch, values, errors)._replace(
-            seconds=message.seconds,
-            sent=len(packed.payload) + packed.shared,
-            received=len(message.values) + message.shared,
+        yield Finished(
+            batch.first,
+            values,
+            errors,
+            worker.number,
+            worker.pid,
+            message.seconds,
+            len(packed.payload) + packed.shared,
+            len(message.values) + message.shared,
         )
 
-    def _free(self, worker: Worker) -> None:
-        """Its answer is here, and whole."""
+    def _free(self, worker: Worker, complete: bool = False) -> None:
+        """Its answer is here, and whole; `complete`: with all results, for which it has used all
+        its permits."""
+        if not complete:
+            worker.revoke()
         (self._served if self._job.one_each else self._idle).append(worker)
         self._busy.pop(worker).packed.release()
 
@@ -388,7 +441,7 @@ class _Run:
         """Who has what."""
         found = [
             f"  {worker} has items {batch.first} to {batch.first + len(batch.items) - 1}"
-            for worker, (batch, _) in self._busy.items()
+            for worker, (batch, *_) in self._busy.items()
         ]
         waits = bool(self._idle) and self._schedule.total is None
         if waits:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections.abc import Iterable
 
+from weft.engines.local.processes import look_again_and_again
 from weft.engines.local.remote_worker import Worker
 
 Wants = dict[Worker, set[int]]
-
-#: seconds in which an answer comes sooner to who looks again and again: to be put to sleep and
-#: woken takes as long
-BRIEF = 0.0002
 
 
 class Watch:
@@ -67,7 +63,7 @@ class Watch:
         fall asleep at once if it is to be `awake`: an answer may be here any moment."""
         found: Wants = {}
         self.rang = False
-        ready = self._look_again_and_again() if awake else []
+        ready = look_again_and_again(self._poll) if awake else []
         for descriptor, _ in ready or self._poll.poll(seconds * 1000):
             if descriptor == self._bell:
                 self.rang = True
@@ -75,12 +71,6 @@ class Watch:
                 continue
             found.setdefault(self._owners[descriptor], set()).add(descriptor)
         return found
-
-    def _look_again_and_again(self) -> list[tuple[int, int]]:
-        until = time.perf_counter() + BRIEF
-        while not (ready := self._poll.poll(0)) and time.perf_counter() < until:
-            os.sched_yield()  # the one that is to answer may be waiting for this core
-        return ready
 
     def ended(self) -> list[Worker]:
         """The workers that have ended by now."""

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
+from weft.engines.local.processes import BRIEF, look_again_and_again
 from weft.engines.local.wire import Packed, load, pack
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
@@ -45,8 +47,9 @@ _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
 
 
-def serve(connection: socket.socket, number: int, item: memoryview) -> None:
-    """Do what the driver says until it hangs up. `item` is where to note what is being run."""
+def serve(connection: socket.socket, number: int, item: memoryview, permits: int) -> None:
+    """Do what the driver says until it hangs up. `item` is where to note what is being run,
+    `permits` an eventfd from which to take a permit for each further stretch of a batch."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -57,20 +60,33 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 
     logging.getLogger().addHandler(Forwarder(send))
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
 
     def note(index: int) -> None:
         if _forked:
             os._exit(0)  # a child of the last item that has returned from its function
         item[0] = index
 
+    def may_go_on() -> bool:
+        try:
+            os.eventfd_read(permits)
+        except OSError:  # there is none left, or a function has closed it
+            return False
+        return True
+
     try:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                send(_reply(message, functions[message.digest], note))
+                answer = _reply(message, functions[message.digest], note, may_go_on)
+                send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
+                if isinstance(answer, Done) and answer.seconds < BRIEF:
+                    look_again_and_again(poll)  # after a short call there often comes another
+                del answer
             elif isinstance(message, Learn):
                 functions[message.digest] = _learn(message)
                 if faults.armed:
@@ -154,7 +170,10 @@ def _learn(message: Learn) -> Callable[[Any], Any] | Failure:
 
 
 def _reply(
-    work: Work, function: Callable[[Any], Any] | Failure, note: Callable[[int], None]
+    work: Work,
+    function: Callable[[Any], Any] | Failure,
+    note: Callable[[int], None],
+    may_go_on: Callable[[], bool],
 ) -> Done | Unreadable | Stopped:
     """Run the items."""
     global _interruptible
@@ -176,6 +195,8 @@ def _reply(
             seed=work.seed,
             keep_going=work.keep_going,
             note=note,
+            stretch=work.stretch,
+            may_go_on=may_go_on,
         )
         _interruptible = False
     except KeyboardInterrupt:

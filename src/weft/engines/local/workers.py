@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -29,6 +30,8 @@ from weft.errors import LaunchError
 _START = 60.0
 #: seconds for the fork server to say how a worker ended
 _LAST_WORDS = 2.0
+#: functions of which it is known how long they take
+_PACES = 256
 
 
 #: raises when there is no use in waiting any longer
@@ -48,6 +51,8 @@ class Workers:
         self._ends: dict[int, Ended] = {}
         #: of the workers that were given back last
         self._watch: Watch | None = None
+        #: by digest of the function: how many seconds an item took in the last job
+        self._paces: dict[bytes, float] = {}
 
     def lend(
         self, wanted: Sequence[str | None], threads: int, look: Look = lambda: None
@@ -87,6 +92,16 @@ class Workers:
         for worker in workers:
             with contextlib.suppress(Closed):  # who sends it work finds out
                 worker.send_settings(settings)
+
+    def expected(self, digest: bytes) -> float:
+        """How many seconds an item of a function takes, if it is as before; inf: who knows."""
+        return self._paces.get(digest, math.inf)
+
+    def took(self, digest: bytes, seconds: float) -> None:
+        """Note how many seconds an item has taken."""
+        if len(self._paces) >= _PACES and digest not in self._paces:
+            self._paces.clear()
+        self._paces[digest] = seconds
 
     def forget(self, digest: bytes) -> None:
         """Have the idle workers drop a function."""
@@ -177,15 +192,24 @@ class Workers:
                 ours.callback(connection.close)
                 theirs.callback(remote.close)
                 out, err = _pipe(ours, theirs), _pipe(ours, theirs)
+                permits = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+                ours.callback(os.close, permits)
             except OSError as error:
                 raise translated(error) from error
-            server.send(Start(number), [remote.fileno(), out[1], err[1]])
+            server.send(Start(number), [remote.fileno(), out[1], err[1], permits])
             pid, pidfd = self._await_start(server, number, look)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
             echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
             ours.pop_all()  # they are the worker's now
-            worker = Worker(number, pid, pidfd, Frames(connection), echoes)
+            worker = Worker(
+                number,
+                pid,
+                pidfd=pidfd,
+                permits=permits,
+                frames=Frames(connection),
+                echoes=echoes,
+            )
             worker.gpu, worker.server = gpu, server
             return worker
 
