@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft._api.team import Team, default_team
@@ -118,8 +119,9 @@ class Function:
         **keywords: Any,
     ) -> Any:
         self.send()
+        split = self._split_of(arguments, keywords)
         length = common_length(
-            self._split_values(arguments, keywords),
+            {self._name_of(key): value for key, value in split.items()},
             otherwise="; what goes to every rank as it is belongs in whole=[...]",
         )
         rows = choose(batch, length)
@@ -129,7 +131,7 @@ class Function:
         modes = self.collect
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
-        call = _Call(arguments, keywords, slices, wanted)
+        call = _Call(arguments, keywords, split.keys(), slices, wanted)
         joined = self._on_team(call, rows, modes)
         if self._check and count(rows):
             self._compare(call, rows, modes)
@@ -150,7 +152,8 @@ class Function:
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         arguments: list[tuple[Any, ...] | None] = []
-        parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
+        size = self.team.size
+        parts = [part(rows, size, rank) for rank in range(size)]
         several = sum(count(own) > 0 for own in parts[1:]) > 1
         sent = self._for_several(call) if several else call
         for rank, own in enumerate(parts):
@@ -165,16 +168,18 @@ class Function:
         keys = {key, name}
         return not keys & self._whole and (self._split is None or bool(keys & self._split))
 
-    def _split_values(
+    def _name_of(self, key: int | str) -> str:
+        if isinstance(key, str):
+            return key
+        return self._names[key] if key < len(self._names) else f"argument {key}"
+
+    def _split_of(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The arguments that are split, by name."""
-        found = {}
-        for position, value in enumerate(arguments):
-            if self._is_split(position):
-                known = position < len(self._names)
-                found[self._names[position] if known else f"argument {position}"] = value
-        found.update({name: value for name, value in keywords.items() if self._is_split(name)})
+    ) -> dict[int | str, Any]:
+        """The arguments that are split, by position or name."""
+        given: Iterable[tuple[int | str, Any]]
+        given = itertools.chain(enumerate(arguments), keywords.items())
+        found = {key: value for key, value in given if self._is_split(key)}
         if not found:
             raise InvalidValue(
                 f"{self.name!r} was called without an argument to split; give it one, or call "
@@ -187,11 +192,11 @@ class Function:
         for_several = self.team.engine.for_several
         return call._replace(
             arguments=[
-                value if self._is_split(position) else for_several(value, f"argument {position}")
+                value if position in call.split else for_several(value, f"argument {position}")
                 for position, value in enumerate(call.arguments)
             ],
             keywords={
-                name: value if self._is_split(name) else for_several(value, name)
+                name: value if name in call.split else for_several(value, name)
                 for name, value in call.keywords.items()
             },
         )
@@ -200,7 +205,7 @@ class Function:
         """What a rank gets of a call."""
 
         def given(key: int | str, value: Any) -> Any:
-            if not self._is_split(key):
+            if key not in call.split:
                 return value
             return portion(value, rows, is_seen=here or self.team.engine.sees(value))
 
@@ -232,6 +237,8 @@ class _Call(NamedTuple):
 
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
+    #: which of them are split, by position or name
+    split: Collection[int | str]
     slices: int
     wanted: tuple[Any, ...] | None
 

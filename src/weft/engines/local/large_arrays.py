@@ -30,6 +30,9 @@ class Placed(SharedArray):
     """What was put into shared memory for workers: they get it as a plain array, where it lies."""
 
 
+#: dtypes that are all said with one letter
+_NUMBERS = frozenset(np.typecodes["All"]) - frozenset("SUVOMm")
+
 #: exactly these classes; others are pickled as they want to be
 KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, Placed)
 
@@ -40,6 +43,16 @@ def is_large(array: Array) -> bool:
         return False
     lies_there = isinstance(array, SharedArray) and buffer_of(array) is not None
     return lies_there or array.nbytes >= LARGE
+
+
+def reduce_small(array: Array) -> Any:
+    """What to pickle in the place of an array that is not: most are pickled in half the time that
+    they would take by themselves."""
+    flags = array.flags
+    simple = type(array) is np.ndarray and array.dtype.isnative and array.dtype.char in _NUMBERS
+    if simple and flags.c_contiguous and flags.writeable:
+        return _small, (array.tobytes(), array.dtype.char, array.shape)
+    return array.__reduce_ex__(5)
 
 
 def reduce(array: Any, shared: SharedArray, *, pin: bool) -> tuple[Any, tuple[Any, ...]]:
@@ -109,6 +122,10 @@ def reduce_tensor(tensor: Any) -> Any:
         return _tensor, (tensor.numpy(),)
     except (TypeError, RuntimeError):  # bfloat16 and other types that NumPy has not
         return tensor.__reduce_ex__(5)
+
+
+def _small(data: bytes, numbers: str, shape: tuple[int, ...]) -> Any:
+    return np.ndarray(shape, numbers, data).copy()
 
 
 def _plain(reference: Reference, *arguments: Any) -> Any:

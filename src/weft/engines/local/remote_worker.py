@@ -111,9 +111,7 @@ class Worker:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
         their end."""
         return [
-            echo.descriptor
-            for echo in self.echoes
-            if echo.descriptor in ready and not echo.read()
+            echo.descriptor for echo in self.echoes if echo.descriptor in ready and not echo.read()
         ]
 
     def interrupt(self) -> None:

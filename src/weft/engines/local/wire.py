@@ -114,7 +114,7 @@ class Packed:
         from weft.engines.local import large_arrays
 
         if not large_arrays.is_large(array):
-            return array.__reduce_ex__(_PROTOCOL)
+            return large_arrays.reduce_small(array)
         if id(array) not in self._reduced:
             shared = large_arrays.in_shared_memory(array)
             reduced = large_arrays.reduce(array, shared, pin=self._pinned)
