@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.schedule import Batch, Schedule
+from weft._core.schedule import Batch, Pace, Schedule
 
 #: what sending a batch costs, as measured on one machine
 OVERHEAD = 0.0001
@@ -145,6 +145,53 @@ def test_a_batch_can_be_taken_apart() -> None:
     schedule = Schedule([], 1)
     schedule.one_by_one(Batch(3, ["a", "b"]))
     assert [schedule.next(), schedule.next()] == [Batch(3, ["a"]), Batch(4, ["b"])]
+
+
+def test_what_is_known_to_be_short_goes_together() -> None:
+    """A few trivial items of a function that was seen before are one batch; of one that took long,
+    or of whose items nothing is known, each is one."""
+    for pace, sizes in (
+        (Pace(1e-6), [4]),
+        (Pace(0.1), [1, 1, 1, 1]),
+        (Pace(), [1, 1, 1, 1]),
+        (Pace(1e-6, size=2 << 20), [2, 2]),  # their arrays are not copied for one worker alone
+    ):
+        schedule = Schedule(range(4), 2, expected=pace)
+        batches = list(iter(schedule.next, None))
+        assert [len(batch.items) for batch in batches] == sizes
+    schedule.done(batches[0], 0.25, 1000)
+    assert schedule.pace == Pace(0.125, 500)
+
+
+@given(
+    st.lists(st.integers(), min_size=1, max_size=200),
+    st.integers(0, 50),
+    st.integers(0, 200),
+    st.integers(0, 5),
+)
+def test_what_is_taken_back_is_given_out_again_once(
+    items: list[int], first: int, begun: int, idle: int
+) -> None:
+    """The batch keeps what was begun; the rest goes out under the same indices, as evenly as can
+    be to who is idle."""
+    begun = min(begun, len(items))
+    schedule = Schedule([], 2)
+    kept = schedule.take_back(Batch(first, items), begun, idle)
+    again = list(iter(schedule.next, None))
+    assert kept == Batch(first, items[:begun])
+    run = [pair for one in (kept, *again) for pair in enumerate(one.items, one.first)]
+    assert run == list(enumerate(items, first))
+    assert sum(len(one.items) for one in again) == len(items) - begun
+    assert len(again) <= max(1, idle)
+    lengths = [len(one.items) for one in again]
+    assert max(lengths, default=0) <= -(-(len(items) - begun) // max(1, idle))
+
+
+@given(st.integers(1, 5000))
+def test_a_batch_has_a_few_dozen_stretches(length: int) -> None:
+    """Short ones are taken back item by item; asking costs little beside the items of long ones."""
+    stretch = Batch(0, [None] * length).stretch
+    assert stretch == 1 or length / stretch < 2 * 64
 
 
 @pytest.mark.parametrize("known", [True, False])

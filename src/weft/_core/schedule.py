@@ -50,6 +50,18 @@ class Batch(NamedTuple):
         return max(1, len(self.items) // _STRETCHES)
 
 
+class Pace(NamedTuple):
+    """What an item of a function takes, on the average."""
+
+    #: inf: nobody knows
+    seconds: float = math.inf
+    #: bytes of arrays
+    size: float = 0.0
+
+
+UNKNOWN = Pace()
+
+
 class Schedule:
     """The items of one job, on their way to the workers."""
 
@@ -59,12 +71,12 @@ class Schedule:
         workers: int,
         *,
         retries: int = 0,
-        expected: float = math.inf,
+        expected: Pace = UNKNOWN,
         clock: Callable[[], float] = time.perf_counter,
         feed: Callable[[Iterator[Any]], Draw] | None = None,
     ) -> None:
-        """`expected` is how many seconds an item will take, as far as that is known. `feed` makes
-        of items that may be slow to come what draws them without waiting."""
+        """`expected` is what is known of the function from earlier jobs. `feed` makes of items that
+        may be slow to come what draws them without waiting."""
         #: how many items there are in all; None while nobody knows
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
@@ -128,9 +140,10 @@ class Schedule:
         self._bytes += size
 
     @property
-    def seconds_per_item(self) -> float:
-        """What an item took on the average; as long as none has ended, what was expected."""
-        return self._seconds / self._done if self._done else self._expected
+    def pace(self) -> Pace:
+        """What items took; as long as none has ended, what was expected."""
+        done = self._done
+        return Pace(self._seconds / done, self._bytes / done) if done else self._expected
 
     def take_back(self, batch: Batch, begun: int, idle: int) -> Batch:
         """Only so many items of a batch were or will be begun: have the others run by those that
@@ -171,14 +184,15 @@ class Schedule:
         self._again.extend(Batch(batch.first + i, [item]) for i, item in enumerate(batch.items))
 
     def _size(self) -> int:
-        each = max(self.seconds_per_item, 1e-9)
-        if each == math.inf:
+        seconds, length = self.pace
+        if seconds == math.inf:
             return max(1, (self.total or 0) // (_FIRST * self._workers))
+        each = max(seconds, 1e-9)
         size = int(_SECONDS / each)
-        if self._expected == math.inf:
+        if self._expected.seconds == math.inf:
             size = min(size, self._longest * _GROWTH)
-        if self._bytes > 0:
-            size = min(size, _BYTES * self._done // self._bytes)
+        if length > 0:
+            size = min(size, int(_BYTES / length))
         if self.total is not None:
             share = -(-(self.total - self._taken) // (2 * self._workers))
             size = min(size, max(share, int(_FEWEST_SECONDS / each)))

@@ -34,7 +34,7 @@ MESSAGES: list[Message] = [
     Settings("/", [], 1, 30, {"A": "b"}),
     Learn(b"digest", b"function"),
     Forget(b"digest"),
-    Work(b"digest", 7, b"items", None, True),
+    Work(b"digest", 7, b"items", None, True, 1),
     Done(b"values", [(1, FAILURE)], 0.5, 100),
     Unreadable(FAILURE, True),
     Stopped(),
@@ -77,7 +77,7 @@ def test_what_is_too_much_at_once_is_sent_bit_by_bit(
 ) -> None:
     """A driver does not wait for a worker: it keeps the rest, and sends when there is room."""
     driver, worker, _ = ends
-    large = Work(b"digest", 0, b"x" * 5_000_000, None, False)
+    large = Work(b"digest", 0, b"x" * 5_000_000, None, False, 1)
     driver.send(large)
     assert driver.unsent
     driver.send(Stopped())
@@ -123,7 +123,7 @@ def test_the_end_of_the_other_side_is_closed(
     with pytest.raises(Closed, match="the other end closed the connection"):
         driver.receive()
     with pytest.raises(Closed):
-        driver.send(Work(b"digest", 0, b"x" * 1_000_000, None, False))
+        driver.send(Work(b"digest", 0, b"x" * 1_000_000, None, False, 1))
     assert driver.broken
 
 

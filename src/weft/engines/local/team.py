@@ -15,7 +15,6 @@ the first the worker needs a permit, and whoever takes it, worker or driver, has
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -161,8 +160,7 @@ class _Run:
             rested = [*self._idle, *self._served]
             for worker, events in self._watch.wait(0).items():
                 self._watch.echo(worker, events)
-            if self._schedule.seconds_per_item < math.inf:
-                self._workers.took(self._job.function.digest, self._schedule.seconds_per_item)
+            self._workers.took(self._job.function.digest, self._schedule.pace)
             self._workers.give_back(rested, self._watch)
 
     def _interrupt(self) -> None:
@@ -215,7 +213,7 @@ class _Run:
             digest, batch.first, task.packed.payload, job.seed, job.keep_going, batch.stretch
         )
         self._busy[worker] = task
-        if self._schedule.seconds_per_item * len(batch.items) > BRIEF:
+        if self._schedule.pace.seconds * len(batch.items) > BRIEF:
             self._brief = False
         if task.permits:
             worker.permit(task.permits)

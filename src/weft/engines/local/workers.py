@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from weft._core.messages import Ended, Start, Started
+from weft._core.schedule import UNKNOWN, Pace
 from weft._core.work import Settings
 from weft.engines.local import interpreter
 from weft.engines.local.channel import Channel, Closed
@@ -51,8 +51,8 @@ class Workers:
         self._ends: dict[int, Ended] = {}
         #: of the workers that were given back last
         self._watch: Watch | None = None
-        #: by digest of the function: how many seconds an item took in the last job
-        self._paces: dict[bytes, float] = {}
+        #: by digest of the function: what items took in the last job
+        self._paces: dict[bytes, Pace] = {}
 
     def lend(
         self, wanted: Sequence[str | None], threads: int, look: Look = lambda: None
@@ -93,15 +93,15 @@ class Workers:
             with contextlib.suppress(Closed):  # who sends it work finds out
                 worker.send_settings(settings)
 
-    def expected(self, digest: bytes) -> float:
-        """How many seconds an item of a function takes, if it is as before; inf: who knows."""
-        return self._paces.get(digest, math.inf)
+    def expected(self, digest: bytes) -> Pace:
+        """What an item of a function takes, if it is as before."""
+        return self._paces.get(digest, UNKNOWN)
 
-    def took(self, digest: bytes, seconds: float) -> None:
-        """Note how many seconds an item has taken."""
+    def took(self, digest: bytes, pace: Pace) -> None:
+        """Note what items of a function have taken."""
         if len(self._paces) >= _PACES and digest not in self._paces:
             self._paces.clear()
-        self._paces[digest] = seconds
+        self._paces[digest] = pace
 
     def forget(self, digest: bytes) -> None:
         """Have the idle workers drop a function."""
