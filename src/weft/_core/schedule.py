@@ -90,7 +90,8 @@ class Schedule:
         self._clock = clock
         self._workers = workers
         self._retries = retries
-        self._expected = expected
+        # items that may be slow to come are not waited for before the first is run
+        self._expected = expected if self.at_hand else UNKNOWN
         self._taken = 0
         self._again: deque[Batch] = deque()
         self._losses: dict[int, int] = {}

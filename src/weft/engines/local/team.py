@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft._core.failures import INTERRUPTED, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
-from weft._core.schedule import OVERDUE, Batch, Draw, Schedule
+from weft._core.schedule import OVERDUE, UNKNOWN, Batch, Draw, Schedule
 from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.interrupts import by_signal_handler
@@ -114,7 +114,7 @@ class _Run:
         #: of items that may be slow to come, where somebody may cancel the job meanwhile
         self._feed: Feed | None = None
         feed = self._draw_in_background if job.cancelled is not None else None
-        expected = workers.expected(job.function.digest)
+        expected = UNKNOWN if job.one_each else workers.expected(job.function.digest)
         self._schedule = Schedule(
             job.items, len(lent), retries=job.retries, expected=expected, feed=feed
         )

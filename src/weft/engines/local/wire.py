@@ -77,6 +77,10 @@ class Packed:
         self._held.clear()
         self._reduced.clear()
 
+    def forget_arrays(self) -> None:
+        """Copy anew the arrays that come again."""
+        self._reduced.clear()
+
     def dump(self, value: Any) -> None:
         """Pickle a value by pickle's own pickler."""
         file = io.BytesIO()
@@ -162,6 +166,8 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
     if _PLAIN.issuperset(map(type, values)):
         packed.payload = pickle.dumps(items, _PROTOCOL)
         return packed
+    if len(set(map(id, items))) < len(items):
+        return _pack_apart(packed, items, first, name)
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
@@ -182,6 +188,31 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
                 raise unpicklable(item, f"{name}[{index}]", error) from error
         raise
     return packed
+
+
+def _pack_apart(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
+    """Items that are the same object, each by itself: a function may change what it gets, and must
+    not see what it did to another."""
+    parts = []
+    for index, item in enumerate(items, first):
+        parts.append(_pack(packed, [item], index, name).payload)
+        packed.forget_arrays()
+    packed.payload = pickle.dumps(_Apart(parts), _PROTOCOL)
+    return packed
+
+
+class _Apart:
+    """What was packed in parts; unpickled, it is a list of what is in them."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_apart, (self._parts,)
+
+
+def _load_apart(parts: list[bytes]) -> list[Any]:
+    return [_load_one(part) for part in parts]
 
 
 #: functions that are nothing but their code, as they were packed

@@ -1,0 +1,143 @@
+"""What is stuck behind an item that proves long is taken back, and run by workers that are idle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from tests.support import marked_processes
+
+LONG = 0.3
+
+
+def sleep(seconds: float) -> float:
+    import time
+
+    if seconds:
+        time.sleep(seconds)
+    return seconds
+
+
+def timed(items: list[float], **options: Any) -> float:
+    began = time.perf_counter()
+    assert weft.map(sleep, items, **options) == items
+    return time.perf_counter() - began
+
+
+def test_items_that_were_always_short_and_now_are_not() -> None:
+    """Two trivial items go to one worker; the next two, which take long, soon run side by side."""
+    for _ in range(3):
+        timed([0, 0], n=2)
+    assert timed([LONG, LONG], n=2) < 1.6 * LONG
+
+
+@pytest.mark.parametrize("short", [20, 1000])
+def test_long_items_after_many_short_ones(short: int) -> None:
+    """Where batches have grown the long ones come together: half of them go to the other worker."""
+    timed([0] * 100, n=2)
+    assert timed([0.0] * short + [LONG / 2] * 8, n=2) < 1.5 * (4 * LONG / 2)
+
+
+def test_many_idle_workers_share_what_was_stuck() -> None:
+    """Four workers run eight long items, all sent to one, in about twice the time of one."""
+    timed([0] * 100, n=4)
+    assert timed([LONG] * 8, n=4) < 3 * LONG
+
+
+def write_and_sleep(item: tuple[Path, float]) -> str:
+    import time
+
+    path, seconds = item
+    with path.open("a") as file:
+        file.write("x")
+    time.sleep(seconds)
+    return path.name
+
+
+def test_every_item_is_begun_once(tmp_path: Path) -> None:
+    """Whoever takes the permit has the items: worker and driver never both."""
+    paths = [tmp_path / str(index) for index in range(300)]
+    for _ in range(5):
+        weft.map(write_and_sleep, [(tmp_path / "before", 0.0)] * 50, n=3)
+        items = [(path, 0.004 * (index % 4 == 3)) for index, path in enumerate(paths)]
+        assert weft.map(write_and_sleep, items, n=3) == [path.name for path in paths]
+        assert [path.stat().st_size for path in paths] == [1] * 300
+        for path in paths:
+            path.unlink()
+
+
+def die_once(folder: Path, item: tuple[int, float]) -> int:
+    import time
+
+    index, seconds = item
+    time.sleep(seconds)
+    marker = folder / "died"
+    if index == 0 and seconds and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return index
+
+
+def test_a_worker_dies_in_the_item_that_the_others_were_stuck_behind(tmp_path: Path) -> None:
+    """They have been taken back by then; the item itself is run again, or named as lost."""
+    function = partial(die_once, tmp_path)
+    weft.map(function, [(1, 0.0)] * 50, n=2)
+    items = [(index, 0.1) for index in range(6)]
+    assert weft.map(function, items, n=2, retries=1) == list(range(6))
+    (tmp_path / "died").unlink()
+    weft.map(function, [(1, 0.0)] * 50, n=2)
+    with pytest.raises(weft.WorkerLost) as caught:
+        weft.map(function, items, n=2)
+    assert caught.value.item == 0
+
+
+def close_eventfds(index: int) -> int:
+    import os
+
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            kind = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if "eventfd" in kind:
+            os.close(int(name))
+    return index
+
+
+def test_a_function_that_closes_what_it_finds_open() -> None:
+    """A worker that can take no more permits does less at a time, and all of it."""
+    assert weft.map(close_eventfds, range(100), n=2) == list(range(100))
+    assert weft.map(close_eventfds, range(100), n=2) == list(range(100))
+
+
+def fail_at_three(index: int) -> int:
+    if index == 3:
+        raise ValueError(index)
+    return index
+
+
+def test_a_failure_leaves_no_permits_behind() -> None:
+    """What an unfinished batch did not use does not let a later one run what was taken back."""
+    for _ in range(3):
+        with pytest.raises(ValueError, match="3"):
+            weft.map(fail_at_three, range(60), n=2)
+        assert timed([LONG, LONG], n=2) < 1.6 * LONG
+        timed([0, 0], n=2)
+
+
+def test_an_interrupted_map_leaves_no_permits_behind() -> None:
+    """Nor does one whose workers were stopped in the middle."""
+    timed([0] * 100, n=2)
+    with pytest.raises(weft.Stalled):
+        weft.map(sleep, [10.0] * 20, n=2, timeout=0.2)
+    timed([0] * 100, n=2)
+    assert timed([LONG, LONG], n=2) < 1.6 * LONG
+    weft.shutdown()
+    assert not marked_processes()
