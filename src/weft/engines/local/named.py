@@ -22,6 +22,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError, connection
 from pathlib import Path
@@ -30,14 +31,17 @@ from weft._core.messages import Close, Pool
 from weft._version import __version__
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.fork_server import Server, preload
-from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused
+from weft.engines.local.processes import readable
+from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused, Stalled
 from weft.resources import THREAD_VARIABLES
 
 DEFAULT = "weft"
 #: holds the key itself, in place of the user's key file
 KEY_VARIABLE = "WEFT_KEY"
-#: seconds for the other end to prove that it has the key
-_PATIENCE = 5
+#: seconds for the other end to prove that it has the key, and for a server to open and to end
+_PATIENCE, _START, _END = 5, 60.0, 10.0
+#: drivers that may wait to be let in
+_WAITING = 64
 _TIMEVAL = struct.Struct("ll")
 _CREDENTIALS = struct.Struct("3i")
 
@@ -67,7 +71,7 @@ class _Door:
         self._size = size
         self.server: Server | None = None
         try:
-            self._listener = connection.Listener(_address(name), "AF_UNIX")
+            self._listener = connection.Listener(_address(name), "AF_UNIX", backlog=_WAITING)
         except OSError as error:
             raise LaunchError(
                 f"the pipe {name!r} is served already ({error.strerror}); use it, or end it with\n"
@@ -139,7 +143,7 @@ def open_pipe(name: str, size: int) -> None:
         "from weft.engines.local.named import serve; "
         "serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"
     )
-    subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", program, name, str(size), str(write), *sys.path],
         # with more threads than one it could not fork
         env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
@@ -149,6 +153,10 @@ def open_pipe(name: str, size: int) -> None:
     )
     os.close(write)
     with open(read) as answer:
+        if not readable(read, _START):
+            process.kill()
+            process.wait()
+            raise LaunchError(f"the pipe {name!r} was not open after {_START:.0f} s; try again")
         said = answer.read()
     if said != "open":
         raise LaunchError(said or f"the pipe {name!r} could not be served; see what was printed")
@@ -159,22 +167,17 @@ def open_pipe(name: str, size: int) -> None:
 
 def connect(name: str) -> tuple[Channel, Pool]:
     """Reach a fork server behind a pipe. Raises NoSuchPipe, Refused."""
-    try:
-        caller = connection.Client(_address(name), "AF_UNIX")
-    except OSError:
-        served = ", ".join(names()) or "none"
-        raise NoSuchPipe(
-            f"nobody serves the pipe {name!r} for this user (served: {served}); start it with\n"
-            f"    weft open --pipe {name}"
-        ) from None
-    with caller, socket.socket(fileno=os.dup(caller.fileno())) as raw:
+    with socket.socket(socket.AF_UNIX) as raw:
         _hurry(raw)
         try:
-            connection.answer_challenge(caller, read_key())
-            connection.deliver_challenge(caller, read_key())
-            _, descriptors, _, _ = socket.recv_fds(raw, 1, 1)
-            channel = Channel(socket.socket(fileno=descriptors[0]))
-            pool, _ = channel.receive(Pool)
+            raw.connect(_address(name))
+            channel, pool = _let_in(raw)
+        except (ConnectionRefusedError, FileNotFoundError):
+            served = ", ".join(names()) or "none"
+            raise NoSuchPipe(
+                f"nobody serves the pipe {name!r} for this user (served: {served}); start it with\n"
+                f"    weft open --pipe {name}"
+            ) from None
         except (AuthenticationError, OSError, EOFError, IndexError, Closed):
             raise Refused(
                 f"the pipe {name!r} did not let this process in: it was opened with another key "
@@ -190,13 +193,30 @@ def connect(name: str) -> tuple[Channel, Pool]:
     return channel, pool
 
 
+def _let_in(raw: socket.socket) -> tuple[Channel, Pool]:
+    """The mirror of `_Door.accept`."""
+    with connection.Connection(os.dup(raw.fileno())) as caller:
+        connection.answer_challenge(caller, read_key())
+        connection.deliver_challenge(caller, read_key())
+    _, descriptors, _, _ = socket.recv_fds(raw, 1, 1)
+    channel = Channel(socket.socket(fileno=descriptors[0]))
+    if not channel.wait(time.monotonic() + _PATIENCE):
+        channel.close()
+        raise Closed("it has stopped")
+    return channel, channel.receive(Pool)[0]
+
+
 def close_pipe(name: str) -> None:
-    """End a pipe's server and all its workers. Raises NoSuchPipe, Refused."""
-    channel, _ = connect(name)
-    channel.send(Close())
-    with contextlib.suppress(Closed):
-        channel.receive(Pool)  # waits for its end
-    channel.close()
+    """End a pipe's server and all its workers. Raises NoSuchPipe, Refused, Stalled."""
+    channel, pool = connect(name)
+    with contextlib.closing(channel), contextlib.suppress(Closed):
+        channel.send(Close())
+        if not channel.wait(time.monotonic() + _END):
+            raise Stalled(
+                f"the pipe {name!r} was told to close {_END:.0f} s ago and has not; process "
+                f"{pool.pid}, which serves it, may have been stopped"
+            )
+        channel.receive(Pool)  # its end
 
 
 def names() -> list[str]:
