@@ -17,7 +17,7 @@ from weft._core.worker import carry_out
 def run(function: Any, items: list[Any], **options: Any) -> Any:
     noted: list[int] = []
     options = {"first": 0, "seed": None, "keep_going": False, **options}
-    options = {"stretch": 1, "may_go_on": lambda: True, **options}
+    options = {"stretch": 1, "take_permit": lambda: True, **options}
     values, failures = carry_out(function, items, note=noted.append, **options)
     return values, {position: restore(one, "here") for position, one in failures}, noted
 
@@ -72,8 +72,8 @@ def test_each_stretch_but_the_first_needs_a_permit(
 ) -> None:
     """Without one the items after it are not begun, and have no results."""
     left = [True] * permits
-    may_go_on = lambda: bool(left) and left.pop()  # noqa: E731
-    values, failures, noted = run(abs, list(range(7)), stretch=stretch, may_go_on=may_go_on)
+    take_permit = lambda: bool(left) and left.pop()  # noqa: E731
+    values, failures, noted = run(abs, list(range(7)), stretch=stretch, take_permit=take_permit)
     assert values == noted == list(range(run_of_seven))
     assert not failures
     assert not left

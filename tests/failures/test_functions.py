@@ -21,7 +21,7 @@ import weft
 from tests.support import marked_processes, run_python, wait_until, write_script
 from weft.engines.base import Member
 from weft.engines.local import workers
-from weft.engines.local.processes import readable
+from weft.engines.local.polling import readable
 from weft.errors import UsedConcurrently
 
 

@@ -20,7 +20,7 @@ import weft
 from tests.failures.test_map import once
 from tests.support import marked_processes, run_python, wait_until, write_script
 from weft.engines.local import workers
-from weft.engines.local.processes import readable
+from weft.engines.local.polling import readable
 
 
 def _fork_server() -> subprocess.Popen[bytes]:

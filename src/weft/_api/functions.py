@@ -119,7 +119,7 @@ class Function:
         **keywords: Any,
     ) -> Any:
         self.send()
-        split = self._split_of(arguments, keywords)
+        split = self._split_arguments(arguments, keywords)
         length = common_length(
             {self._name_of(key): value for key, value in split.items()},
             otherwise="; what goes to every rank as it is belongs in whole=[...]",
@@ -164,8 +164,7 @@ class Function:
         return join([Partial(*one) for one in results if one is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
-        name = self._names[key] if isinstance(key, int) and key < len(self._names) else key
-        keys = {key, name}
+        keys = {key, self._name_of(key)}
         return not keys & self._whole and (self._split is None or bool(keys & self._split))
 
     def _name_of(self, key: int | str) -> str:
@@ -173,7 +172,7 @@ class Function:
             return key
         return self._names[key] if key < len(self._names) else f"argument {key}"
 
-    def _split_of(
+    def _split_arguments(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> dict[int | str, Any]:
         """The arguments that are split, by position or name."""
@@ -192,7 +191,7 @@ class Function:
         for_several = self.team.engine.for_several
         return call._replace(
             arguments=[
-                value if position in call.split else for_several(value, f"argument {position}")
+                value if position in call.split else for_several(value, self._name_of(position))
                 for position, value in enumerate(call.arguments)
             ],
             keywords={

@@ -36,7 +36,7 @@ class Finished(NamedTuple):
     failures: dict[int, Exception]
     worker: int
     pid: int
-    seconds: float
+    seconds: float = 0.0
     #: bytes there and back
-    sent: int
-    received: int
+    sent: int = 0
+    received: int = 0

@@ -126,7 +126,7 @@ class Unpin(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A driver asks for a worker; its end of their connection, its outputs and its permits come
+    """A driver asks for a worker; its end of their connection, its outputs and its semaphore come
     beside it."""
 
     worker: int

@@ -49,17 +49,25 @@ class Batch(NamedTuple):
         """How many of them are run without a pause in which the rest can be taken back."""
         return max(1, len(self.items) // _STRETCHES)
 
+    @property
+    def permits(self) -> int:
+        """How many stretches there are after the first, each of which needs a permit."""
+        return (len(self.items) - 1) // self.stretch
 
-class Pace(NamedTuple):
+
+class Cost(NamedTuple):
     """What an item of a function takes, on the average."""
 
-    #: inf: nobody knows
-    seconds: float = math.inf
-    #: bytes of arrays
-    size: float = 0.0
+    seconds: float
+    #: of its arrays
+    nbytes: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.seconds < math.inf
 
 
-UNKNOWN = Pace()
+UNKNOWN = Cost(math.inf)
 
 
 class Schedule:
@@ -71,7 +79,7 @@ class Schedule:
         workers: int,
         *,
         retries: int = 0,
-        expected: Pace = UNKNOWN,
+        expected: Cost = UNKNOWN,
         clock: Callable[[], float] = time.perf_counter,
         feed: Callable[[Iterator[Any]], Draw] | None = None,
     ) -> None:
@@ -141,10 +149,10 @@ class Schedule:
         self._bytes += size
 
     @property
-    def pace(self) -> Pace:
+    def cost(self) -> Cost:
         """What items took; as long as none has ended, what was expected."""
         done = self._done
-        return Pace(self._seconds / done, self._bytes / done) if done else self._expected
+        return Cost(self._seconds / done, self._bytes / done) if done else self._expected
 
     def take_back(self, batch: Batch, begun: int, idle: int) -> Batch:
         """Only so many items of a batch were or will be begun: have the others run by those that
@@ -185,15 +193,15 @@ class Schedule:
         self._again.extend(Batch(batch.first + i, [item]) for i, item in enumerate(batch.items))
 
     def _size(self) -> int:
-        seconds, length = self.pace
-        if seconds == math.inf:
+        cost = self.cost
+        if not cost.is_known:
             return max(1, (self.total or 0) // (_FIRST * self._workers))
-        each = max(seconds, 1e-9)
+        each = max(cost.seconds, 1e-9)
         size = int(_SECONDS / each)
-        if self._expected.seconds == math.inf:
+        if not self._expected.is_known:
             size = min(size, self._longest * _GROWTH)
-        if length > 0:
-            size = min(size, int(_BYTES / length))
+        if cost.nbytes > 0:
+            size = min(size, int(_BYTES / cost.nbytes))
         if self.total is not None:
             share = -(-(self.total - self._taken) // (2 * self._workers))
             size = min(size, max(share, int(_FEWEST_SECONDS / each)))

@@ -54,13 +54,13 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
-    #: how many items it may run without asking
+    #: for how many items it needs one permit
     stretch: int
 
 
 class Done(NamedTuple):
-    #: the results; None in the place of an item that failed. Fewer than items if the driver took
-    #: the rest back
+    #: the results; None in the place of an item that failed. Fewer than items where one failed and
+    #: the rest is not run, or where no permit was left
     values: bytes
     #: the position of each item that failed, and how
     failures: list[tuple[int, Failure]]

@@ -7,14 +7,52 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import weft
-from tests.support import marked_processes
 
+#: seconds of a long item, where time is measured
 LONG = 0.3
+
+
+def meet(item: tuple[Path, int, int] | None) -> bool:
+    """Whether so many items, each of which waits for the others, run at the same time."""
+    import time
+
+    if item is None:
+        return True
+    folder, index, number = item
+    (folder / str(index)).touch()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if len(list(folder.iterdir())) == number:
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def run_short_ones(n: int) -> None:
+    """Have it known that items are short."""
+    assert all(weft.map(meet, [None] * 100, n=n))
+
+
+def all_meet(folder: Path, number: int) -> bool:
+    """Whether so many items come to as many workers."""
+    folder.mkdir()
+    return all(weft.map(meet, [(folder, index, number) for index in range(number)], n=number))
+
+
+def test_items_that_were_always_short_and_now_are_not(tmp_path: Path) -> None:
+    """Two go to one worker, as trivial ones do; then they run side by side all the same."""
+    run_short_ones(2)
+    assert all_meet(tmp_path / "met", 2)
+
+
+def test_many_idle_workers_share_what_was_stuck(tmp_path: Path) -> None:
+    """Four items in one batch come to four workers."""
+    run_short_ones(4)
+    assert all_meet(tmp_path / "met", 4)
 
 
 def sleep(seconds: float) -> float:
@@ -25,30 +63,14 @@ def sleep(seconds: float) -> float:
     return seconds
 
 
-def timed(items: list[float], **options: Any) -> float:
-    began = time.perf_counter()
-    assert weft.map(sleep, items, **options) == items
-    return time.perf_counter() - began
-
-
-def test_items_that_were_always_short_and_now_are_not() -> None:
-    """Two trivial items go to one worker; the next two, which take long, soon run side by side."""
-    for _ in range(3):
-        timed([0, 0], n=2)
-    assert timed([LONG, LONG], n=2) < 1.6 * LONG
-
-
 @pytest.mark.parametrize("short", [20, 1000])
 def test_long_items_after_many_short_ones(short: int) -> None:
     """Where batches have grown the long ones come together: half of them go to the other worker."""
-    timed([0] * 100, n=2)
-    assert timed([0.0] * short + [LONG / 2] * 8, n=2) < 1.5 * (4 * LONG / 2)
-
-
-def test_many_idle_workers_share_what_was_stuck() -> None:
-    """Four workers run eight long items, all sent to one, in about twice the time of one."""
-    timed([0] * 100, n=4)
-    assert timed([LONG] * 8, n=4) < 3 * LONG
+    items = [0.0] * short + [LONG / 2] * 8
+    weft.map(sleep, [0.0] * 100, n=2)
+    began = time.perf_counter()
+    assert weft.map(sleep, items, n=2) == items
+    assert time.perf_counter() - began < 1.5 * sum(items) / 2
 
 
 def write_and_sleep(item: tuple[Path, float]) -> str:
@@ -123,21 +145,32 @@ def fail_at_three(index: int) -> int:
     return index
 
 
-def test_a_failure_leaves_no_permits_behind() -> None:
+def test_a_failure_leaves_no_permits_behind(tmp_path: Path) -> None:
     """What an unfinished batch did not use does not let a later one run what was taken back."""
-    for _ in range(3):
+    for turn in range(3):
         with pytest.raises(ValueError, match="3"):
             weft.map(fail_at_three, range(60), n=2)
-        assert timed([LONG, LONG], n=2) < 1.6 * LONG
-        timed([0, 0], n=2)
+        run_short_ones(2)
+        assert all_meet(tmp_path / str(turn), 2)
 
 
-def test_an_interrupted_map_leaves_no_permits_behind() -> None:
+def test_an_interrupted_map_leaves_no_permits_behind(tmp_path: Path) -> None:
     """Nor does one whose workers were stopped in the middle."""
-    timed([0] * 100, n=2)
+    weft.map(sleep, [0.0] * 100, n=2)
     with pytest.raises(weft.Stalled):
         weft.map(sleep, [10.0] * 20, n=2, timeout=0.2)
-    timed([0] * 100, n=2)
-    assert timed([LONG, LONG], n=2) < 1.6 * LONG
-    weft.shutdown()
-    assert not marked_processes()
+    run_short_ones(2)
+    assert all_meet(tmp_path / "met", 2)
+
+
+def change(item: list[int]) -> list[int]:
+    item.append(0)
+    return item
+
+
+def test_the_same_item_twice_in_a_batch() -> None:
+    """A function that changes what it gets does not see what it did to another item."""
+    same: list[int] = []
+    for _ in range(3):
+        assert weft.map(change, [same] * 5, n=2) == [[0]] * 5
+    assert same == []

@@ -40,9 +40,9 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Learn]:
 def worker() -> Iterator[Worker]:
     """A worker of which there is only this side."""
     ours, theirs = socket.socketpair()
-    permits = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    semaphore = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
     pidfd = os.dup(ours.fileno())
-    made = Worker(0, os.getpid(), pidfd=pidfd, permits=permits, frames=Frames(ours), echoes=[])
+    made = Worker(0, os.getpid(), pidfd=pidfd, semaphore=semaphore, frames=Frames(ours), echoes=[])
     yield made
     made.close()
     theirs.close()

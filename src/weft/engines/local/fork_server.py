@@ -198,15 +198,15 @@ class Server:
             if os.getppid() == server:  # otherwise it died before the kernel was told
                 os.setpgid(0, 0)
                 self._close_inherited()
-                connection, out, err, permits = descriptors
+                connection, out, err, semaphore = descriptors
                 os.dup2(out, 1)
                 os.dup2(err, 2)
                 os.close(out)
                 os.close(err)
                 from weft.engines.local.worker import serve
 
-                note = self._items[slot : slot + 1]
-                serve(socket.socket(fileno=connection), number, note, permits)
+                item = self._items[slot : slot + 1]
+                serve(socket.socket(fileno=connection), number, item, semaphore)
                 code = 0
         except BaseException:  # nothing may go on in the server's frames
             sys.excepthook(*sys.exc_info())

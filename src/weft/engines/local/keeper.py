@@ -34,7 +34,8 @@ from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release, Un
 from weft.engines import threads
 from weft.engines.local.arena import Arenas, Range
 from weft.engines.local.channel import Channel, Closed, Listener
-from weft.engines.local.processes import readable, this_process
+from weft.engines.local.polling import readable
+from weft.engines.local.processes import this_process
 from weft.engines.local.references import NO_PIN, Reference, Source, new_name
 from weft.engines.local.segment import Block
 from weft.engines.local.translation import translated

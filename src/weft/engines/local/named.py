@@ -31,7 +31,7 @@ from weft._core.messages import Close, Pool
 from weft._version import __version__
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.fork_server import Server, preload
-from weft.engines.local.processes import readable
+from weft.engines.local.polling import readable
 from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused, Stalled
 from weft.resources import THREAD_VARIABLES
 

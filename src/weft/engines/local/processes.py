@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import time
 from collections.abc import Iterator
 from functools import lru_cache
 
 from weft._core.messages import Ancestor, Process
 from weft.engines.local.translation import translated
-
-#: seconds in which a message comes sooner to who looks again and again: to be put to sleep and
-#: woken takes as long
-BRIEF = 0.0002
 
 
 def this_process() -> Process:
@@ -60,21 +54,6 @@ def open_pidfd(process: Process) -> int:
         os.close(pidfd)
         return -1
     return pidfd
-
-
-def readable(descriptor: int, seconds: float = 0.0) -> bool:
-    """Whether there is something to read; of a pidfd: whether the process has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-def look_again_and_again(poll: select.poll) -> list[tuple[int, int]]:
-    """What is ready within BRIEF, as `poll.poll` returns it, found out without falling asleep."""
-    until = time.perf_counter() + BRIEF
-    while not (ready := poll.poll(0)) and time.perf_counter() < until:
-        os.sched_yield()  # the one that is to answer may be waiting for this core
-    return ready
 
 
 def peek_end(pid: int) -> int:

@@ -33,13 +33,13 @@ class Worker:
         pid: int,
         *,
         pidfd: int,
-        permits: int,
+        semaphore: int,
         frames: Frames,
         echoes: list[Echo],
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
-        #: an eventfd: it takes one for each stretch of a batch but the first
-        self._permits = permits
+        #: an eventfd that counts permits: it takes one for each stretch of a batch but the first
+        self._semaphore = semaphore
         self.frames = frames
         self.echoes = echoes
         #: where it answers, where it ends, where it prints
@@ -84,13 +84,13 @@ class Worker:
 
     def permit(self, number: int) -> None:
         """Let it run so many stretches of its next batch after the first."""
-        os.eventfd_write(self._permits, number)
+        os.eventfd_write(self._semaphore, number)
 
     def revoke(self) -> int:
         """Take back the permits that it has not used by now; how many they are."""
         number = 0
         with contextlib.suppress(BlockingIOError):
-            while os.eventfd_read(self._permits):
+            while os.eventfd_read(self._semaphore):
                 number += 1
         return number
 
@@ -110,9 +110,8 @@ class Worker:
     def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
         their end."""
-        return [
-            echo.descriptor for echo in self.echoes if echo.descriptor in ready and not echo.read()
-        ]
+        asked = [echo for echo in self.echoes if echo.descriptor in ready]
+        return [echo.descriptor for echo in asked if not echo.read()]
 
     def interrupt(self) -> None:
         """End the function that it runs."""
@@ -130,7 +129,7 @@ class Worker:
         self.frames.close()
         for echo in self.echoes:
             echo.close()
-        for descriptor in self._own_descriptors():
+        for descriptor in self._give_up_descriptors():
             os.close(descriptor)
 
     def abandon(self) -> None:
@@ -143,12 +142,12 @@ class Worker:
         when Python ends and has taken the modules apart."""
         left = [echo.descriptor for echo in self.echoes if echo.descriptor >= 0]
         self.echoes = []
-        for descriptor in (*left, *self._own_descriptors()):
+        for descriptor in (*left, *self._give_up_descriptors()):
             close(descriptor)
 
-    def _own_descriptors(self) -> list[int]:
-        """What is still open: whoever asks for it closes it."""
-        both, self.pidfd, self._permits = (self.pidfd, self._permits), -1, -1
+    def _give_up_descriptors(self) -> list[int]:
+        """What is still open of its own: whoever asks for it closes it."""
+        both, self.pidfd, self._semaphore = (self.pidfd, self._semaphore), -1, -1
         return [descriptor for descriptor in both if descriptor >= 0]
 
 

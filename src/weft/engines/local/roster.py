@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from weft._core.messages import Process
 from weft.engines.local import recorder
+from weft.engines.local.polling import readable
 from weft.engines.local.processes import (
     end_as_text,
     open_pidfd,
     process_start,
-    readable,
     state_letter,
 )
 from weft.engines.local.segment import Block

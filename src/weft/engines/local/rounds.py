@@ -14,7 +14,8 @@ from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.guard import ComputationEnded
 from weft.engines.local.losses import lost
-from weft.engines.local.processes import end_as_text, readable
+from weft.engines.local.polling import readable
+from weft.engines.local.processes import end_as_text
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Watch
 from weft.engines.local.wire import Packed, load, pack

@@ -3,6 +3,7 @@
     driver                                   worker
     schedule: which items next
     pack them         ──── Work ────>        load, run, pack
+                       ··· permits ··>       one for each stretch
     load the results  <─── Done ─────
     yield them                               waits
 
@@ -30,7 +31,7 @@ from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
 from weft.engines.local.losses import lost
-from weft.engines.local.processes import BRIEF, readable
+from weft.engines.local.polling import BRIEF, readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, load, pack, pack_function
@@ -96,7 +97,7 @@ class _Task(NamedTuple):
     packed: Packed
     #: when it was given out
     since: float
-    #: how many stretches may not have been begun yet
+    #: how many of its stretches may not have been begun yet
     permits: int
 
 
@@ -114,7 +115,7 @@ class _Run:
         #: of items that may be slow to come, where somebody may cancel the job meanwhile
         self._feed: Feed | None = None
         feed = self._draw_in_background if job.cancelled is not None else None
-        expected = UNKNOWN if job.one_each else workers.expected(job.function.digest)
+        expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
         self._schedule = Schedule(
             job.items, len(lent), retries=job.retries, expected=expected, feed=feed
         )
@@ -160,7 +161,7 @@ class _Run:
             rested = [*self._idle, *self._served]
             for worker, events in self._watch.wait(0).items():
                 self._watch.echo(worker, events)
-            self._workers.took(self._job.function.digest, self._schedule.pace)
+            self._workers.note_cost(self._job.function.digest, self._schedule.cost)
             self._workers.give_back(rested, self._watch)
 
     def _interrupt(self) -> None:
@@ -195,8 +196,8 @@ class _Run:
                 else:
                     failed.append(self._unsent(batch, error))
                 continue
-            permits = (len(batch.items) - 1) // batch.stretch
-            self._give(self._idle.pop(), _Task(batch, packed, time.monotonic(), permits))
+            task = _Task(batch, packed, time.monotonic(), batch.permits)
+            self._give(self._idle.pop(), task)
         return failed
 
     def _next(self) -> Batch | None:
@@ -213,7 +214,7 @@ class _Run:
             digest, batch.first, task.packed.payload, job.seed, job.keep_going, batch.stretch
         )
         self._busy[worker] = task
-        if self._schedule.pace.seconds * len(batch.items) > BRIEF:
+        if self._schedule.cost.seconds * len(batch.items) > BRIEF:
             self._brief = False
         if task.permits:
             worker.permit(task.permits)
@@ -223,7 +224,7 @@ class _Run:
             self._watch.follow_sending(worker)
 
     def _unsent(self, batch: Batch, error: Exception) -> Finished:
-        return Finished(batch.first, [None], {batch.first: error}, -1, 0, 0.0, 0, 0)
+        return Finished(batch.first, [None], {batch.first: error}, worker=-1, pid=0)
 
     # waiting
 
@@ -249,14 +250,11 @@ class _Run:
         before = time.monotonic() - OVERDUE
         for worker, task in self._busy.items():
             if task.permits and task.since <= before:
-                left = worker.revoke()
-                begun = 1 + task.permits - left
-                batch = task.batch
-                if left:
-                    begun *= batch.stretch
-                    batch = self._schedule.take_back(batch, begun, len(self._idle))
+                unused = worker.revoke()
+                begun = (1 + task.permits - unused) * task.batch.stretch
+                batch = self._schedule.take_back(task.batch, begun, len(self._idle))
                 self._busy[worker] = task._replace(batch=batch, permits=0)
-                if left:
+                if unused:
                     return True
         return False
 
@@ -274,7 +272,7 @@ class _Run:
                 ended = True
                 readable(worker.pidfd, _GRACE)  # how it ends by itself says more than a kill
         if message is not None:
-            yield from self._take(worker, message)
+            yield from self._take_answer(worker, message)
         elif ended:
             yield from self._lose(worker)
 
@@ -284,12 +282,13 @@ class _Run:
             self._watch.follow_sending(worker)
         return worker.receive()
 
-    # taking back
+    # answers and losses
 
-    def _take(
+    def _take_answer(
         self, worker: Worker, message: Done | Unreadable | Stopped
     ) -> Generator[Finished, None, None]:
-        batch, packed, *_ = self._busy[worker]
+        task = self._busy[worker]
+        batch = task.batch
         if isinstance(message, Stopped):
             message = Unreadable(INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
@@ -306,16 +305,15 @@ class _Run:
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
-        complete = len(values) == len(batch.items)
-        self._free(worker, complete)
+        self._free(worker)
         errors = {
             batch.first + position: restore(failure, str(worker), batch.first + position)
             for position, failure in message.failures
         }
-        if not complete and (not errors or self._job.keep_going):
+        if len(values) < len(batch.items) and (not errors or self._job.keep_going):
             # its function has closed what it takes its permits from
             batch = self._schedule.take_back(batch, len(values), len(self._idle))
-        self._schedule.done(batch, message.seconds, packed.shared + message.shared)
+        self._schedule.done(batch, message.seconds, task.packed.shared + message.shared)
         yield Finished(
             batch.first,
             values,
@@ -323,17 +321,17 @@ class _Run:
             worker.number,
             worker.pid,
             message.seconds,
-            len(packed.payload) + packed.shared,
+            len(task.packed.payload) + task.packed.shared,
             len(message.values) + message.shared,
         )
 
-    def _free(self, worker: Worker, complete: bool = False) -> None:
-        """Its answer is here, and whole; `complete`: with all results, for which it has used all
-        its permits."""
-        if not complete:
-            worker.revoke()
+    def _free(self, worker: Worker) -> None:
+        """Its answer is here, and whole."""
+        task = self._busy.pop(worker)
+        if task.permits:
+            worker.revoke()  # of a batch that it did not run to its end some are left
         (self._served if self._job.one_each else self._idle).append(worker)
-        self._busy.pop(worker).packed.release()
+        task.packed.release()
 
     def _not_loaded(
         self, worker: Worker, message: Done, error: Exception
@@ -365,7 +363,7 @@ class _Run:
     def _finished(
         worker: Worker, batch: Batch, values: list[Any], errors: dict[int, Exception]
     ) -> Finished:
-        return Finished(batch.first, values, errors, worker.number, worker.pid, 0.0, 0, 0)
+        return Finished(batch.first, values, errors, worker.number, worker.pid)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
         """A worker has ended: have its items run again, or failed."""
@@ -439,7 +437,7 @@ class _Run:
         """Who has what."""
         found = [
             f"  {worker} has items {batch.first} to {batch.first + len(batch.items) - 1}"
-            for worker, (batch, *_) in self._busy.items()
+            for worker, batch in ((worker, task.batch) for worker, task in self._busy.items())
         ]
         waits = bool(self._idle) and self._schedule.total is None
         if waits:

@@ -6,7 +6,7 @@ import os
 import select
 from collections.abc import Iterable
 
-from weft.engines.local.processes import look_again_and_again
+from weft.engines.local.polling import poll_awake
 from weft.engines.local.remote_worker import Worker
 
 Wants = dict[Worker, set[int]]
@@ -63,7 +63,7 @@ class Watch:
         fall asleep at once if it is to be `awake`: an answer may be here any moment."""
         found: Wants = {}
         self.rang = False
-        ready = look_again_and_again(self._poll) if awake else []
+        ready = poll_awake(self._poll) if awake else []
         for descriptor, _ in ready or self._poll.poll(seconds * 1000):
             if descriptor == self._bell:
                 self.rang = True

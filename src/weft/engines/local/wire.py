@@ -32,8 +32,8 @@ from weft.errors import InvalidType, WeftError
 LARGE = 1 << 16
 
 _PROTOCOL = 5
-#: what is made of nothing else: it is packed in a third of the time
-_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+#: nobody can change these, so the same one may come twice; packed in a third of the time
+_IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 class Packed:
@@ -77,8 +77,8 @@ class Packed:
         self._held.clear()
         self._reduced.clear()
 
-    def forget_arrays(self) -> None:
-        """Copy anew the arrays that come again."""
+    def forget_copies(self) -> None:
+        """Copy arrays anew that come again."""
         self._reduced.clear()
 
     def dump(self, value: Any) -> None:
@@ -162,8 +162,9 @@ def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = Fa
 
 
 def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
+    # a lone tuple is what most functions of a team return
     values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
-    if _PLAIN.issuperset(map(type, values)):
+    if _IMMUTABLE.issuperset(map(type, values)):
         packed.payload = pickle.dumps(items, _PROTOCOL)
         return packed
     if len(set(map(id, items))) < len(items):
@@ -191,33 +192,29 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
 
 
 def _pack_apart(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
-    """Items that are the same object, each by itself: a function may change what it gets, and must
-    not see what it did to another."""
+    """Items of which some are the same object, each by itself: a function may change what it gets,
+    and must not see what it did to another."""
     parts = []
     for index, item in enumerate(items, first):
-        parts.append(_pack(packed, [item], index, name).payload)
-        packed.forget_arrays()
-    packed.payload = pickle.dumps(_Apart(parts), _PROTOCOL)
+        parts.append(_Part(_pack(packed, [item], index, name).payload))
+        packed.forget_copies()
+    packed.payload = pickle.dumps(parts, _PROTOCOL)
     return packed
 
 
-class _Apart:
-    """What was packed in parts; unpickled, it is a list of what is in them."""
+class _Part:
+    """Something that was packed by itself; unpickled, it is what it was."""
 
-    def __init__(self, parts: list[bytes]) -> None:
-        self._parts = parts
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_apart, (self._parts,)
-
-
-def _load_apart(parts: list[bytes]) -> list[Any]:
-    return [_load_one(part) for part in parts]
+        return _load_one, (self._payload,)
 
 
 #: functions that are nothing but their code, as they were packed
-_plain: weakref.WeakKeyDictionary[Callable[..., Any], tuple[Any, Packed]]
-_plain = weakref.WeakKeyDictionary()
+_packed_functions: weakref.WeakKeyDictionary[Callable[..., Any], tuple[Any, Packed]]
+_packed_functions = weakref.WeakKeyDictionary()
 
 
 def pack_function(function: Callable[..., Any]) -> Packed:
@@ -229,11 +226,11 @@ def pack_function(function: Callable[..., Any]) -> Packed:
     if essence is None:
         return _pack_function(function)
     how = essence, cloudpickle.list_registry_pickle_by_value()
-    known, packed = _plain.get(function, (None, None))
+    known, packed = _packed_functions.get(function, (None, None))
     if packed is None or known != how:
         packed = _pack_function(function)
         if essence_of(function) == essence and not packed.refers:  # nobody has changed it
-            _plain[function] = how, packed
+            _packed_functions[function] = how, packed
     return packed
 
 

@@ -34,7 +34,7 @@ from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
-from weft.engines.local.processes import BRIEF, look_again_and_again
+from weft.engines.local.polling import BRIEF, poll_awake
 from weft.engines.local.wire import Packed, load, pack
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
@@ -47,9 +47,9 @@ _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
 
 
-def serve(connection: socket.socket, number: int, item: memoryview, permits: int) -> None:
+def serve(connection: socket.socket, number: int, item: memoryview, semaphore: int) -> None:
     """Do what the driver says until it hangs up. `item` is where to note what is being run,
-    `permits` an eventfd from which to take a permit for each further stretch of a batch."""
+    `semaphore` an eventfd that has the permits for the stretches of a batch after the first."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -68,9 +68,9 @@ def serve(connection: socket.socket, number: int, item: memoryview, permits: int
             os._exit(0)  # a child of the last item that has returned from its function
         item[0] = index
 
-    def may_go_on() -> bool:
+    def take_permit() -> bool:
         try:
-            os.eventfd_read(permits)
+            os.eventfd_read(semaphore)
         except OSError:  # there is none left, or a function has closed it
             return False
         return True
@@ -80,12 +80,12 @@ def serve(connection: socket.socket, number: int, item: memoryview, permits: int
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer = _reply(message, functions[message.digest], note, may_go_on)
+                answer = _reply(message, functions[message.digest], note, take_permit)
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
                 if isinstance(answer, Done) and answer.seconds < BRIEF:
-                    look_again_and_again(poll)  # after a short call there often comes another
+                    poll_awake(poll)  # after a short call there often comes another
                 del answer
             elif isinstance(message, Learn):
                 functions[message.digest] = _learn(message)
@@ -173,7 +173,7 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
-    may_go_on: Callable[[], bool],
+    take_permit: Callable[[], bool],
 ) -> Done | Unreadable | Stopped:
     """Run the items."""
     global _interruptible
@@ -196,7 +196,7 @@ def _reply(
             keep_going=work.keep_going,
             note=note,
             stretch=work.stretch,
-            may_go_on=may_go_on,
+            take_permit=take_permit,
         )
         _interruptible = False
     except KeyboardInterrupt:

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from weft._core.messages import Ended, Start, Started
-from weft._core.schedule import UNKNOWN, Pace
+from weft._core.schedule import UNKNOWN, Cost
 from weft._core.work import Settings
 from weft.engines.local import interpreter
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.limits import LOOK
 from weft.engines.local.logs import level_here
-from weft.engines.local.processes import readable
+from weft.engines.local.polling import readable
 from weft.engines.local.remote_worker import Echo, Worker
 from weft.engines.local.translation import translated
 from weft.engines.local.watching import Watch
@@ -30,8 +30,8 @@ from weft.errors import LaunchError
 _START = 60.0
 #: seconds for the fork server to say how a worker ended
 _LAST_WORDS = 2.0
-#: functions of which it is known how long they take
-_PACES = 256
+#: functions of which it is known what they take
+_COSTS = 256
 
 
 #: raises when there is no use in waiting any longer
@@ -52,7 +52,7 @@ class Workers:
         #: of the workers that were given back last
         self._watch: Watch | None = None
         #: by digest of the function: what items took in the last job
-        self._paces: dict[bytes, Pace] = {}
+        self._costs: dict[bytes, Cost] = {}
 
     def lend(
         self, wanted: Sequence[str | None], threads: int, look: Look = lambda: None
@@ -93,15 +93,17 @@ class Workers:
             with contextlib.suppress(Closed):  # who sends it work finds out
                 worker.send_settings(settings)
 
-    def expected(self, digest: bytes) -> Pace:
+    def expected_cost(self, digest: bytes) -> Cost:
         """What an item of a function takes, if it is as before."""
-        return self._paces.get(digest, UNKNOWN)
+        return self._costs.get(digest, UNKNOWN)
 
-    def took(self, digest: bytes, pace: Pace) -> None:
-        """Note what items of a function have taken."""
-        if len(self._paces) >= _PACES and digest not in self._paces:
-            self._paces.clear()
-        self._paces[digest] = pace
+    def note_cost(self, digest: bytes, cost: Cost) -> None:
+        """Keep in mind what items of a function have taken, if that is known."""
+        if not cost.is_known:
+            return
+        if len(self._costs) >= _COSTS and digest not in self._costs:
+            self._costs.clear()
+        self._costs[digest] = cost
 
     def forget(self, digest: bytes) -> None:
         """Have the idle workers drop a function."""
@@ -192,11 +194,11 @@ class Workers:
                 ours.callback(connection.close)
                 theirs.callback(remote.close)
                 out, err = _pipe(ours, theirs), _pipe(ours, theirs)
-                permits = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-                ours.callback(os.close, permits)
+                semaphore = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+                ours.callback(os.close, semaphore)
             except OSError as error:
                 raise translated(error) from error
-            server.send(Start(number), [remote.fileno(), out[1], err[1], permits])
+            server.send(Start(number), [remote.fileno(), out[1], err[1], semaphore])
             pid, pidfd = self._await_start(server, number, look)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
@@ -206,7 +208,7 @@ class Workers:
                 number,
                 pid,
                 pidfd=pidfd,
-                permits=permits,
+                semaphore=semaphore,
                 frames=Frames(connection),
                 echoes=echoes,
             )
