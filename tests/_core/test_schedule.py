@@ -173,27 +173,38 @@ def test_what_items_cost_is_expected_until_it_is_known() -> None:
     assert generator.next() == Batch(0, [0])
 
 
-@given(
-    st.lists(st.integers(), min_size=1, max_size=200),
-    st.integers(0, 50),
-    st.integers(0, 200),
-    st.integers(0, 5),
-)
+@given(st.lists(st.integers(), min_size=1, max_size=200), st.integers(0, 50), st.integers(0, 200))
 def test_what_is_taken_back_is_given_out_again_once(
-    items: list[int], first: int, begun: int, idle: int
+    items: list[int], first: int, begun: int
 ) -> None:
-    """The batch keeps what was begun; the rest goes out under the same indices, as evenly as can
-    be to who is idle."""
+    """The batch keeps what was begun; the rest goes out under the same indices, and never all of it
+    to one worker."""
     begun = min(begun, len(items))
-    schedule = Schedule([], 2)
-    kept = schedule.take_back(Batch(first, items), begun, idle)
+    schedule = Schedule([], 2, expected=Cost(1e-6))
+    kept = schedule.take_back(Batch(first, items), begun)
     again = list(iter(schedule.next, None))
     assert kept == Batch(first, items[:begun])
     run = [pair for one in (kept, *again) for pair in enumerate(one.items, one.first)]
     assert run == list(enumerate(items, first))
-    assert len(again) <= max(1, idle)
-    lengths = [len(one.items) for one in again]
-    assert max(lengths, default=0) <= -(-(len(items) - begun) // max(1, idle))
+    assert all(one.items for one in again)
+    assert max((len(one.items) for one in again), default=0) <= -(-(len(items) - begun) // 4)
+
+
+def test_items_that_were_expected_to_be_short_are_not_any_more() -> None:
+    """Once some of a batch have been taken back, nothing is expected of the others; what has been
+    measured meanwhile says how many go together."""
+    schedule = Schedule(range(200), 2, expected=Cost(1e-6))
+    batch = schedule.next()
+    assert batch is not None
+    assert len(batch.items) == 200
+    kept = schedule.take_back(batch, 1)
+    assert schedule.next() == Batch(1, [1])
+    schedule.done(kept, 0.010, 0)
+    assert schedule.next() == Batch(2, [2])
+    schedule.done(Batch(1, [1] * 1000), 0.0, 0)
+    several = schedule.next()
+    assert several is not None
+    assert len(several.items) > 20
 
 
 @given(st.integers(1, 5000))

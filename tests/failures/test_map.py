@@ -345,3 +345,30 @@ def test_memory_that_nobody_attaches_is_given_back(number: int) -> None:
 def _hurt(pid: int, number: int, item: Any) -> Any:
     os.kill(pid, number)
     return item
+
+
+def test_a_map_that_ends_while_a_worker_loads_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process goes on with a module half loaded: the next map has it loaded by another."""
+    loaded = tmp_path / "loaded"
+    code = f"""
+import os, time
+with open({str(loaded)!r}, "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+time.sleep(1.2)
+"""
+    (tmp_path / "slow_to_load.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def load(_: int) -> int:
+        import slow_to_load  # type: ignore[import-not-found]  # written above
+
+        return int(slow_to_load.os.getpid())
+
+    with pytest.raises(weft.Stalled):
+        weft.map(load, [0], n=1, timeout=0.6)
+    [pid] = weft.map(load, [0], n=1)
+    pids = [int(line) for line in loaded.read_text().split()]
+    assert pids[-1] == pid
+    assert len(set(pids)) == len(pids) == 2

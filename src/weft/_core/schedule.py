@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 #: some three times
 _SECONDS, _FEWEST_SECONDS = 0.003, 0.0003
 #: bytes of arrays in a batch, unless one item has more
-_BYTES = 4 << 20
+MOST_BYTES = 4 << 20
 #: how often a batch may not come to its worker
 _STRAYS = 3
 #: how much a batch may be longer than those before
@@ -43,6 +43,10 @@ class Batch(NamedTuple):
 
     first: int
     items: list[Any]
+
+    def cut(self, size: int) -> tuple[Batch, Batch]:
+        """The first items, and the others."""
+        return Batch(self.first, self.items[:size]), Batch(self.first + size, self.items[size:])
 
     @property
     def stretch(self) -> int:
@@ -102,6 +106,8 @@ class Schedule:
         self._expected = expected if self.at_hand else UNKNOWN
         self._taken = 0
         self._again: deque[Batch] = deque()
+        #: taken back, in pieces that are cut when they are given out
+        self._returned: deque[Batch] = deque()
         self._losses: dict[int, int] = {}
         self._strays: dict[int, int] = {}
         # measured
@@ -114,6 +120,8 @@ class Schedule:
         """What to run next; None when everything has been given out, or `waiting`."""
         if self._again:
             return self._again.popleft()
+        if self._returned:
+            return self._next_returned()
         items = self._draw(self._size())
         self.waiting = items is None
         if items is None:
@@ -124,6 +132,15 @@ class Schedule:
         batch = Batch(self._taken, items)
         self._taken += len(items)
         return batch
+
+    def _next_returned(self) -> Batch:
+        """A piece of what was taken back: the others may prove long too, so never all of it."""
+        batch = self._returned.popleft()
+        share = -(-len(batch.items) // (2 * self._workers))
+        piece, rest = batch.cut(min(share, self._size()))
+        if rest.items:
+            self._returned.appendleft(rest)
+        return piece
 
     @property
     def taken(self) -> int:
@@ -154,15 +171,14 @@ class Schedule:
         done = self._done
         return Cost(self._seconds / done, self._bytes / done) if done else self._expected
 
-    def take_back(self, batch: Batch, begun: int, idle: int) -> Batch:
-        """Only so many items of a batch were or will be begun: have the others run by those that
-        are idle. The batch as it is now."""
-        rest = batch.items[begun:]
-        share = -(-len(rest) // max(1, idle))
-        for start in range(0, len(rest), max(1, share)):
-            part = rest[start : start + share]
-            self._again.append(Batch(batch.first + begun + start, part))
-        return Batch(batch.first, batch.items[:begun])
+    def take_back(self, batch: Batch, begun: int) -> Batch:
+        """Only so many items of a batch were or will be begun: have the others given out again. The
+        batch as it is now."""
+        kept, rest = batch.cut(begun)
+        if rest.items:
+            self._returned.append(rest)
+            self._expected = UNKNOWN  # as it was, they would not have been stuck
+        return kept
 
     def lost(self, batch: Batch, item: int) -> bool:
         """A batch's worker died in this item; whether the item is to be run again.
@@ -201,7 +217,7 @@ class Schedule:
         if not self._expected.is_known:
             size = min(size, self._longest * _GROWTH)
         if cost.nbytes > 0:
-            size = min(size, int(_BYTES / cost.nbytes))
+            size = min(size, int(MOST_BYTES / cost.nbytes))
         if self.total is not None:
             share = -(-(self.total - self._taken) // (2 * self._workers))
             size = min(size, max(share, int(_FEWEST_SECONDS / each)))

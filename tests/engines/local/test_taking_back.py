@@ -7,10 +7,15 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import weft
+from weft._core.schedule import MOST_BYTES
+from weft.engines.local import team
+from weft.engines.local.wire import Packed
 
 #: seconds of a long item, where time is measured
 LONG = 0.3
@@ -163,14 +168,61 @@ def test_an_interrupted_map_leaves_no_permits_behind(tmp_path: Path) -> None:
     assert all_meet(tmp_path / "met", 2)
 
 
-def change(item: list[int]) -> list[int]:
-    item.append(0)
-    return item
+def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many items each batch has that is given out from now on."""
+    sizes: list[int] = []
+    original = team.pack_items
+
+    def pack_items(items: list[Any], *arguments: Any, **options: Any) -> Any:
+        sizes.append(len(items))
+        return original(items, *arguments, **options)
+
+    monkeypatch.setattr(team, "pack_items", pack_items)
+    return sizes
 
 
-def test_the_same_item_twice_in_a_batch() -> None:
-    """A function that changes what it gets does not see what it did to another item."""
-    same: list[int] = []
-    for _ in range(3):
-        assert weft.map(change, [same] * 5, n=2) == [[0]] * 5
-    assert same == []
+def test_few_items_are_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all prove long, the first batch is taken back once, and the others are small."""
+    weft.map(sleep, [0.0] * 100, n=2)
+    sizes = count_batches(monkeypatch)
+    weft.map(sleep, [0.01] * 100, n=2)
+    assert sum(sizes) < 250
+
+
+def first_number(array: Any) -> float:
+    return float(array[0])
+
+
+def test_large_arrays_of_a_function_that_had_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short its items were, no more than a few megabytes are copied for one worker."""
+    weft.map(first_number, [np.zeros(3)] * 100, n=2)
+    sizes: list[int] = []
+    original = Packed.release
+
+    def release(packed: Packed) -> None:
+        sizes.append(packed.shared)
+        original(packed)
+
+    monkeypatch.setattr(Packed, "release", release)
+    arrays = [np.full(1 << 17, float(index)) for index in range(20)]  # 1 MB each
+    assert weft.map(first_number, arrays, n=2) == list(map(float, range(20)))
+    assert 0 < max(sizes) <= MOST_BYTES
+
+
+def print_and_sleep(seconds: float) -> float:
+    import time
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        print("at work", flush=True)
+        time.sleep(0.001)
+    return seconds
+
+
+def test_a_worker_that_prints_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
+    """What is stuck behind it is taken back all the same."""
+    weft.map(print_and_sleep, [0.0] * 100, n=2)
+    began = time.perf_counter()
+    weft.map(print_and_sleep, [LONG] * 4, n=2)
+    assert time.perf_counter() - began < 3.5 * LONG
+    assert "at work" in capfd.readouterr().out

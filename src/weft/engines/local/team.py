@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft._core.failures import INTERRUPTED, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
-from weft._core.schedule import OVERDUE, UNKNOWN, Batch, Draw, Schedule
+from weft._core.schedule import MOST_BYTES, OVERDUE, UNKNOWN, Batch, Draw, Schedule
 from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
 from weft.engines.base import Team
 from weft.engines.interrupts import by_signal_handler
@@ -34,7 +34,7 @@ from weft.engines.local.losses import lost
 from weft.engines.local.polling import BRIEF, readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Wants, Watch
-from weft.engines.local.wire import Packed, load, pack, pack_function
+from weft.engines.local.wire import Packed, TooMuch, load, pack_function, pack_items
 from weft.engines.local.workers import Workers
 from weft.errors import InvalidType, SegmentGone, Stalled
 
@@ -187,7 +187,10 @@ class _Run:
             if batch is None:
                 break
             try:
-                packed = pack(batch.items, batch.first)
+                packed = pack_items(batch.items, batch.first, most=MOST_BYTES)
+            except TooMuch:
+                self._schedule.one_by_one(batch)
+                continue
             except Exception as error:  # it is one of the items'
                 if by_signal_handler(error):
                     raise
@@ -233,7 +236,7 @@ class _Run:
         while True:
             self._look()
             wants = self._watch.wait(self._pause(), awake=self._brief)
-            if wants or self._watch.rang or self._take_back():
+            if self._take_back() or wants or self._watch.rang:
                 return wants
 
     def _pause(self) -> float:
@@ -252,7 +255,7 @@ class _Run:
             if task.permits and task.since <= before:
                 unused = worker.revoke()
                 begun = (1 + task.permits - unused) * task.batch.stretch
-                batch = self._schedule.take_back(task.batch, begun, len(self._idle))
+                batch = self._schedule.take_back(task.batch, begun)
                 self._busy[worker] = task._replace(batch=batch, permits=0)
                 if unused:
                     return True
@@ -310,9 +313,10 @@ class _Run:
             batch.first + position: restore(failure, str(worker), batch.first + position)
             for position, failure in message.failures
         }
-        if len(values) < len(batch.items) and (not errors or self._job.keep_going):
-            # its function has closed what it takes its permits from
-            batch = self._schedule.take_back(batch, len(values), len(self._idle))
+        if errors and not self._job.keep_going:
+            batch, _ = batch.cut(len(values))
+        else:  # where there are others, its function has closed what it takes its permits from
+            batch = self._schedule.take_back(batch, len(values))
         self._schedule.done(batch, message.seconds, task.packed.shared + message.shared)
         yield Finished(
             batch.first,

@@ -44,7 +44,9 @@ class Packed:
     has attached it.
     """
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, *, pinned: bool = False, most: int | None = None) -> None:
+        """`most` bytes of arrays are not in the payload; None: any number."""
+        self._most = most
         self.payload = b""
         #: bytes of arrays that are not in the payload
         self.shared = 0
@@ -75,10 +77,6 @@ class Packed:
                 blocks.unpin(reference)
         self._pins.clear()
         self._held.clear()
-        self._reduced.clear()
-
-    def forget_copies(self) -> None:
-        """Copy arrays anew that come again."""
         self._reduced.clear()
 
     def dump(self, value: Any) -> None:
@@ -120,6 +118,8 @@ class Packed:
         if not large_arrays.is_large(array):
             return large_arrays.reduce_small(array)
         if id(array) not in self._reduced:
+            if self._most is not None and self.shared + array.nbytes > self._most:
+                raise TooMuch(f"more than {self._most} bytes")
             shared = large_arrays.in_shared_memory(array)
             reduced = large_arrays.reduce(array, shared, pin=self._pinned)
             (self._pins if self._pinned else self._held).append(
@@ -153,6 +153,38 @@ def _load_one(payload: bytes) -> Any:
     return load(payload)[0]
 
 
+class TooMuch(Exception):
+    """Some items have more bytes in arrays than were to be sent together."""
+
+
+def pack_items(items: list[Any], first: int, *, most: int) -> Packed:
+    """Items ready to be sent to a worker; `first` is the index of the first of them. If they are
+    several, their arrays have so many bytes at most: otherwise raises TooMuch.
+
+    An array that comes several times is several arrays there: a function may change what it gets.
+    Raises InvalidType, which says what in which of them is in the way.
+    """
+    if len(items) == 1:
+        return pack(items, first)
+    return _pack(Packed(most=most), _arrays_apart(items), first, "items")
+
+
+def _arrays_apart(items: list[Any]) -> list[Any]:
+    """The items, with a view in the place of an array that came before: a pickler would write that
+    only once."""
+    numpy = sys.modules.get("numpy")
+    arrays = [id(item) for item in items if numpy is not None and type(item) is numpy.ndarray]
+    if len(set(arrays)) == len(arrays):
+        return items
+    seen: set[int] = set()
+    found = []
+    for item in items:
+        again = id(item) in seen and id(item) in arrays
+        found.append(item.view() if again else item)
+        seen.add(id(item))
+    return found
+
+
 def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = False) -> Packed:
     """Items, or results, ready to be sent; `first` is the index of the first of them.
 
@@ -167,8 +199,6 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
     if _IMMUTABLE.issuperset(map(type, values)):
         packed.payload = pickle.dumps(items, _PROTOCOL)
         return packed
-    if len(set(map(id, items))) < len(items):
-        return _pack_apart(packed, items, first, name)
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
@@ -189,27 +219,6 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
                 raise unpicklable(item, f"{name}[{index}]", error) from error
         raise
     return packed
-
-
-def _pack_apart(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
-    """Items of which some are the same object, each by itself: a function may change what it gets,
-    and must not see what it did to another."""
-    parts = []
-    for index, item in enumerate(items, first):
-        parts.append(_Part(_pack(packed, [item], index, name).payload))
-        packed.forget_copies()
-    packed.payload = pickle.dumps(parts, _PROTOCOL)
-    return packed
-
-
-class _Part:
-    """Something that was packed by itself; unpickled, it is what it was."""
-
-    def __init__(self, payload: bytes) -> None:
-        self._payload = payload
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _load_one, (self._payload,)
 
 
 #: functions that are nothing but their code, as they were packed
@@ -279,4 +288,4 @@ def is_no_fault(error: BaseException) -> bool:
     """Whether what was raised while something was pickled does not mean that it cannot be: an
     interrupt, or weft's own word on memory."""
     interrupt = not isinstance(error, Exception) or by_signal_handler(error)
-    return interrupt or isinstance(error, WeftError)
+    return interrupt or isinstance(error, (WeftError, TooMuch))

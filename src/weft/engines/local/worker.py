@@ -256,9 +256,19 @@ def _flush() -> None:
             stream.flush()
 
 
-def _on_interrupt(_: int, __: FrameType | None) -> None:
-    if _interruptible:
+def _on_interrupt(_: int, frame: FrameType | None) -> None:
+    if _interruptible and not _is_importing(frame):
         raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being loaded, which would stay half loaded for all later calls. Who
+    wants this call to end interrupts it again, or ends this process."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
