@@ -143,7 +143,7 @@ class Once:
     """A value that several workers get, packed only once for all. It is of use while this lives."""
 
     def __init__(self, value: Any, name: str) -> None:
-        self._packed = _pack(ForSeveral(), [value], 0, name)
+        self._packed = _pack(ForSeveral(), [value], None, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load_one, (self._packed.payload,)
@@ -193,7 +193,9 @@ def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = Fa
     return _pack(Packed(pinned=pinned), items, first, name)
 
 
-def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
+def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Packed:
+    """Errors call an item by the name, with its index, which is that of the first or a later one;
+    without one if there is no first."""
     # a lone tuple is what most functions of a team return
     values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
     if _IMMUTABLE.issuperset(map(type, values)):
@@ -214,9 +216,10 @@ def _pack(packed: Packed, items: list[Any], first: int, name: str) -> Packed:
         packed.release()
         if is_no_fault(error):
             raise
-        for index, item in enumerate(items, first):
+        for index, item in enumerate(items, first or 0):
             if not _pickles(item):
-                raise unpicklable(item, f"{name}[{index}]", error) from error
+                which = name if first is None else f"{name}[{index}]"
+                raise unpicklable(item, which, error) from error
         raise
     return packed
 
