@@ -44,6 +44,11 @@ class Batch(NamedTuple):
     first: int
     items: list[Any]
 
+    @property
+    def span(self) -> str:
+        """Which items they are, in words."""
+        return f"{self.first} to {self.first + len(self.items) - 1}"
+
     def cut(self, size: int) -> tuple[Batch, Batch]:
         """The first items, and the others."""
         return Batch(self.first, self.items[:size]), Batch(self.first + size, self.items[size:])

@@ -14,7 +14,7 @@ import pytest
 
 import weft
 from weft._core.schedule import MOST_BYTES
-from weft.engines.local import team
+from weft.engines.local import running
 from weft.engines.local.wire import Packed
 
 #: seconds of a long item, where time is measured
@@ -171,13 +171,13 @@ def test_an_interrupted_map_leaves_no_permits_behind(tmp_path: Path) -> None:
 def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many items each batch has that is given out from now on."""
     sizes: list[int] = []
-    original = team.pack_items
+    original = running.pack_items
 
     def pack_items(items: list[Any], *arguments: Any, **options: Any) -> Any:
         sizes.append(len(items))
         return original(items, *arguments, **options)
 
-    monkeypatch.setattr(team, "pack_items", pack_items)
+    monkeypatch.setattr(running, "pack_items", pack_items)
     return sizes
 
 

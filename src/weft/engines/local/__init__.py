@@ -4,7 +4,8 @@ system.py       whether this system can run the local engine
 libc.py         the few system calls that Python does not offer
 translation.py  the system's errors, as weft's
 segment.py      memory that several processes see, and blocks of it
-processes.py    who a process is, and whether it has ended
+processes.py    who a process is, and how it ended
+polling.py      waiting for descriptors, asleep or awake
 recorder.py     what each rank is doing, for whoever asks why
 roster.py       who is in the job, and whether they live
 waiting.py      the memory model; counters; sleeping until one is reached
@@ -54,7 +55,8 @@ limits.py       how long a map may take, and whether it is still wanted
 feeding.py      items that a thread of their own draws
 losses.py       what there is to say of a worker that was lost
 workers.py      the workers of this process, kept warm
-team.py         a job, from the first batch to the last
+running.py      a job, from the first batch to the last
+team.py         a driver and its workers
 named.py        workers behind a named pipe
 
 Of functions, in reading order:

@@ -1,0 +1,398 @@
+"""One job, from the first batch to the last.
+
+    driver                                   worker
+    schedule: which items next
+    pack them         ──── Work ────>        load, run, pack
+                       ··· permits ··>       one for each stretch
+    load the results  <─── Done ─────
+    yield them                               waits
+
+One thread of the driver does all of it: it sends a batch to each idle worker, then sleeps until a
+worker answers, prints or ends. A worker has one batch at a time. If that takes too long while
+another is idle, the driver takes back what its worker has not begun: for each stretch of items but
+the first the worker needs a permit, and whoever takes it, worker or driver, has that stretch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft._core.failures import INTERRUPTED, restore
+from weft._core.jobs import Finished, Job
+from weft._core.messages import Ended
+from weft._core.schedule import MOST_BYTES, OVERDUE, UNKNOWN, Batch, Draw, Schedule
+from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
+from weft.engines.interrupts import by_signal_handler
+from weft.engines.local.channel import Closed
+from weft.engines.local.limits import Limits
+from weft.engines.local.losses import lost
+from weft.engines.local.polling import BRIEF, readable
+from weft.engines.local.remote_worker import Worker
+from weft.engines.local.watching import Wants, Watch
+from weft.engines.local.wire import Packed, TooMuch, load, pack_items
+from weft.engines.local.workers import Workers
+from weft.errors import InvalidType, SegmentGone, Stalled
+
+if TYPE_CHECKING:
+    from weft.engines.local.feeding import Feed
+
+#: seconds that an interrupted function has to end
+_GRACE = 0.3
+
+
+class _Task(NamedTuple):
+    """A batch in a worker's hands."""
+
+    batch: Batch
+    packed: Packed
+    #: when it was given out
+    since: float
+    #: how many of its stretches may not have been begun yet
+    permits: int
+
+
+class Run:
+    """A job under way."""
+
+    def __init__(
+        self, job: Job, limits: Limits, workers: Workers, lent: list[Worker], watch: Watch
+    ) -> None:
+        self._process = os.getpid()
+        self._job = job
+        self._limits = limits
+        self._workers = workers
+        self._watch = watch
+        #: of items that may be slow to come, where somebody may cancel the job meanwhile
+        self._feed: Feed | None = None
+        feed = self._draw_in_background if job.cancelled is not None else None
+        expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
+        self._schedule = Schedule(
+            job.items, len(lent), retries=job.retries, expected=expected, feed=feed
+        )
+        self._idle = lent
+        self._busy: dict[Worker, _Task] = {}
+        #: whether all that was given out is soon done
+        self._brief = True
+        #: workers that have had their one item
+        self._served: list[Worker] = []
+
+    def _draw_in_background(self, items: Iterator[Any]) -> Draw:
+        from weft.engines.local.feeding import Feed
+
+        self._feed = Feed(items)
+        self._watch.listen(self._feed.bell)
+        return self._feed.draw
+
+    def steps(self) -> Generator[Finished, None, None]:
+        for worker in self._watch.ended():  # while it was idle: nothing is lost
+            self._replace(worker)
+        while True:
+            yield from self._hand_out()
+            if not self._busy and not self._schedule.waiting:
+                return
+            for worker, events in self._wait().items():
+                yield from self._attend(worker, events)
+
+    def end(self) -> None:
+        """Give the workers back; end what still runs."""
+        if os.getpid() != self._process:
+            return  # a forked child leaves the parent's function: these are the parent's workers
+        if self._feed is not None:
+            self._watch.listen(-1)
+            self._feed.close()
+        try:
+            if self._busy:
+                self._interrupt()
+        finally:  # also when the user is impatient, and interrupts this too
+            for worker in self._busy:
+                worker.kill()
+            for worker in list(self._busy):
+                self._drop(worker)
+            rested = [*self._idle, *self._served]
+            for worker, events in self._watch.wait(0).items():
+                self._watch.echo(worker, events)
+            self._workers.note_cost(self._job.function.digest, self._schedule.cost)
+            self._workers.give_back(rested, self._watch)
+
+    def _interrupt(self) -> None:
+        """Have those functions end that do so in time."""
+        for worker in self._busy:
+            worker.interrupt()
+        watch = Watch(self._busy)
+        deadline = time.monotonic() + _GRACE
+        while self._busy and (remaining := deadline - time.monotonic()) > 0:
+            for worker, events in watch.wait(remaining).items():
+                watch.echo(worker, events)
+                self._dismiss(worker, events)
+                if worker not in self._busy:
+                    watch.remove(worker)
+
+    # giving out
+
+    def _hand_out(self) -> list[Finished]:
+        """Give every idle worker a batch; returns what failed on the way."""
+        failed = []
+        while self._idle:
+            batch = self._next()
+            if batch is None:
+                break
+            try:
+                packed = pack_items(batch.items, batch.first, most=MOST_BYTES)
+            except TooMuch:
+                self._schedule.one_by_one(batch)
+                continue
+            except Exception as error:  # it is one of the items'
+                if by_signal_handler(error):
+                    raise
+                if len(batch.items) > 1:
+                    self._schedule.one_by_one(batch)
+                else:
+                    unsent = Finished(batch.first, [None], {batch.first: error}, worker=-1, pid=0)
+                    failed.append(unsent)
+                continue
+            task = _Task(batch, packed, time.monotonic(), batch.permits)
+            self._give(self._idle.pop(), task)
+        return failed
+
+    def _next(self) -> Batch | None:
+        """The next batch. Raises Stalled when the deadline comes before its items do."""
+        if self._schedule.at_hand or self._feed is not None:
+            return self._schedule.next()
+        return self._limits.within(self._schedule.next, self._where)
+
+    def _give(self, worker: Worker, task: _Task) -> None:
+        job = self._job
+        digest = job.function.digest
+        batch = task.batch
+        work = Work(
+            digest, batch.first, task.packed.payload, job.seed, job.keep_going, batch.stretch
+        )
+        self._busy[worker] = task
+        if self._schedule.cost.seconds * len(batch.items) > BRIEF:
+            self._brief = False
+        if task.permits:
+            worker.permit(task.permits)
+        with contextlib.suppress(Closed):  # its pidfd says so too
+            worker.frames.send(*worker.messages_to_know(digest, job.function), work)
+        if worker.frames.unsent:
+            self._watch.follow_sending(worker)
+
+    # waiting
+
+    def _wait(self) -> Wants:
+        """The workers that want something. Raises Stalled, Cancelled."""
+        while True:
+            self._look()
+            wants = self._watch.wait(self._pause(), awake=self._brief)
+            if self._take_back() or wants or self._watch.rang:
+                return wants
+
+    def _pause(self) -> float:
+        """Seconds until the next look: at the limits, or at what may be overdue."""
+        pause = self._limits.pause
+        if self._idle and any(task.permits for task in self._busy.values()):
+            return min(pause, OVERDUE)
+        return pause
+
+    def _take_back(self) -> bool:
+        """Where a batch takes too long and a worker is idle, have that run what is not begun."""
+        if not self._idle:
+            return False
+        before = time.monotonic() - OVERDUE
+        for worker, task in self._busy.items():
+            if task.permits and task.since <= before:
+                unused = worker.revoke()
+                begun = (1 + task.permits - unused) * task.batch.stretch
+                batch = self._schedule.take_back(task.batch, begun)
+                self._busy[worker] = task._replace(batch=batch, permits=0)
+                if unused:
+                    return True
+        return False
+
+    def _look(self) -> None:
+        self._limits.look(self._where)
+
+    def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
+        self._watch.echo(worker, events)
+        message = None
+        ended = worker.pidfd in events
+        if worker.frames.fileno() in events:
+            try:
+                message = self._receive(worker)
+            except Closed:  # it is ending, or its function has closed what it could answer by
+                ended = True
+                readable(worker.pidfd, _GRACE)  # how it ends by itself says more than a kill
+        if message is not None:
+            yield from self._take_answer(worker, message)
+        elif ended:
+            yield from self._lose(worker)
+
+    def _receive(self, worker: Worker) -> Done | Unreadable | Stopped | None:
+        """What a worker says, if all of it is there. Raises Closed."""
+        if worker.frames.unsent and worker.frames.flush():
+            self._watch.follow_sending(worker)
+        return worker.receive()
+
+    # answers and losses
+
+    def _take_answer(
+        self, worker: Worker, message: Done | Unreadable | Stopped
+    ) -> Generator[Finished, None, None]:
+        task = self._busy[worker]
+        batch = task.batch
+        if isinstance(message, Stopped):
+            message = Unreadable(INTERRUPTED, about_function=False)
+        if isinstance(message, Unreadable):
+            self._free(worker)
+            if len(batch.items) > 1 and not message.about_function:
+                self._schedule.one_by_one(batch)
+                return
+            which = range(batch.first, batch.first + len(batch.items))
+            errors = {item: restore(message.failure, str(worker), item) for item in which}
+            yield self._finished(worker, batch, [None] * len(batch.items), errors)
+            return
+        try:
+            values = load(message.values, self._limits.remaining)
+        except Exception as error:  # a class's own unpickling may raise anything
+            yield from self._not_loaded(worker, message, error)
+            return
+        self._free(worker)
+        errors = {
+            batch.first + position: restore(failure, str(worker), batch.first + position)
+            for position, failure in message.failures
+        }
+        if errors and not self._job.keep_going:
+            batch, _ = batch.cut(len(values))
+        else:  # where there are others, its function has closed what it takes its permits from
+            batch = self._schedule.take_back(batch, len(values))
+        self._schedule.done(batch, message.seconds, task.packed.shared + message.shared)
+        yield Finished(
+            batch.first,
+            values,
+            errors,
+            worker.number,
+            worker.pid,
+            message.seconds,
+            len(task.packed.payload) + task.packed.shared,
+            len(message.values) + message.shared,
+        )
+
+    def _free(self, worker: Worker) -> None:
+        """Its answer is here, and whole."""
+        task = self._busy.pop(worker)
+        if task.permits:
+            worker.revoke()  # of a batch that it did not run to its end some are left
+        (self._served if self._job.one_each else self._idle).append(worker)
+        task.packed.release()
+
+    def _not_loaded(
+        self, worker: Worker, message: Done, error: Exception
+    ) -> Generator[Finished, None, None]:
+        """Its results cannot be loaded: it ended before their memory was here, or they cannot."""
+        if by_signal_handler(error):
+            raise error
+        if isinstance(error, Stalled) and self._limits.over:
+            raise self._limits.stalled(self._where()) from None
+        if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
+            yield from self._lose(worker)
+            return
+        batch = self._busy[worker].batch
+        if message.shared:  # what else it has sent stays pinned there
+            self._replace(worker)
+        else:
+            self._free(worker)
+        if len(batch.items) > 1:
+            self._schedule.one_by_one(batch)
+            return
+        failed = InvalidType(
+            f"the result of item {batch.first} has come and cannot be unpickled here: "
+            f"{type(error).__name__}: {error}"
+        )
+        failed.__cause__ = error
+        yield self._finished(worker, batch, [None], {batch.first: failed})
+
+    @staticmethod
+    def _finished(
+        worker: Worker, batch: Batch, values: list[Any], errors: dict[int, Exception]
+    ) -> Finished:
+        return Finished(batch.first, values, errors, worker.number, worker.pid)
+
+    def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
+        """A worker has ended: have its items run again, or failed."""
+        task = self._busy.get(worker)
+        if task is None:
+            self._drop(worker)
+            return
+        batch = task.batch
+        came = not worker.frames.unsent
+        ended = self._replace(worker)
+        item = ended.item if ended is not None else batch.first if came else -1
+        if item == LOADING + batch.first:  # its unpickling did it: nobody knows which one's
+            item = batch.first
+            if len(batch.items) > 1:
+                self._schedule.one_by_one(batch)
+                return
+        if not batch.first <= item < batch.first + len(batch.items):
+            item = batch.first
+            if self._schedule.never_came(batch):
+                return
+        if self._schedule.lost(batch, item):
+            return
+        retries = self._job.retries
+        error = lost(
+            worker,
+            ended,
+            item=item,
+            doing=f"ran item {item}" + (f" for the {retries + 1}. time" if retries else ""),
+            advice="" if retries else "; retries=1 runs such items again on a fresh worker",
+        )
+        one = Batch(item, [None])
+        yield self._finished(worker, one, [None], {item: error})
+
+    def _replace(self, worker: Worker) -> Ended | None:
+        """Have a fresh worker in the place of one that has ended; how that was."""
+        ended = self._drop(worker)
+        fresh = self._workers.replace(worker, self._look)
+        self._idle.append(fresh)
+        self._watch.add(fresh)
+        return ended
+
+    def _drop(self, worker: Worker) -> Ended | None:
+        """End a worker, if it has not ended; how it did."""
+        worker.kill()
+        self._watch.remove(worker)
+        task = self._busy.pop(worker, None)
+        if task is not None:
+            task.packed.release()
+        for rested in (self._idle, self._served):
+            if worker in rested:
+                rested.remove(worker)
+        return self._workers.end(worker)
+
+    def _dismiss(self, worker: Worker, events: set[int]) -> None:
+        """After an interrupt: the worker has stopped, has finished in time, or has ended."""
+        try:
+            if worker.frames.unsent or worker.frames.broken:
+                raise Closed("it has not all of its items, or cannot be understood")
+            message = worker.receive()
+            if isinstance(message, Done):
+                load(message.values, _GRACE)  # takes the arrays over, and gives them back
+        except Exception:  # see `_take`
+            self._drop(worker)
+            return
+        if message is not None:
+            self._free(worker)
+        elif worker.pidfd in events:
+            self._drop(worker)
+
+    def _where(self) -> str:
+        """Who has what."""
+        found = [f"  {worker} has items {task.batch.span}" for worker, task in self._busy.items()]
+        waits = bool(self._idle) and self._schedule.total is None
+        if waits:
+            found.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
+        return "\n".join(found)
