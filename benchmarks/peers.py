@@ -33,11 +33,14 @@ LOOPBACK = {
 
 def interleaved(rounds: int, measures: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """What each peer measures in each round; in a round one after the other, so that a noisy
-    minute hurts all alike."""
+    minute hurts all alike, and each round begins with another, so that none always comes after
+    the same: the one before may leave caches cold, or warm."""
     found: dict[str, list[T]] = {name: [] for name in measures}
-    for _ in range(rounds):
-        for name, measure in measures.items():
-            found[name].append(measure())
+    names = list(measures)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(measures[name]())
     return found
 
 
