@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import command
@@ -124,6 +125,19 @@ def test_a_benchmark_keeps_when_and_where_it_ran(
     assert kept.date.endswith(" UTC")
     assert set(kept.machine) == {"cores", "processor", "memory", "system", "python"}
     assert set(kept.versions) == {"weft", "numpy"}
+
+
+def test_each_round_begins_with_another_peer() -> None:
+    """All are measured in every round, in the same order but for where it begins."""
+    order: list[str] = []
+
+    def measured(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    found = peers.interleaved(4, {name: partial(measured, name) for name in "abc"})
+    assert "".join(order) == "abc" "bca" "cab" "abc"
+    assert found == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
 
 
 def test_which_peers_are_here() -> None:
