@@ -136,7 +136,7 @@ def test_each_round_begins_with_another_peer() -> None:
         return len(order)
 
     found = peers.interleaved(4, {name: partial(measured, name) for name in "abc"})
-    assert "".join(order) == "abc" "bca" "cab" "abc"
+    assert "".join(order) == "abcbcacababc"
     assert found == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
 
 
