@@ -39,13 +39,11 @@ from weft.engines.local.member import (
     renew,
 )
 from weft.engines.local.rounds import Round, TeamWorkers
-from weft.engines.local.wire import Once, pack_function
+from weft.engines.local.wire import IMMUTABLE, Once, pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
 
-#: what is pickled in less time than it takes to look whether it was
-_SMALL = (bool, int, float, complex, str, bytes, type(None))
 #: seconds for a team to assemble
 _START = 60.0
 #: seconds that a call under way has to end when its team is closed, and between two looks
@@ -106,7 +104,8 @@ class LocalStandingTeam(StandingTeam):
             return self._call(procedure, arguments)
 
     def for_several(self, value: Any, name: str) -> Any:
-        return value if isinstance(value, _SMALL) else Once(value, name)
+        # what is pickled in less time than it takes to look whether it was
+        return value if isinstance(value, IMMUTABLE) else Once(value, name)
 
     def sees(self, value: Any) -> bool:
         return type(value) in KINDS and buffer_of(value) is not None

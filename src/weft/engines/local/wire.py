@@ -33,7 +33,8 @@ LARGE = 1 << 16
 
 _PROTOCOL = 5
 #: nobody can change these, so the same one may come twice; packed in a third of the time
-_IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
+IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
+_EXACTLY_THESE = frozenset(IMMUTABLE)
 
 
 class Packed:
@@ -173,13 +174,12 @@ def _arrays_apart(items: list[Any]) -> list[Any]:
     """The items, with a view in the place of an array that came before: a pickler would write that
     only once."""
     numpy = sys.modules.get("numpy")
-    arrays = [id(item) for item in items if numpy is not None and type(item) is numpy.ndarray]
-    if len(set(arrays)) == len(arrays):
+    if numpy is None or numpy.ndarray not in set(map(type, items)):
         return items
     seen: set[int] = set()
     found = []
     for item in items:
-        again = id(item) in seen and id(item) in arrays
+        again = id(item) in seen and type(item) is numpy.ndarray
         found.append(item.view() if again else item)
         seen.add(id(item))
     return found
@@ -198,7 +198,7 @@ def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Pac
     without one if there is no first."""
     # a lone tuple is what most functions of a team return
     values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
-    if _IMMUTABLE.issuperset(map(type, values)):
+    if _EXACTLY_THESE.issuperset(map(type, values)):
         packed.payload = pickle.dumps(items, _PROTOCOL)
         return packed
     try:
