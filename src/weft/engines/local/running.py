@@ -381,7 +381,7 @@ class Run:
             message = worker.receive()
             if isinstance(message, Done):
                 load(message.values, _GRACE)  # takes the arrays over, and gives them back
-        except Exception:  # see `_take`
+        except Exception:  # see `_take_answer`
             self._drop(worker)
             return
         if message is not None:
