@@ -30,6 +30,15 @@ def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
     return some if ids.ndim else np.asarray(some)
 
 
+def write(table: Array, ids: Ids, rows: Array) -> None:
+    """Replace some rows of a table; all is C-contiguous. Where an id is named again, the last of its
+    rows is the one that stays."""
+    if rows.ndim > 1:  # each row is copied at once, where `table[ids] = rows` goes element by element
+        row = np.dtype((np.void, rows.itemsize * rows[0].size))
+        table, rows = table.view(row), rows.view(row)
+    table.put(ids, rows, "clip")
+
+
 class Repeats(NamedTuple):
     """Which positions of a list of ids name a row that a later one names too, and, for each of
     them, the last position that does."""
@@ -107,9 +116,9 @@ def update(
     rows = table.take(ids, 0)
     beside = {name: array.take(ids, 0) for name, array in state.items()}
     updater.update(rows, beside, delta, step)
-    table[ids] = rows
+    write(table, ids, rows)
     for name, array in beside.items():
-        state[name][ids] = array
+        write(state[name], ids, array)
 
 
 class Adder:
@@ -140,7 +149,7 @@ class Adder:
             np.add(room, delta, room)
             if found is not None:
                 np.add.at(room, found.last, delta[found.earlier])
-        table[ids] = room
+        write(table, ids, room)
 
     def _room_like(self, delta: Array) -> Array:
         if self._room.size < delta.size:
