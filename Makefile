@@ -38,9 +38,10 @@ test: .venv/test
 $(BESIDE): .venv/test
 	$(BIN)/python -m pytest -q $@
 
-# what shares memory, once more on the portable kind of it; tests of both kinds have been there
+# what shares memory, once more on the portable kind of it, and without loops in C; tests of both
+# kinds have been there
 portable: .venv/test
-	WEFT_PORTABLE=1 $(BIN)/python -m pytest -q -k 'not (mpirun or memfd or portable)' $(PORTABLE)
+	WEFT_PORTABLE=1 WEFT_KERNELS=0 $(BIN)/python -m pytest -q -k 'not (mpirun or memfd or portable)' $(PORTABLE)
 
 lint: .venv/test
 	$(BIN)/ruff check .
@@ -65,7 +66,7 @@ docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
 
-.venv/core: pyproject.toml constraints.txt
+.venv/core: pyproject.toml constraints.txt hatch_build.py src/weft/kernels.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later")'
 	$(PYTHON) -m venv .venv
 	$(PIP) --editable .

@@ -42,6 +42,7 @@ SOUND = Machine(
     open_files=Fact(1024),
     gpus=Fact(0),
     mpirun=Fact("Open MPI 5.0.3"),
+    kernels=Fact(True),
     ranks=Fact(True),
     packages=INSTALLED,
     environment={},
@@ -186,6 +187,11 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
             made_up(packages={**INSTALLED, "mpi4py": Fact("")}),
             "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
             "(pip install 'weft[mpi]')",
+        ),
+        (
+            made_up(kernels=Fact(False, "why")),
+            "weft's loops in C are not used (why): adding to tables is slower, still right; have a "
+            "C compiler, and install weft again",
         ),
         (
             made_up(environment={"WEFT_FAULT": "meet.after:1:kill"}),

@@ -23,12 +23,13 @@ SOURCE = ROOT / "src" / "weft"
 LAYERS = {
     "__main__": {"cli"},
     "cli": {"_core", "_version", "doctor", "engines", "errors", "resources"},
-    "doctor": {"_core", "_version", "doctor", "engines", "errors", "resources", "weft"},
+    "doctor": {"_core", "_version", "doctor", "engines", "errors", "kernels", "resources", "weft"},
     "_api": {"_api", "_core", "adapters", "engines", "errors", "faults", "resources"},
     "engines": {"_core", "_version", "engines", "errors", "faults", "resources"},
-    "_core": {"_core", "adapters", "errors"},
+    "_core": {"_core", "adapters", "errors", "kernels"},
     "adapters": {"adapters", "errors"},
     "faults": {"errors"},
+    "kernels": set(),
     "resources": set(),
     "errors": set(),
     "_version": set(),
@@ -195,8 +196,9 @@ def test_the_wheel_in_a_bare_environment(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert sorted(done.stdout.splitlines()) == ["[0] sum 6 of 2", "[1] sum 6 of 2"], done
-    typed = bare / "lib"
-    assert list(typed.rglob("weft/py.typed"))
+    lib = bare / "lib"
+    assert list(lib.rglob("weft/py.typed"))
+    assert list(lib.rglob("weft/libkernels.so"))
 
 
 def test_extras_are_the_ones_promised() -> None:

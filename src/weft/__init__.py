@@ -4,6 +4,7 @@
       errors.py      every exception
       resources.py   the plan: cores, threads and memory for each worker
       faults.py      named points at which tests make things fail
+      kernels.py     loops in C, where they were compiled
       cli.py         the command `weft`
       doctor/        the machine as weft sees it, and what would go wrong
       _api/          what you call

@@ -116,7 +116,8 @@ class Table:
         if self._background.pending:
             self._background.finish()
         ids, room = self._prepare_get(rows, out)
-        return self._handed_over(self._store.get(ids, room, timeout=timeout), out)
+        found = self._store.get(ids, room, timeout=timeout)
+        return out if found is out else self._handed_over(found, out)
 
     def add(self, delta: Any, rows: Any = None, *, timeout: float | None = None) -> None:
         """Give a delta to the updater: for all rows, or one row of it for each row named.
@@ -159,8 +160,6 @@ class Table:
         if out is None:
             is_numpy = self._library is _NUMPY
             return found if is_numpy else self._library.deliver(found, self._spec.dtype.name)
-        if found is out:
-            return out
         view, _ = adapters.of(out).view(out)  # type: ignore[union-attr]
         if not np.may_share_memory(view, found):  # it was not in one piece
             view[...] = found

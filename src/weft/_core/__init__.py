@@ -20,6 +20,7 @@ moves.py        broadcast, scatter, gather and all_gather
 
 Of tables:
 
+adding.py       one array added to another
 updaters.py     what `add` does to rows and their state
 consistency.py  who waits for whom: async, bsp, ssp(k)
 tables.py       what a table is, and what may be given to it

@@ -7,13 +7,16 @@ pass without warning, as they do when all rows are updated.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft import kernels
 from weft._core.elements import Array
 from weft._core.tables import Ids
 from weft._core.updaters import Updater
+from weft._core.values import address
 
 #: rows for which 4 bytes each are kept, to find those that are named twice
 _SCRATCH = 1 << 20
@@ -31,10 +34,10 @@ def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
 
 
 def write(table: Array, ids: Ids, rows: Array) -> None:
-    """Replace some rows of a table; all is C-contiguous. Where an id is named again, the last of its
-    rows is the one that stays."""
-    if rows.ndim > 1:  # each row is copied at once, where `table[ids] = rows` goes element by element
-        row = np.dtype((np.void, rows.itemsize * rows[0].size))
+    """Replace some rows of a table; all is C-contiguous. Where an id is named again, the last of
+    its rows is the one that stays."""
+    if rows.ndim > 1:  # a row is copied at once, where `table[ids] = rows` takes its elements apart
+        row = np.dtype((np.void, rows.itemsize * prod(rows.shape[1:])))
         table, rows = table.view(row), rows.view(row)
     table.put(ids, rows, "clip")
 
@@ -155,3 +158,27 @@ class Adder:
         if self._room.size < delta.size:
             self._room = np.empty(delta.size, delta.dtype)
         return self._room[: delta.size].reshape(delta.shape)
+
+
+class CompiledAdder(Adder):
+    """The same in C, row after row: nothing is copied out and back, and ids may repeat."""
+
+    def __init__(self, n_rows: int, dtype: np.dtype[Any], add_rows: kernels.AddRows) -> None:
+        super().__init__(n_rows, dtype)
+        self._add_rows = add_rows
+
+    def touch(self, table: Array, ids: Ids, delta: Array) -> None:
+        """Nothing: while one row is added to, those after it are on their way."""
+
+    def find(self, ids: Ids) -> None:
+        return None
+
+    def add(self, table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
+        ids, columns = np.ascontiguousarray(ids), prod(table.shape[1:])
+        self._add_rows(address(table), address(ids), ids.size, address(delta), columns)
+
+
+def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
+    """The quickest one that there is for a table."""
+    add_rows = kernels.row_adder(dtype.name)
+    return Adder(n_rows, dtype) if add_rows is None else CompiledAdder(n_rows, dtype, add_rows)

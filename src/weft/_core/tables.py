@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -56,7 +57,7 @@ class TableSpec:
     def n_rows(self) -> int:
         return self.shape[0]
 
-    @property
+    @cached_property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row: () for an array's element."""
         return self.shape[1:]
@@ -197,8 +198,9 @@ def as_ids(value: Any, n_rows: int) -> Ids:
         ids = value  # the usual case
     else:
         ids = _indexes(value, n_rows)
-    # as unsigned numbers the negative ones are the largest
-    if ids.size and np.maximum.reduce(ids.view(_UNSIGNED), None) >= n_rows:
+    # as unsigned numbers the negative ones are the largest; argmax takes half the time of max
+    unsigned = ids.view(_UNSIGNED)
+    if ids.size and unsigned.item(unsigned.argmax()) >= n_rows:
         wrong = ids.reshape(-1)
         raise _out_of_range(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
     return ids

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from weft._core.adding import add_to
 from weft._core.elements import Array
 from weft.errors import InvalidType, InvalidValue
 
@@ -333,7 +334,7 @@ def _computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _add(rows: Array, delta: Array) -> None:  # all at once: one pass needs no blocks
-    np.add(rows, delta, out=rows)
+    add_to(rows, delta)
 
 
 def _sgd(block: _Block, lr: float) -> None:

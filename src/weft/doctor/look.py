@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from weft import kernels
 from weft._core import timeouts
 from weft._version import __version__
 from weft.doctor import programs, reading
@@ -22,6 +23,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     timeouts.VARIABLE,
     "WEFT_PORTABLE",
+    "WEFT_KERNELS",
     "WEFT_FAULT",
 )
 _SCOPES = {
@@ -53,6 +55,7 @@ def look() -> Machine:
         open_files=attempt(_open_files),
         gpus=attempt(programs.gpus),
         mpirun=attempt(programs.mpirun),
+        kernels=Fact(not kernels.missing(), kernels.missing()),
         ranks=attempt(programs.two_ranks),
         packages={name: attempt(partial(_version, name)) for name in PACKAGES},
         environment=environment,

@@ -42,6 +42,8 @@ class Machine:
     open_files: Fact[int]
     gpus: Fact[int]
     mpirun: Fact[str]
+    #: whether the loops in C were compiled
+    kernels: Fact[bool]
     #: whether two ranks, started as a trial, met
     ranks: Fact[bool]
     #: name -> version

@@ -19,6 +19,7 @@ _LABELS = {
     "reading": "process_vm_readv",
     "open_files": "open files",
     "gpus": "GPUs",
+    "kernels": "loops in C",
     "ranks": "ranks meet",
 }
 _SIZES = ("memory", "shm_size", "shm_free")

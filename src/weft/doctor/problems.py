@@ -47,6 +47,7 @@ def drawbacks(machine: Machine) -> list[str]:
         *_about_open_files(machine),
         *_about_gpus(machine),
         *_about_mpi(machine),
+        *_about_kernels(machine),
         *_about_faults(machine),
     ]
 
@@ -164,6 +165,14 @@ def _about_mpi(machine: Machine) -> Iterator[str]:
         yield (
             "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
             "(pip install 'weft[mpi]')"
+        )
+
+
+def _about_kernels(machine: Machine) -> Iterator[str]:
+    if machine.kernels.value is False:
+        yield (
+            f"weft's loops in C are not used ({machine.kernels.why}): adding to tables is slower, "
+            "still right; have a C compiler, and install weft again"
         )
 
 

@@ -28,7 +28,7 @@ class SerialStore(Store):
         self._state = {name: np.zeros(spec.shape, spec.dtype) for name in spec.updater.state}
         if values is not None:
             self._rows[...] = values
-        self._adder = rows.Adder(spec.n_rows, spec.dtype)
+        self._adder = rows.make_adder(spec.n_rows, spec.dtype)
         #: threads take turns
         self._turn = threading.RLock()
         #: whether one is in the middle of an add

@@ -81,9 +81,9 @@ class PreparedReduction:
             out = np.empty(self._shape, self._dtype)
         if self._quick:
             function = self._function
-            total = function(parts[0], parts[1], out)
+            total = function(parts[0], parts[1], out=out)
             for part in parts[2:]:
-                function(total, part, out)
+                function(total, part, out=out)
         else:
             combine(parts, out, self._op, self._element)
         if faults.armed:

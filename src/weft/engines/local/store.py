@@ -123,7 +123,7 @@ class LocalStore(Store):
         self._bsp = spec.consistency.name == "bsp"
         #: whether deltas are added to rows at once, by the quick way
         self._adds_rows = spec.updater.name == "add" and not self._bsp
-        self._adder = rows.Adder(spec.n_rows, spec.dtype)
+        self._adder = rows.make_adder(spec.n_rows, spec.dtype)
         #: threads of this rank add, and under bsp get, one after the other
         self._turn = threading.RLock()
         #: the thread that is in the middle of its turn; 0 if none
