@@ -61,6 +61,8 @@ def _loop(name: str, kind: str) -> Callable[..., None] | None:
 def _load() -> tuple[ctypes.CDLL | None, str]:
     if os.environ.get("WEFT_KERNELS") == "0":
         return None, "WEFT_KERNELS=0"
+    if ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None, "row ids have 8 bytes in them"
     if not _LIBRARY.exists():
         return None, "no C compiler was found when weft was installed"
     try:
