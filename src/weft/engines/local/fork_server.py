@@ -56,7 +56,7 @@ class _Driver:
 
     channel: Channel
     pidfd: int
-    children: list[_Worker] = field(default_factory=list)
+    workers: list[_Worker] = field(default_factory=list)
     gone: bool = False
 
 
@@ -68,38 +68,38 @@ class _Worker:
     pid: int
     pidfd: int
     slot: int
-    client: _Driver
+    driver: _Driver
 
 
 class Server:
-    """Starts workers for its clients until the last is gone and no door is open."""
+    """Starts workers for its drivers until the last is gone and no door is open."""
 
     def __init__(
         self,
-        clients: Sequence[Channel],
+        drivers: Sequence[Channel],
         door: Door | None = None,
         *,
         when_idle: Callable[[], None] | None = None,
     ) -> None:
         self._door = door
         self._when_idle = when_idle
-        self._clients: list[_Driver] = []
-        self._children: dict[int, _Worker] = {}
+        self._drivers: list[_Driver] = []
+        self._workers: dict[int, _Worker] = {}
         #: the item that each worker is in: written by it, read here when it has ended
         self._items = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("Q")
         self._slots = list(range(_MOST))
         self._oom_kills = oom_kills()
         self._kill_at: dict[_Worker, float] = {}
-        for channel in clients:
+        for channel in drivers:
             self._add(channel)
 
     @property
     def sizes(self) -> tuple[int, int]:
         """How many drivers and workers there are."""
-        return len(self._clients), len(self._children)
+        return len(self._drivers), len(self._workers)
 
     def run(self) -> None:
-        while self._clients or self._children or self._door is not None:
+        while self._drivers or self._workers or self._door is not None:
             self.step()
 
     def step(self) -> None:
@@ -109,27 +109,27 @@ class Server:
             when_idle, self._when_idle = self._when_idle, None
             when_idle()
         # now: what is closed below leaves its number to what is opened below
-        ended = [child for child in self._children.values() if child.pidfd in ready]
+        ended = [worker for worker in self._workers.values() if worker.pidfd in ready]
         if self._door is not None and self._door.fileno() in ready:
             channel = self._door.accept()
             if channel is not None:
                 self._add(channel)
-        for client in list(self._clients):
-            if client.channel.fileno() in ready:
-                self._answer(client)
-            elif client.pidfd in ready:
-                self._forget(client)
+        for driver in list(self._drivers):
+            if driver.channel.fileno() in ready:
+                self._answer(driver)
+            elif driver.pidfd in ready:
+                self._forget(driver)
         self._reap(ended)
-        for child in [child for child, due in self._kill_at.items() if due <= time.monotonic()]:
-            del self._kill_at[child]
-            self._kill(child)
+        for worker in [worker for worker, due in self._kill_at.items() if due <= time.monotonic()]:
+            del self._kill_at[worker]
+            self._kill(worker)
 
     def _wait(self) -> set[int]:
         poll = select.poll()
-        watched = [fd for client in self._clients for fd in (client.channel.fileno(), client.pidfd)]
+        watched = [fd for driver in self._drivers for fd in (driver.channel.fileno(), driver.pidfd)]
         if self._door is not None:
             watched.append(self._door.fileno())
-        for descriptor in (*watched, *self._children):
+        for descriptor in (*watched, *self._workers):
             poll.register(descriptor, select.POLLIN)
         limits = [max(0.0, due - time.monotonic()) for due in self._kill_at.values()]
         if self._when_idle is not None:
@@ -142,33 +142,33 @@ class Server:
         if pidfd < 0:
             channel.close()
         else:
-            self._clients.append(_Driver(channel, pidfd))
+            self._drivers.append(_Driver(channel, pidfd))
 
-    def _answer(self, client: _Driver) -> None:
+    def _answer(self, driver: _Driver) -> None:
         try:
-            message, descriptors = client.channel.receive(Start, Close)
+            message, descriptors = driver.channel.receive(Start, Close)
         except Closed:
-            self._forget(client)
+            self._forget(driver)
             return
         except WeftError as error:
             _tell(str(error))
-            self._forget(client)
+            self._forget(driver)
             return
         if isinstance(message, Close):
             self._close()
             return
         try:
-            self._start(client, message.worker, descriptors)
+            self._start(driver, message.worker, descriptors)
         except Closed:
-            self._forget(client)
+            self._forget(driver)
         except OSError as error:
             _tell(f"no more workers can be started: {error}")
-            self._forget(client)
+            self._forget(driver)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _start(self, client: _Driver, number: int, descriptors: list[int]) -> None:
+    def _start(self, driver: _Driver, number: int, descriptors: list[int]) -> None:
         if not self._slots:
             raise OSError(errno.EAGAIN, f"there are {_MOST} already")
         slot = self._slots[-1]
@@ -185,13 +185,13 @@ class Server:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        child = _Worker(number, pid, pidfd, self._slots.pop(), client)
-        self._children[child.pidfd] = child
-        client.children.append(child)
-        client.channel.send(Started(number, pid), [child.pidfd])
+        worker = _Worker(number, pid, pidfd, self._slots.pop(), driver)
+        self._workers[worker.pidfd] = worker
+        driver.workers.append(worker)
+        driver.channel.send(Started(number, pid), [worker.pidfd])
 
     def _become_worker(self, server: int, number: int, slot: int, descriptors: list[int]) -> None:
-        """In the child: never returns."""
+        """In the worker: never returns."""
         code = 1
         try:
             libc.end_with_parent(signal.SIGKILL)
@@ -218,10 +218,10 @@ class Server:
 
     def _close_inherited(self) -> None:
         """What a worker would keep open: that somebody has gone would not be seen."""
-        for client in self._clients:
-            client.channel.close()
-            os.close(client.pidfd)
-        for pidfd in self._children:
+        for driver in self._drivers:
+            driver.channel.close()
+            os.close(driver.pidfd)
+        for pidfd in self._workers:
             os.close(pidfd)
         if self._door is not None:
             os.close(self._door.fileno())
@@ -229,50 +229,50 @@ class Server:
     def _reap(self, ended: Sequence[_Worker]) -> None:
         kills, before = oom_kills() if ended else self._oom_kills, self._oom_kills
         self._oom_kills = kills  # they are known now: the next worker's end has another cause
-        for child in ended:
-            del self._children[child.pidfd]
-            self._reap_one(child, out_of_memory=kills > before)
+        for worker in ended:
+            del self._workers[worker.pidfd]
+            self._reap_one(worker, out_of_memory=kills > before)
 
-    def _reap_one(self, child: _Worker, *, out_of_memory: bool) -> None:
-        code = peek_end(child.pid)
+    def _reap_one(self, worker: _Worker, *, out_of_memory: bool) -> None:
+        code = peek_end(worker.pid)
         with contextlib.suppress(OSError):  # what it has started; before its pid is free
-            os.killpg(child.pid, signal.SIGKILL)
-        usage = os.wait4(child.pid, 0)[2]
-        os.close(child.pidfd)
-        self._kill_at.pop(child, None)
-        item = self._items[child.slot]
-        self._slots.append(child.slot)
-        child.client.children.remove(child)
-        if not child.client.gone:
+            os.killpg(worker.pid, signal.SIGKILL)
+        usage = os.wait4(worker.pid, 0)[2]
+        os.close(worker.pidfd)
+        self._kill_at.pop(worker, None)
+        item = self._items[worker.slot]
+        self._slots.append(worker.slot)
+        worker.driver.workers.remove(worker)
+        if not worker.driver.gone:
             ended = Ended(
-                child.number,
+                worker.number,
                 code,
                 -1 if item == _NO_ITEM else item,
                 usage.ru_maxrss * 1024,
                 int(out_of_memory and code == -signal.SIGKILL),
             )
-            child.client.channel.send_now(ended)
+            worker.driver.channel.send_now(ended)
 
     def _close(self) -> None:
         """Let nobody else in, and end all workers."""
         self._door = None
-        for client in list(self._clients):
-            self._forget(client)
+        for driver in list(self._drivers):
+            self._forget(driver)
 
-    def _forget(self, client: _Driver) -> None:
-        client.gone = True
-        self._clients.remove(client)
-        client.channel.close()
-        os.close(client.pidfd)
-        for child in client.children:
-            self._kill_at[child] = time.monotonic() + _GRACE
+    def _forget(self, driver: _Driver) -> None:
+        driver.gone = True
+        self._drivers.remove(driver)
+        driver.channel.close()
+        os.close(driver.pidfd)
+        for worker in driver.workers:
+            self._kill_at[worker] = time.monotonic() + _GRACE
 
     @staticmethod
-    def _kill(child: _Worker) -> None:
+    def _kill(worker: _Worker) -> None:
         with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(worker.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):  # it may have left its group
-            os.kill(child.pid, signal.SIGKILL)
+            os.kill(worker.pid, signal.SIGKILL)
 
 
 def _tell(what: str) -> None:
