@@ -1,14 +1,17 @@
 """Compiles src/weft/kernels.c when weft is installed or a wheel is built, if there is a C compiler.
 
-Without one weft is the same, only slower: this never fails an installation.
+Without one weft is the same, only slower: whatever goes wrong here is told, and fails nothing.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sysconfig
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +25,42 @@ class KernelsHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel":  # of which an editable installation is one too
+        if self.target_name != "wheel":  # an editable installation is one too
             return
         source = Path(self.root, "src", "weft", "kernels.c")
-        library = source.with_name("libkernels.so")
-        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-        made = library.with_suffix(f".{os.getpid()}")
+        self._folder = tempfile.TemporaryDirectory()
+        library = Path(self._folder.name, "libkernels.so")
         try:
-            subprocess.run(
-                [compiler[0], *_FLAGS, str(source), "-o", str(made)],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            made.replace(library)  # at once: one that is in use stays as it is
-        except (OSError, subprocess.CalledProcessError) as error:
-            made.unlink(missing_ok=True)
-            library.unlink(missing_ok=True)
-            why = getattr(error, "stderr", None) or str(error)
+            _compile(source, library)
+            if version == "editable":
+                _replace(source.with_name(library.name), library)
+        except Exception as error:
+            why = getattr(error, "stderr", None) or error
             self.app.display_warning(f"weft is installed without its loops in C: {why}")
             return
-        system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["artifacts"].append("src/weft/libkernels.so")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{system}"
+        if version != "editable":
+            system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["force_include"][str(library)] = f"weft/{library.name}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{system}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self.target_name == "wheel":
+            self._folder.cleanup()
+
+
+def _compile(source: Path, library: Path) -> None:
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    checksum = zlib.crc32(source.read_bytes())
+    subprocess.run(
+        [*compiler, *_FLAGS, f"-DSOURCE={checksum}u", str(source), "-o", str(library)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+
+def _replace(old: Path, new: Path) -> None:
+    """At once: who has loaded the old one keeps it as it is."""
+    beside = Path(shutil.copy(new, old.with_name(f"{old.name}.{os.getpid()}")))
+    beside.replace(old)

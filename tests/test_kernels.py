@@ -20,13 +20,14 @@ from weft import kernels
 from weft._core.adding import add_to
 from weft._core.rows import CompiledAdder, make_adder
 from weft._core.values import address
+from weft.errors import InvalidValue
 
 ROOT = Path(__file__).parent.parent
 KINDS = ("float32", "float64", "int32", "uint32", "int64", "uint64")
 #: numbers of a block of the loop that adds arrays, of the smallest kind
 BLOCK = (256 << 10) // 4
 
-needs_them = pytest.mark.skipif(kernels.missing() == "WEFT_KERNELS=0", reason="they are left away")
+needs_them = pytest.mark.skipif(os.environ.get("WEFT_KERNELS") == "0", reason="they are left away")
 
 
 def some(count: int, kind: str, seed: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
@@ -35,18 +36,21 @@ def some(count: int, kind: str, seed: int = 0) -> np.ndarray[Any, np.dtype[Any]]
     return bits.view(kind)
 
 
-def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """Whether two arrays are equal; which NaN it is may differ."""
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays have the same bits; which NaN it is may differ."""
+    words = f"u{one.itemsize}"
+    numbers = one == one  # noqa: PLR0124  not NaN
+    equal = np.array_equal(numbers, other == other)  # noqa: PLR0124
+    return equal and np.array_equal(one.view(words)[numbers], other.view(words)[numbers])
 
 
 @needs_them
 def test_they_are_here() -> None:
     """Wherever the suite runs there is a C compiler, so weft was installed with them."""
     assert kernels.missing() == ""
-    assert all(kernels.adder(kind) and kernels.row_adder(kind) for kind in KINDS)
-    assert kernels.adder("float16") is None
-    assert kernels.row_adder("complex64") is None
+    assert all(kernels.add_loop(kind) and kernels.add_rows_loop(kind) for kind in KINDS)
+    assert kernels.add_loop("float16") is None
+    assert kernels.add_rows_loop("complex64") is None
 
 
 @needs_them
@@ -59,10 +63,10 @@ def test_adding_arrays(kind: str, count: int, skipped: int) -> None:
     expected = array.copy()
     with np.errstate(all="ignore"):
         expected[skipped : skipped + count] += delta[:count]
-    loop = kernels.adder(kind)
+    loop = kernels.add_loop(kind)
     assert loop is not None
     loop(address(array[skipped:]), address(delta), count)
-    assert same_bits(array, expected)
+    assert same(array, expected)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "float16", "complex64", "int8"])
@@ -88,26 +92,108 @@ def test_an_array_added_to_one_that_it_overlaps(shift: int) -> None:
 @needs_them
 @given(
     ids=st.lists(st.integers(0, 9), max_size=40),
-    columns=st.sampled_from([0, 1, 3, 16, 64, 300]),
+    columns=st.sampled_from([None, 1, 3, 16, 64, 300]),
     kind=st.sampled_from(KINDS),
-    strided=st.booleans(),
+    how=st.sampled_from(["as they are", "strided", "unaligned", "read-only"]),
 )
-def test_adding_rows(ids: list[int], columns: int, kind: str, strided: bool) -> None:
+def test_adding_rows(ids: list[int], columns: int | None, kind: str, how: str) -> None:
     """As NumPy adds one row after the other; a row may be named several times."""
-    table = some(10 * max(columns, 1), kind).reshape((10, columns) if columns else (10,))
-    delta = some(len(ids) * max(columns, 1), kind, seed=1).reshape(len(ids), *table.shape[1:])
+    table = some(10 * (columns or 1), kind).reshape((10, columns) if columns else (10,))
+    delta = some(len(ids) * (columns or 1), kind, seed=1).reshape(len(ids), *table.shape[1:])
     named = np.array(ids, np.intp)
-    if strided:
+    if how == "strided":
         named = np.repeat(named, 2)[::2]
+    elif how == "unaligned":
+        named = np.frombuffer(b"x" + named.tobytes(), np.intp, offset=1)
+    elif how == "read-only":
+        named.flags.writeable = False
     expected = table.copy()
     with np.errstate(all="ignore"):
         for row, one in zip(ids, delta, strict=True):
             expected[row] += one
     adder = make_adder(len(table), table.dtype)
     assert isinstance(adder, CompiledAdder)
-    adder.touch(table, named, delta)
-    adder.add(table, named, delta, adder.find(named))
-    assert same_bits(table, expected)
+    adder.add(table, named, delta, adder.prepare(table, named, delta, touch=True))
+    assert same(table, expected)
+
+
+@needs_them
+def test_nothing_is_read_beyond_the_ids() -> None:
+    """They end where memory ends."""
+    program = """
+import ctypes, mmap
+import numpy as np
+from weft import kernels
+memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + mmap.PAGESIZE), mmap.PAGESIZE, 0)
+table, delta = np.zeros((7, 3), np.float32), np.ones((20, 3), np.float32)
+ids = np.frombuffer(memory, np.intp, 20, mmap.PAGESIZE - 160)
+ids[:] = np.arange(20) % 7
+loop = kernels.add_rows_loop("float32")
+places = (one.__array_interface__["data"][0] for one in (table, ids, delta))
+table_at, ids_at, delta_at = places
+print(loop(table_at, 7, ids_at, 20, delta_at, 3), table[:, 0].tolist())
+"""
+    done = run_python(program)
+    assert done.out == "20 [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 2.0]\n", done
+
+
+@needs_them
+@pytest.mark.parametrize("wrong", [10, 2**40, -1, -(2**62)])
+def test_ids_that_change_in_between(wrong: int) -> None:
+    """The rows before are added to, memory beyond the table is not, and it is said."""
+    table, delta = np.zeros((10, 4), np.float32), np.ones((3, 4), np.float32)
+    adder = make_adder(10, table.dtype)
+    with pytest.raises(InvalidValue, match=f"changed while they were in use: {wrong} is not in"):
+        adder.add(table, np.array([9, wrong, 0]), delta, None)
+    assert table[:, 0].tolist() == [0] * 9 + [1]
+
+
+@needs_them
+def test_a_library_of_another_version(tmp_path: Path) -> None:
+    """One that was not compiled from this kernels.c is not used, nor one that is none."""
+    package = tmp_path / "weft"
+    shutil.copytree(ROOT / "src" / "weft", package, ignore=shutil.ignore_patterns("__pycache__"))
+    program = "from weft import kernels; print(kernels.__file__, kernels.missing())"
+
+    def told() -> str:
+        done = run_python(program, env={"PYTHONPATH": str(tmp_path)})
+        path, _, reason = done.out.strip().partition(" ")
+        assert path == str(package / "kernels.py"), done
+        return reason
+
+    assert told() == ""
+    with (package / "kernels.c").open("a") as source:
+        source.write("/* changed */\n")
+    assert told() == "they were compiled for another version of weft; install weft again"
+    (package / "libkernels.so").write_bytes(b"")
+    assert told() == "they were not compiled; have a C compiler, and install weft again"
+
+
+@pytest.mark.parametrize(
+    "how", ["strided", "other byte order", "another shape", "read-only", "another dtype"]
+)
+def test_arrays_that_are_not_alike(how: str) -> None:
+    """An updater that is called by itself takes what NumPy takes, and refuses what it refuses."""
+    array, delta = np.ones((1024, 1024), np.float32), np.full((1024, 1024), 2, np.float32)
+    if how == "strided":
+        array = np.ones((1024, 2048), np.float32)[:, ::2]
+    elif how == "other byte order":
+        array, delta = array.astype(">f4"), delta.astype(">f4")
+    elif how == "another shape":
+        delta = delta[0]
+    elif how == "another dtype":
+        delta = delta.astype(np.float64)
+    elif how == "read-only":
+        array.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            add_to(array, delta)
+        return
+    add_to(array, delta)
+    assert (array == 3).all()
+    if how == "strided" and array.base is not None:
+        assert (array.base[:, 1::2] == 1).all()
 
 
 def test_they_can_be_left_away() -> None:
@@ -122,21 +208,23 @@ table.add(np.ones((3, 64), np.float32), rows=[7, 7, 9])
 print(kernels.missing(), table.get([7, 8, 9])[:, 0])
 """
     done = run_python(program, env={"WEFT_KERNELS": "0"})
-    assert done.out == "WEFT_KERNELS=0 [3. 1. 2.]\n", done
+    assert done.out == "WEFT_KERNELS=0 is set; unset it [3. 1. 2.]\n", done
 
 
 @pytest.mark.timeout(600)
-def test_a_wheel_without_a_compiler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "gcc '", "false"])
+def test_a_wheel_without_a_compiler(tmp_path: Path, compiler: str) -> None:
     """It is built all the same, for every system, and has no library."""
     tree = tmp_path / "tree"
     tree.mkdir()
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__", "libkernels*")
+    shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)],
         cwd=tree,
-        env={**os.environ, "CC": "no-such-compiler"},
+        env={**os.environ, "CC": compiler},
         check=True,
         capture_output=True,
     )

@@ -183,11 +183,11 @@ def test_the_wheel_in_a_bare_environment(tmp_path: Path) -> None:
 
     program = tmp_path / "program.py"
     program.write_text(
-        "import numpy, weft, multiverso, synkhronos, playdoh, distfun\n"
+        "import numpy, weft, weft.kernels, multiverso, synkhronos, playdoh, distfun\n"
         "weft.init()\n"
         "shared = weft.share(numpy.arange(4))\n"
         "weft.barrier()\n"
-        "print('sum', shared.sum(), 'of', weft.size())\n"
+        "print('sum', shared.sum(), 'of', weft.size(), weft.kernels.missing())\n"
     )
     done = subprocess.run(
         [bare / "bin" / "weft", "run", "-n", "2", program],
@@ -195,7 +195,7 @@ def test_the_wheel_in_a_bare_environment(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
     )
-    assert sorted(done.stdout.splitlines()) == ["[0] sum 6 of 2", "[1] sum 6 of 2"], done
+    assert sorted(done.stdout.splitlines()) == ["[0] sum 6 of 2 ", "[1] sum 6 of 2 "], done
     lib = bare / "lib"
     assert list(lib.rglob("weft/py.typed"))
     assert list(lib.rglob("weft/libkernels.so"))

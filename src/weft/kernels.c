@@ -1,13 +1,17 @@
 /* Loops that NumPy makes in several passes, or without an eye on memory.
 
-   Nothing is allocated here and nothing fails: who calls has checked addresses, row ids and
-   lengths. Integers are unsigned: signed ones wrap around to the same bits. kernels.py is the
-   Python side; everything works, more slowly, where this was not compiled. */
+   Who calls has checked addresses and lengths. Integers are unsigned: signed ones wrap around to
+   the same bits. kernels.py is the Python side; everything works, more slowly, where this was not
+   compiled. */
 
 #include <stdint.h>
 
-/* one library for all processors: the widest instructions are chosen when it is loaded */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+/* the checksum of this file, by which kernels.py tells that the library was made from it */
+const uint32_t kernels_source = SOURCE;
+
+/* one library for all processors: the widest instructions are chosen when it is loaded, where the
+   C library can do so */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDEST
@@ -51,32 +55,44 @@ ADD(int32, uint32_t)
 ADD(int64, uint64_t)
 
 
-/* Add one row of `delta` after the other to the rows of a table that are named. */
+/* Add one row of `delta` after the other to the rows of a table that are named; returns how many
+   were added. It ends early at an id that is not in the table: they were checked, but the array is
+   the user's, and another thread may have changed it since. */
 
 /* how many rows ahead memory is asked for, and how many bytes of each at most */
 #define AHEAD 8
 #define MOST_AHEAD 1024
 
-static inline void fetch(const char *row, int64_t bytes)
+/* An id, looked at once: what is checked is what is used. */
+static inline int64_t id_at(const int64_t *ids, int64_t i)
 {
-    const char *end = row + (bytes < MOST_AHEAD ? bytes : MOST_AHEAD);
-    for (; row < end; row += LINE)
-        __builtin_prefetch(row, 1);
+    return __atomic_load_n(ids + i, __ATOMIC_RELAXED);
+}
+
+/* Ask for a row. Nothing is read, so the id may be any number. */
+static inline void fetch(const void *table, int64_t id, int64_t bytes)
+{
+    uintptr_t row = (uintptr_t)table + (uintptr_t)id * (uintptr_t)bytes;
+    for (int64_t at = 0; at < bytes && at < MOST_AHEAD; at += LINE)
+        __builtin_prefetch((const void *)(row + at), 1);
 }
 
 #define ADD_ROWS(name, type)                                                                    \
-    WIDEST void add_rows_##name(type *table, const int64_t *ids, int64_t count,                 \
-                                const type *delta, int64_t columns)                             \
+    WIDEST int64_t add_rows_##name(type *table, int64_t n_rows, const int64_t *ids,             \
+                                   int64_t count, const type *delta, int64_t columns)           \
     {                                                                                           \
         for (int64_t i = 0; i < count; i++) {                                                   \
             if (i + AHEAD < count)                                                              \
-                fetch((const char *)(table + ids[i + AHEAD] * columns),                         \
-                      columns * (int64_t)sizeof(type));                                         \
-            type *restrict row = table + ids[i] * columns;                                      \
+                fetch(table, id_at(ids, i + AHEAD), columns * (int64_t)sizeof(type));           \
+            int64_t id = id_at(ids, i);                                                         \
+            if ((uint64_t)id >= (uint64_t)n_rows)                                               \
+                return i;                                                                       \
+            type *restrict row = table + id * columns;                                          \
             const type *restrict given = delta + i * columns;                                   \
             for (int64_t j = 0; j < columns; j++)                                               \
                 row[j] += given[j];                                                             \
         }                                                                                       \
+        return count;                                                                           \
     }
 
 ADD_ROWS(float32, float)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 #: adds an array to another: where that is, where the first is, and how many numbers. They are the
 #: same or lie apart.
 Add = Callable[[int, int, int], None]
-#: adds to some rows of a table: where it is, where the ids of the rows are, how many, where one
-#: delta for each is, and how many columns there are. A row may be named several times.
-AddRows = Callable[[int, int, int, int, int], None]
+#: adds to some rows of a table: where it is, how many rows it has, where the ids of those rows are,
+#: how many, where one delta for each is, and how many columns there are. A row may be named several
+#: times. Returns how many were added: less than all if an id is not in the table.
+AddRows = Callable[[int, int, int, int, int, int], int]
 
-_LIBRARY = Path(__file__).with_name("libkernels.so")
+_SOURCE = Path(__file__).with_name("kernels.c")
+_PATH = Path(__file__).with_name("libkernels.so")
 #: kinds of numbers, as NumPy names them, and as the loops do
 _KINDS = {
     "float32": "float32",
@@ -30,49 +34,46 @@ _KINDS = {
     "uint64": "int64",
 }
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
-_SIGNATURES = {
-    "add": (_POINTER, _POINTER, _NUMBER),
-    "add_rows": (_POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER),
-}
 
 
-def adder(kind: str) -> Add | None:
+def add_loop(kind: str) -> Add | None:
     """What adds arrays of a kind of number; None if there is nothing for it."""
-    return _loop("add", kind)
+    found: Add | None = _loop("add", kind, (_POINTER, _POINTER, _NUMBER), None)
+    return found
 
 
-def row_adder(kind: str) -> AddRows | None:
+def add_rows_loop(kind: str) -> AddRows | None:
     """What adds to rows of a kind of number; None if there is nothing for it."""
-    return _loop("add_rows", kind)
+    arguments = (_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER)
+    found: AddRows | None = _loop("add_rows", kind, arguments, _NUMBER)
+    return found
 
 
 def missing() -> str:
-    """Why there are no loops in C; empty if there are."""
+    """Why there are no loops in C, and what to do about it; empty if there are."""
     return _missing
 
 
-def _loop(name: str, kind: str) -> Callable[..., None] | None:
+def _loop(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
     if _library is None or kind not in _KINDS:
         return None
-    function: Callable[..., None] = getattr(_library, f"{name}_{_KINDS[kind]}")
+    function = getattr(_library, f"{name}_{_KINDS[kind]}")
+    function.argtypes, function.restype = arguments, result
     return function
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
     if os.environ.get("WEFT_KERNELS") == "0":
-        return None, "WEFT_KERNELS=0"
-    if ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None, "row ids have 8 bytes in them"
-    if not _LIBRARY.exists():
-        return None, "no C compiler was found when weft was installed"
+        return None, "WEFT_KERNELS=0 is set; unset it"
+    if ctypes.sizeof(_POINTER) != 8:
+        return None, "this Python has 32 bits; use one of 64"
     try:
-        library = ctypes.CDLL(str(_LIBRARY))
-    except OSError as error:  # for another system
-        return None, str(error)
-    for name, signature in _SIGNATURES.items():
-        for kind in set(_KINDS.values()):
-            function = getattr(library, f"{name}_{kind}")
-            function.argtypes, function.restype = signature, None
+        library = ctypes.CDLL(str(_PATH))
+        made_from = ctypes.c_uint32.in_dll(library, "kernels_source").value
+    except (OSError, ValueError):
+        return None, "they were not compiled; have a C compiler, and install weft again"
+    if made_from != zlib.crc32(_SOURCE.read_bytes()):
+        return None, "they were compiled for another version of weft; install weft again"
     return library, ""
 
 

@@ -43,9 +43,8 @@ def table_of(columns: int, dtype: Any = np.int64) -> Array:
 
 def added(table: Array, ids: list[int], delta: Array) -> None:
     """By NumPy's loops; tests/test_kernels.py has those in C."""
-    adder = rows.Adder(len(table), table.dtype)
-    adder.touch(table, indexes(ids), delta)
-    adder.add(table, indexes(ids), delta, adder.find(indexes(ids)))
+    adder, named = rows.NumpyAdder(len(table), table.dtype), indexes(ids)
+    adder.add(table, named, delta, adder.prepare(table, named, delta, touch=True))
 
 
 # where ids are named again

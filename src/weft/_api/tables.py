@@ -133,6 +133,7 @@ class Table:
     def get_async(self, rows: Any = None, *, out: Any = None) -> Handle:
         """As `get`, but returns at once; the handle's `wait()` returns the rows."""
         ids, room = self._prepare_get(rows, out)
+        ids = None if ids is None else ids.copy()  # the user's array may have changed by then
         return self._background.start(
             lambda: self._handed_over(self._store.get(ids, room), out), "get"
         )
@@ -140,6 +141,7 @@ class Table:
     def add_async(self, delta: Any, rows: Any = None) -> Handle:
         """As `add`, but returns at once; do not change `delta` before the handle is done."""
         checked, ids = self._prepare_add(delta, rows)
+        ids = None if ids is None else ids.copy()
         return self._background.start(lambda: self._store.add(checked, ids), "add")
 
     def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array | None]:

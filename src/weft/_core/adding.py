@@ -13,9 +13,16 @@ _LARGE = 2 << 20
 
 
 def add_to(array: Array, delta: Array) -> None:
-    """Add numbers to those of an array. Both are C-contiguous, of one dtype and shape."""
-    loop = kernels.adder(array.dtype.name) if array.nbytes >= _LARGE else None
-    if loop is None or np.may_share_memory(array, delta):
-        np.add(array, delta, out=array)
-    else:
+    """array += delta"""
+    loop = kernels.add_loop(array.dtype.name) if array.nbytes >= _LARGE else None
+    if loop is not None and _fit(array, delta) and not np.may_share_memory(array, delta):
         loop(address(array), address(delta), array.size)
+    else:
+        np.add(array, delta, out=array)
+
+
+def _fit(array: Array, delta: Array) -> bool:
+    """Whether one lies in memory as the other does, as C would have it."""
+    in_order = array.flags.carray and delta.flags.c_contiguous and delta.flags.aligned
+    alike = array.dtype == delta.dtype and array.shape == delta.shape
+    return in_order and alike and array.dtype.isnative

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from weft._core.elements import Array
 from weft._core.tables import Ids
 from weft._core.updaters import Updater
 from weft._core.values import address
+from weft.errors import InvalidValue
 
+#: the bytes that NumPy's void dtypes are shorter than
+_LONGEST = 1 << 31
 #: rows for which 4 bytes each are kept, to find those that are named twice
 _SCRATCH = 1 << 20
 
@@ -36,10 +39,13 @@ def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
 def write(table: Array, ids: Ids, rows: Array) -> None:
     """Replace some rows of a table; all is C-contiguous. Where an id is named again, the last of
     its rows is the one that stays."""
-    if rows.ndim > 1:  # a row is copied at once, where `table[ids] = rows` takes its elements apart
-        row = np.dtype((np.void, rows.itemsize * prod(rows.shape[1:])))
-        table, rows = table.view(row), rows.view(row)
-    table.put(ids, rows, "clip")
+    row_bytes = rows.itemsize * prod(rows.shape[1:])
+    if rows.ndim > 1 and row_bytes < _LONGEST:
+        # a row is copied at once, where `table[ids] = rows` takes its elements apart
+        row = np.dtype((np.void, row_bytes))
+        table.view(row).put(ids, rows.view(row), "clip")
+    else:
+        table[ids] = rows
 
 
 class Repeats(NamedTuple):
@@ -124,61 +130,72 @@ def update(
         write(state[name], ids, array)
 
 
-class Adder:
-    """Adds to some rows of a table, as `merge` and `update` would, with memory that it uses again:
-    fresh pages cost more than the addition. For one thread at a time."""
+class Adder(Protocol):
+    """Adds to some rows of a table, as `merge` and `update` would. For one thread at a time."""
+
+    def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Any:
+        """What can be done before the table is locked; `add` is given what it returns.
+
+        `touch`: bring the rows into this processor's cache, so that adding to them is soon over.
+        """
+
+    def add(self, table: Array, ids: Ids, delta: Array, prepared: Any) -> None: ...
+
+
+def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
+    """The quickest one that there is for a table."""
+    loop = kernels.add_rows_loop(dtype.name)
+    return NumpyAdder(n_rows, dtype) if loop is None else CompiledAdder(loop)
+
+
+class CompiledAdder:
+    """In C, row after row: nothing is copied out and back, and ids may repeat."""
+
+    def __init__(self, loop: kernels.AddRows) -> None:
+        self._loop = loop
+
+    def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> None:
+        """Nothing: while one row is added to, those after it are on their way."""
+
+    def add(self, table: Array, ids: Ids, delta: Array, prepared: None) -> None:
+        ids = ids if ids.flags.carray else ids.copy()
+        places = address(table), len(table), address(ids), ids.size, address(delta)
+        done = self._loop(*places, prod(table.shape[1:]))
+        if done < ids.size:
+            raise InvalidValue(
+                f"the row ids were changed while they were in use: {ids[done]} is not in a table "
+                f"of {len(table)} rows; {done} of {ids.size} rows were added to"
+            )
+
+
+class NumpyAdder:
+    """With memory that it uses again: fresh pages cost more than the addition."""
 
     def __init__(self, n_rows: int, dtype: np.dtype[Any]) -> None:
         self._n_rows = n_rows
         self._scratch: Array | None = None
         self._room = np.empty(0, dtype)
 
-    def touch(self, table: Array, ids: Ids, delta: Array) -> None:
-        """Bring rows into this processor's cache, so that adding to them, under a lock, is soon
-        over."""
-        table.take(ids, 0, self._room_like(delta), "clip")
-
-    def find(self, ids: Ids) -> Repeats | None:
-        """Where ids are named again; to be called before `add`."""
+    def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Repeats | None:
+        """Where ids are named again."""
         if self._scratch is None and self._n_rows <= _SCRATCH:
             self._scratch = np.zeros(self._n_rows, np.int32)
-        return repeats(ids, self._scratch)
+        found = repeats(ids, self._scratch)
+        if touch:
+            table.take(ids, 0, self._room_like(delta), "clip")
+        return found
 
-    def add(self, table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
-        """Add. Where an id is named again, the last of its rows is the one that stays."""
+    def add(self, table: Array, ids: Ids, delta: Array, prepared: Repeats | None) -> None:
+        """Where an id is named again, the last of its rows is the one that stays."""
         room = self._room_like(delta)
         table.take(ids, 0, room, "clip")
         with np.errstate(all="ignore"):
             np.add(room, delta, room)
-            if found is not None:
-                np.add.at(room, found.last, delta[found.earlier])
+            if prepared is not None:
+                np.add.at(room, prepared.last, delta[prepared.earlier])
         write(table, ids, room)
 
     def _room_like(self, delta: Array) -> Array:
         if self._room.size < delta.size:
             self._room = np.empty(delta.size, delta.dtype)
         return self._room[: delta.size].reshape(delta.shape)
-
-
-class CompiledAdder(Adder):
-    """The same in C, row after row: nothing is copied out and back, and ids may repeat."""
-
-    def __init__(self, n_rows: int, dtype: np.dtype[Any], add_rows: kernels.AddRows) -> None:
-        super().__init__(n_rows, dtype)
-        self._add_rows = add_rows
-
-    def touch(self, table: Array, ids: Ids, delta: Array) -> None:
-        """Nothing: while one row is added to, those after it are on their way."""
-
-    def find(self, ids: Ids) -> None:
-        return None
-
-    def add(self, table: Array, ids: Ids, delta: Array, found: Repeats | None) -> None:
-        ids, columns = np.ascontiguousarray(ids), prod(table.shape[1:])
-        self._add_rows(address(table), address(ids), ids.size, address(delta), columns)
-
-
-def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
-    """The quickest one that there is for a table."""
-    add_rows = kernels.row_adder(dtype.name)
-    return Adder(n_rows, dtype) if add_rows is None else CompiledAdder(n_rows, dtype, add_rows)

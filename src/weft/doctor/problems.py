@@ -171,8 +171,8 @@ def _about_mpi(machine: Machine) -> Iterator[str]:
 def _about_kernels(machine: Machine) -> Iterator[str]:
     if machine.kernels.value is False:
         yield (
-            f"weft's loops in C are not used ({machine.kernels.why}): adding to tables is slower, "
-            "still right; have a C compiler, and install weft again"
+            f"adding to tables is slower than it could be, still right: weft's loops in C are not "
+            f"used, because {machine.kernels.why}"
         )
 
 

@@ -60,7 +60,8 @@ class SerialStore(Store):
         if ids is None:
             updater.update(self._rows, self._state, delta, self.steps)
         elif updater.name == "add":
-            self._adder.add(self._rows, ids, delta, self._adder.find(ids))
+            prepared = self._adder.prepare(self._rows, ids, delta, touch=False)
+            self._adder.add(self._rows, ids, delta, prepared)
         else:
             ids, delta = rows.merge(ids, delta)
             rows.update((self._rows, self._state), ids, delta, updater, self.steps)

@@ -308,11 +308,9 @@ class LocalStore(Store):
     def _add_rows(self, delta: Array, ids: Ids, deadline: float) -> None:
         if not ids.size:
             return
-        repeats = None
+        prepared = None
         if self._adds_rows:
-            repeats = self._adder.find(ids)
-            if self.spec.exact:
-                self._adder.touch(self._rows, ids, delta)
+            prepared = self._adder.prepare(self._rows, ids, delta, touch=self.spec.exact)
         rank, changes = self._rank, self._changes
         alone = self._table.exclusive(timeout=seconds_until(deadline))
         with alone if self.spec.exact else nullcontext():
@@ -321,7 +319,7 @@ class LocalStore(Store):
                 if faults.armed:
                     faults.reach("table.adding")
                 if self._adds_rows:
-                    self._adder.add(self._rows, ids, delta, repeats)
+                    self._adder.add(self._rows, ids, delta, prepared)
                 else:
                     self._steps[-1] += 1
                     rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
