@@ -406,3 +406,59 @@ def test_teams_that_cannot_be_made(arguments: Any, options: Any, error: type[Exc
     """The argument and its value are named, and nothing is started."""
     with pytest.raises(error):
         weft.Team(*arguments, **options)
+
+
+# what a function mentions
+
+
+def test_what_it_mentions_may_change(team: weft.Team) -> None:
+    """All ranks see an array changed in place, another number, an attribute, a list: the result is
+    what the function gives here."""
+    x = np.arange(12.0).reshape(6, 2)
+    weights, factor, listed = np.ones(2), 1.0, [0.0]
+    f = weft.function(lambda x: (factor * (x @ weights) + listed[0]).mean(), team=team)
+    for _ in range(3):
+        assert f(x) == pytest.approx(f.serial(x))
+        assert f(x) == pytest.approx(f.serial(x))
+        weights += 1
+        assert f(x) == pytest.approx(f.serial(x))
+        factor += 1
+        assert f(x) == pytest.approx(f.serial(x))
+        listed.append(listed.pop() + 5)
+    assert f(x) == pytest.approx(f.serial(x))
+
+
+def test_it_is_sent_again_only_if_something_changed(trio: weft.Team) -> None:
+    """Workers keep one copy, and have no older ones."""
+    weights = np.ones(2)
+
+    def copies(x: Any) -> Any:
+        return np.full(len(x), id(weights))
+
+    f = weft.function(copies, collect="gather", team=trio)
+    kept = trio.engine.member.kept
+    x = np.arange(6.0)
+    first = f(x)
+    assert (f(x) == first).all()
+    weights += 1
+    again = f(x)
+    assert (again[:2] == first[:2]).all()  # the driver's own
+    assert (again[2:] != first[2:]).all()
+    before = len(kept)
+    for _ in range(5):
+        weights += 1
+        f(x)
+    assert len(kept) <= before
+
+
+def test_a_replica_is_not_sent_again(trio: weft.Team) -> None:
+    """Each rank's own copy stays as it is, also where the driver changes its."""
+    weights = np.zeros(2)
+    replica = weft.replicate(weights, team=trio)
+    f = weft.function(lambda x: x * 0 + weights[0], collect="gather", team=trio)
+    x = np.arange(3.0)
+    assert f(x).tolist() == [0, 0, 0]
+    weights += 1
+    assert f(x).tolist() == [1, 0, 0]
+    replica.broadcast()
+    assert f(x).tolist() == [1, 1, 1]

@@ -164,3 +164,88 @@ def test_what_bad_input_gets() -> None:
         for nothing in ((), (torch.ones(0, 3), torch.ones(0))):
             with pytest.raises(weft.InvalidValue, match="without rows"):
                 step(*nothing)
+
+
+# what the program changes between two steps
+
+
+def touch(model: Any, optimizer: Any, how: str, saved: Any, number: int) -> None:
+    """What people do between two steps."""
+    if how == "clamped":
+        with torch.no_grad():
+            model.first.weight.clamp_(-0.1, 0.1)
+    elif how == "loaded" and number == 3:
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+    elif how == "the optimizer's state" and number == 3:
+        optimizer.load_state_dict(saved[1])
+    elif how == "replaced" and number == 3:
+        model.first.weight.data = torch.ones_like(model.first.weight)
+
+
+@pytest.mark.parametrize(
+    "how", ["before the first", "clamped", "loaded", "the optimizer's state", "replaced"]
+)
+def test_values_that_the_program_changes(how: str) -> None:
+    """Every rank goes on with them, as the single process does."""
+    given = list(batches(6))
+    with weft.Team(2) as team:
+        found = []
+        for distributed in (False, True):
+            torch.manual_seed(0)
+            model = Net()
+            optimizer = OPTIMIZERS["momentum"](model.parameters())
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            step: Any = alone_on(model, optimizer)
+            if distributed:
+                step = weft.train_step(loss, model, optimizer, team=team)
+            if how == "before the first":
+                with torch.no_grad():
+                    model.first.weight.mul_(2)
+            values = []
+            for number, (x, y) in enumerate(given):
+                values.append(step(x, y))
+                touch(model, optimizer, how, saved, number)
+            found.append(values)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def alone_on(model: Any, optimizer: Any) -> Any:
+    return lambda x, y: alone(model, optimizer, x, y)
+
+
+def test_what_a_loss_mentions_may_change() -> None:
+    """A weight in the loss is everywhere what it is in the driver."""
+    x, y = next(batches(1))
+    x, y = x.repeat(8, 1), y.repeat(8)
+    with weft.Team(2) as team:
+        model = Net()
+        weight = 1.0
+        step = weft.train_step(
+            lambda model, x, y: weight * loss(model, x, y),
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            team=team,
+        )
+        first = step(x, y)
+        weight = 3.0
+        assert step(x, y) == pytest.approx(3 * first)
+
+
+def test_a_loss_that_cannot_be() -> None:
+    """How it is called, and what it must return, is said; an optimizer of another model too."""
+    x, y = next(batches(1))
+    model, other = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with weft.Team(2) as team:
+        with pytest.raises(weft.InvalidType, match=r"called as loss\(model, input 0, input 1\)"):
+            weft.train_step(lambda x, y: x, model, optimizer, team=team)(x, y)
+        for returned, words in (
+            (lambda model, x, y: (loss(model, x, y), x), "returned a tuple; expected a tensor"),
+            (lambda model, x, y: 1.0, "returned a float; expected a tensor of one number"),
+            (lambda model, x, y: model(x)[:, 0].repeat(2), "of shape"),
+        ):
+            with pytest.raises(weft.InvalidType, match=words):
+                weft.train_step(returned, model, optimizer, team=team)(x, y)
+        with pytest.raises(weft.InvalidValue, match="none of the Net's parameters"):
+            weft.train_step(loss, other, optimizer, team=team)

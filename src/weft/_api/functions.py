@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft._api.team import Team, default_team
+from weft._api.team import Kept, Team, default_team
 from weft._core.calling import check_callable
 from weft._core.counts import whole
 from weft._core.outputs import Modes, Partial, check_modes, is_close, join
@@ -60,7 +59,8 @@ def function(
     outputs     only these outputs, by position or key.
 
     `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all. `fun` is sent
-    as it is at its first call, and dropped by the workers some time after the function is gone.
+    at its first call, and again when something that it mentions has changed: numbers, arrays,
+    tensors, lists and dicts of these. What changes at every call is better an argument.
     """
     check_callable(fun, "function(fun)")
     check_modes(collect)
@@ -92,7 +92,7 @@ class Function:
             raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
         self._check = check
         self._team = team
-        self._number: int | None = None
+        self._kept: Kept | None = None
         if team is not None:
             team.register(self)
 
@@ -104,11 +104,13 @@ class Function:
         return self._team
 
     def send(self) -> None:
-        """Have the workers know the function, if they do not yet."""
-        if self._number is None:
-            engine = self.team.engine
-            self._number = engine.keep(self._fun, self.name)
-            weakref.finalize(self, engine.drop, self._number).atexit = False
+        """Have the workers know the function, if they do not yet, as it is now."""
+        self._send()
+
+    def _send(self) -> int:
+        if self._kept is None:
+            self._kept = Kept(self.team, self._fun, self.name)
+        return self._kept.number()
 
     def __call__(
         self,
@@ -118,7 +120,7 @@ class Function:
         outputs: Sequence[Any] | Any = None,
         **keywords: Any,
     ) -> Any:
-        self.send()
+        number = self._send()
         split = self._split_arguments(arguments, keywords)
         length = common_length(
             {self._name_of(key): value for key, value in split.items()},
@@ -131,7 +133,7 @@ class Function:
         modes = self.collect
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
-        call = _Call(arguments, keywords, split.keys(), slices, wanted)
+        call = _Call(number, arguments, keywords, split.keys(), slices, wanted)
         joined = self._on_team(call, rows, modes)
         if self._check and count(rows):
             self._compare(call, rows, modes)
@@ -148,7 +150,7 @@ class Function:
 
     def __getstate__(self) -> dict[str, Any]:
         """In a worker, where another function mentions it: there it has no team yet."""
-        return {**self.__dict__, "_team": None, "_number": None}
+        return {**self.__dict__, "_team": None, "_kept": None}
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         arguments: list[tuple[Any, ...] | None] = []
@@ -159,7 +161,7 @@ class Function:
         for rank, own in enumerate(parts):
             idle = rank > 0 and count(own) == 0  # of no rows at all the driver makes what it makes
             share = None if idle else self._share(sent if rank else call, own, rank == 0)
-            arguments.append(None if share is None else (self._number, modes, *share))
+            arguments.append(None if share is None else (call.number, modes, *share))
         results = self.team.engine.call(_compute, arguments)
         return join([Partial(*one) for one in results if one is not None], modes)
 
@@ -234,6 +236,8 @@ class Function:
 class _Call(NamedTuple):
     """What a function was called with."""
 
+    #: under which the workers keep the function
+    number: int
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     #: which of them are split, by position or name

@@ -308,6 +308,13 @@ class _Options(NamedTuple):
 
 def _values(given: Any, ndim: int) -> Array | None:
     """The array to start from; None if a size was given."""
+    if isinstance(given, tuple) and given and all(isinstance(one, int) for one in given):
+        kind = "ArrayTable" if len(given) == 1 else "MatrixTable"
+        numbers = ", ".join(map(str, given))
+        raise InvalidType(
+            f"{given} may be a shape or an array: for a table of this shape write "
+            f"{kind}({numbers}), for these numbers to start from a list, [{numbers}]"
+        )
     if adapters.of(given) is None and not isinstance(given, (list, tuple, range)):
         return None
     array = as_array(given, _START)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
 from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
-from weft._core import timeouts
+from weft._core import models, timeouts
+from weft._core.mentioned import state_of
 
 if TYPE_CHECKING:
     from weft.engines.base import Group, StandingTeam
@@ -21,6 +22,29 @@ class Sendable(Protocol):
 
     def send(self) -> None:
         """Have the workers know it, if they do not yet."""
+
+
+class Kept:
+    """A function that the workers of a team keep. When something that it mentions has changed it
+    is sent again."""
+
+    def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
+        self._team, self._fun, self._name = team, fun, name
+        self._number: int | None = None
+        self._state: Hashable = None
+        self._drop: Callable[[], Any] = lambda: None
+
+    def number(self) -> int:
+        """Its number, now that the workers have it as it is."""
+        state = state_of(self._fun, self._team.is_kept)
+        if self._number is None or state != self._state:
+            self._number = None
+            self._drop()  # first: or what is sent would mention what was sent before
+            number = self._team.engine.keep(self._fun, self._name)
+            self._drop = weakref.finalize(self, self._team.engine.drop, number)
+            self._drop.atexit = False
+            self._number, self._state = number, state
+        return self._number
 
 
 class Team:
@@ -116,6 +140,15 @@ class Team:
     def has_replica(self, value: Any) -> bool:
         return id(value) in self._replicas
 
+    def is_kept(self, value: Any) -> bool:
+        """Whether workers have the value, or a copy of it, by themselves: a replica or a part of
+        one, or what lies in shared memory."""
+        if self.has_replica(value) or self.engine.sees(value):
+            return True
+        has_part = type(value).__module__ in ("torch", "torch.nn.parameter")
+        replicas = self._replicas.values() if has_part else ()
+        return any(value is part for _, one in replicas for part in models.parts(one))
+
     def __enter__(self) -> Team:
         return self
 
@@ -141,6 +174,7 @@ def default_team() -> Team:
     global _default
     if _default is None:
         _default = Team()
+        _default.engine.restart_by = "f.team.restart()  # f: any weft.function or train_step"
     return _default
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from weft._api.team import Team, default_team
+from weft import adapters
+from weft._api.team import Kept, Team, default_team
 from weft._core import models
 from weft._core.calling import check_callable
 from weft._core.portions import Portion, choose, common_length, count, part
@@ -31,10 +33,10 @@ def train_step(
 
     `model` and `optimizer` are torch's, or for JAX a `weft.Holder` of the parameters and a function
     that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
-    own, and up to date after each step. What the program changes of torch's in between holds for
-    all ranks: learning rates, `train()` and `eval()`, `requires_grad`. Values that it changes need
-    `weft.replicate(model).broadcast()`. After a step that failed the next one begins with the
-    driver's values in all ranks.
+    own, and up to date after each step. What the program changes of them in between holds for all
+    ranks: values, as by `load_state_dict` (torch does not count changes of `parameter.data`, which
+    need `weft.replicate(model).broadcast()`), learning rates, `train()` and `eval()`,
+    `requires_grad`. After a step that failed the next one begins with the driver's values.
     """
     return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
 
@@ -43,6 +45,7 @@ class _TrainStep:
     def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
         check_callable(loss, "train_step(loss, model, optimizer)")
         if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
+            _check_optimizer(model, optimizer)
             self._step: Callable[..., float] = _step_of_torch
         elif isinstance(model, Holder) and callable(optimizer):
             self._step = _step_of_jax
@@ -52,29 +55,32 @@ class _TrainStep:
                 "expected a torch.nn.Module and a torch.optim.Optimizer, or a weft.Holder and a "
                 "function of parameters and gradients"
             )
+        #: whether ranks may have other values: a step has failed, or who knows since when they do
+        self._differs = team.has_replica(model)
         number_of_model = team.replica_number(model)
-        self._team = team
-        self._model, self._optimizer = model, optimizer
+        self.team = team
+        self._model, self._optimizer, self._loss_given = model, optimizer, loss
+        self._loss = Kept(team, loss, "the loss")
         # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
-        kept = [team.engine.keep(optimizer, "the optimizer"), team.engine.keep(loss, "the loss")]
-        for number in kept:
-            weakref.finalize(self, team.engine.drop, number).atexit = False
-        self._numbers = (number_of_model, *kept)
-        #: whether a step has failed, perhaps in some ranks only
-        self._failed = False
+        number = team.engine.keep(optimizer, "the optimizer")
+        weakref.finalize(self, team.engine.drop, number).atexit = False
+        self._numbers = number_of_model, number
+        self._values = _Values.of(model, optimizer)
 
     def __call__(self, *batch: Any) -> float:
         """Train on these rows; returns the loss before the step."""
         rows = choose(None, common_length({f"argument {i}": one for i, one in enumerate(batch)}))
-        parts = [part(rows, self._team.size, rank) for rank in range(self._team.size)]
+        parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
-        if self._failed:
+        _check_loss(self._loss_given, len(batch))
+        if self._differs or not self._values.are(_Values.of(self._model, self._optimizer)):
             self._take_over()
+        numbers = (*self._numbers, self._loss.number())
         settings = _settings(self._model, self._optimizer)
         arguments = [
             (
-                self._numbers,
+                numbers,
                 settings,
                 [Portion(one, own).take() for one in batch],
                 count(own) / count(rows),
@@ -82,19 +88,39 @@ class _TrainStep:
             for own in parts
         ]
         try:
-            loss: float = self._team.engine.call(self._step, arguments)[0]
-            return loss
+            loss: float = self.team.engine.call(self._step, arguments)[0]
         except BaseException:
-            self._failed = True
+            self._differs = True
             raise
+        self._values = _Values.of(self._model, self._optimizer)
+        return loss
 
     def _take_over(self) -> None:
         """Have the workers take over what the driver's model and optimizer are now."""
         has_state = hasattr(self._optimizer, "state_dict")
         state = self._optimizer.state_dict() if has_state else None
         own = (self._numbers, models.read(self._model), state)
-        self._team.engine.call(_adopt, [None, *[own] * (self._team.size - 1)])
-        self._failed = False
+        self.team.engine.call(_adopt, [None, *[own] * (self.team.size - 1)])
+        self._differs = False
+
+
+class _Values(NamedTuple):
+    """What tells whether somebody has given a model, or its optimizer, other values."""
+
+    #: the object that is replaced by others; held, so that no other has its identity
+    held: Any
+    #: of what is changed in place
+    states: list[Any]
+
+    @classmethod
+    def of(cls, model: Any, optimizer: Any) -> _Values:
+        if isinstance(model, Holder):
+            return cls(model.value, [])
+        state = adapters.named("torch").state
+        return cls(optimizer.state, [state(one) for one in (*model.parameters(), *model.buffers())])
+
+    def are(self, other: _Values) -> bool:
+        return self.held is other.held and self.states == other.states
 
 
 class _Settings(NamedTuple):
@@ -130,7 +156,7 @@ def _apply_settings(model: Any, optimizer: Any, settings: _Settings) -> None:
 
 def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state: Any) -> None:
     """A procedure: a rank's model and optimizer become what the driver's are."""
-    model, optimizer, _ = (member.kept[number] for number in numbers)
+    model, optimizer = (member.kept[number] for number in numbers)
     models.assign(model, arrays)
     if state is not None:
         optimizer.load_state_dict(state)
@@ -154,7 +180,7 @@ def _step_of_torch(
             _apply_settings(model, optimizer, settings)
         optimizer.zero_grad(set_to_none=True)
         if fraction:
-            computed = loss(model, *batch)
+            computed = _checked(loss(model, *batch))
             (computed * fraction).backward()
             value = float(computed.detach()) * fraction
     except Exception as error:
@@ -170,6 +196,45 @@ def _step_of_torch(
         member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
     optimizer.step()
     return value
+
+
+def _check_optimizer(model: Any, optimizer: Any) -> None:
+    own = set(map(id, model.parameters()))
+    if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+        raise InvalidValue(
+            f"the {type(optimizer).__name__} has none of the {type(model).__name__}'s parameters, "
+            "so no step would change it; make it with model.parameters()"
+        )
+
+
+def _check_loss(loss: Callable[..., Any], inputs: int) -> None:
+    """Refuse a loss that cannot be called as it will be."""
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # of functions in C that do not tell
+        return
+    try:
+        signature.bind(None, *[None] * inputs)
+    except TypeError:
+        given = ", ".join(["model", *(f"input {number}" for number in range(inputs))])
+        name = getattr(loss, "__qualname__", repr(loss))
+        raise InvalidType(
+            f"{name}{signature} is called as loss({given}) by a step of {inputs} inputs; expected "
+            "a function such as: def loss(model, x, y): return F.cross_entropy(model(x), y)"
+        ) from None
+
+
+def _checked(computed: Any) -> Any:
+    """What a loss returned, if it is one number that can be derived."""
+    import torch
+
+    if not isinstance(computed, torch.Tensor) or computed.numel() != 1:
+        shape = f" of shape {tuple(computed.shape)}" if isinstance(computed, torch.Tensor) else ""
+        raise InvalidType(
+            f"the loss returned a {type(computed).__name__}{shape}; expected a tensor of one "
+            "number, the mean over the rows"
+        )
+    return computed
 
 
 def _sum_gradients(group: Group, value: float, parameters: Sequence[Any]) -> float:

@@ -47,5 +47,6 @@ Of functions:
 portions.py     which rows are whose
 rowwise.py      a function on a rank's share
 outputs.py      what the ranks' outputs come to
+mentioned.py    whether what a function mentions has changed
 models.py       an object's values, whatever library's it is
 """

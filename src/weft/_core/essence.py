@@ -20,7 +20,7 @@ def essence_of(function: Any) -> tuple[Any, ...] | None:
         or function.__defaults__ is not None
         or function.__kwdefaults__ is not None
         or function.__dict__
-        or not function.__globals__.keys().isdisjoint(_names(code))
+        or not function.__globals__.keys().isdisjoint(names_in(code))
     ):
         return None
     try:
@@ -47,7 +47,7 @@ def _is_found(function: FunctionType) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _names(code: CodeType) -> frozenset[str]:
+def names_in(code: CodeType) -> frozenset[str]:
     """The names that it may look up anywhere; those of attributes too."""
     return frozenset(name for one in _all_code(code) for name in one.co_names)
 

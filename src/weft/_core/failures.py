@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -30,11 +30,35 @@ INTERRUPTED = Failure(None, "KeyboardInterrupt", "raised in the worker", "Keyboa
 def describe(error: BaseException) -> Failure:
     """An exception as what can be sent. Takes nothing from it: its frames can go."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        packed = cloudpickle.dumps(error) if isinstance(error, Exception) else None
-    except Exception:  # whatever an exception's own pickling raises
-        packed = None
+    packed = _packed(error) if isinstance(error, Exception) else None
     return Failure(packed, type(error).__qualname__, _message(error), text)
+
+
+def _packed(error: Exception) -> bytes | None:
+    """It as bytes; by its parts where its own way would not bring it back, as where a class takes
+    other arguments than it gives to Exception."""
+    for form in (error, _Parts(type(error), error.args, error.__dict__)):
+        try:
+            packed: bytes = cloudpickle.dumps(form)
+            pickle.loads(packed)
+            return packed
+        except Exception:  # whatever an exception's own pickling raises
+            continue
+    return None
+
+
+class _Parts(NamedTuple):
+    """An exception in parts."""
+
+    kind: type[Exception]
+    arguments: tuple[Any, ...]
+    attributes: dict[str, Any]
+
+    def made(self) -> Exception:
+        error = self.kind.__new__(self.kind, *self.arguments)
+        error.args = self.arguments
+        error.__dict__.update(self.attributes)
+        return error
 
 
 def _message(error: BaseException) -> str:
@@ -54,7 +78,8 @@ def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
     if failure.error is not None:
         try:
             error = pickle.loads(failure.error)
-        except Exception:  # a class that takes other arguments than it keeps, ...
+            error = error.made() if isinstance(error, _Parts) else error
+        except Exception:  # a class that is not the same here, ...
             error = None
     if not isinstance(error, Exception):
         error = RemoteError(f"{failure.kind}: {failure.message}")

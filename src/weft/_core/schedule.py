@@ -47,7 +47,8 @@ class Batch(NamedTuple):
     @property
     def span(self) -> str:
         """Which items they are, in words."""
-        return f"{self.first} to {self.first + len(self.items) - 1}"
+        last = self.first + len(self.items) - 1
+        return f"item {last}" if last == self.first else f"items {self.first} to {last}"
 
     def cut(self, size: int) -> tuple[Batch, Batch]:
         """The first items, and the others."""

@@ -6,6 +6,8 @@ Each adapter is a module, loaded at the first sight of its type. One that knows 
     is_mine(value)            whether it can be moved as an array
     view(value)               the same memory as a NumPy array, and the name of its elements
     deliver(array, element)   a NumPy array that weft made, as this library's
+    state(value)              what tells whether it has changed since; of a large one of NumPy's,
+                              which does not count changes, a sample of it
 
 bfloat16, which NumPy does not have, is viewed as uint16 under its own name.
 

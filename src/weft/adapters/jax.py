@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,11 @@ _NUMBERS = "biufc"
 
 def is_mine(value: Any) -> bool:
     return isinstance(value, jax.Array)
+
+
+def state(value: Any) -> Hashable:
+    """It does not change."""
+    return id(value)
 
 
 def view(value: Any) -> tuple[NDArray[Any], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,12 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
 def deliver(array: NDArray[Any], element: str) -> Any:
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if element == _BFLOAT16 else tensor
+
+
+def state(value: Any) -> Hashable:
+    """Torch counts its changes, but not those of a tensor that was made in inference mode."""
+    version = None if value.is_inference() else value._version
+    return id(value), value.data_ptr(), version
 
 
 def is_model(value: Any) -> bool:

@@ -391,7 +391,7 @@ class Run:
 
     def _where(self) -> str:
         """Who has what."""
-        found = [f"  {worker} has items {task.batch.span}" for worker, task in self._busy.items()]
+        found = [f"  {worker} has {task.batch.span}" for worker, task in self._busy.items()]
         waits = bool(self._idle) and self._schedule.total is None
         if waits:
             found.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
