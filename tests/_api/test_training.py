@@ -249,3 +249,33 @@ def test_a_loss_that_cannot_be() -> None:
                 weft.train_step(returned, model, optimizer, team=team)(x, y)
         with pytest.raises(weft.InvalidValue, match="none of the Net's parameters"):
             weft.train_step(loss, other, optimizer, team=team)
+
+
+class Clipping(torch.optim.SGD):  # type: ignore[misc]  # torch is not looked at
+    """Clips the gradients of the whole batch before each step."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 0.01)
+        return super().step(closure)
+
+
+def test_gradients_are_clipped_by_the_optimizer() -> None:
+    """Its own step has the sum of all ranks' gradients; a hook would be called in the driver only,
+    and is refused."""
+    given = list(batches(4))
+    found = []
+    with weft.Team(2) as team:
+        for distributed in (False, True):
+            torch.manual_seed(0)
+            model = Net()
+            optimizer = Clipping(model.parameters(), lr=1.0)
+            step: Any = alone_on(model, optimizer)
+            if distributed:
+                step = weft.train_step(loss, model, optimizer, team=team)
+            found.append([step(x, y) for x, y in given])
+            assert not distributed or weft.same(model, team=team)
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+        optimizer.register_step_pre_hook(lambda *_: None)
+        with pytest.raises(weft.InvalidValue, match="the Clipping has hooks"):
+            step(*given[0])

@@ -135,6 +135,12 @@ class _Settings(NamedTuple):
 def _settings(model: Any, optimizer: Any) -> _Settings | None:
     if isinstance(model, Holder):
         return None
+    hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    if any(getattr(optimizer, name, None) for name in hooks):
+        raise InvalidValue(
+            f"the {type(optimizer).__name__} has hooks, which torch does not send along, so they "
+            "would be called in the driver only; override step() in a class of your own instead"
+        )
     return _Settings(
         [module.training for module in model.modules()],
         [parameter.requires_grad for parameter in model.parameters()],
