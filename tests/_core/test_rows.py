@@ -41,6 +41,23 @@ def table_of(columns: int, dtype: Any = np.int64) -> Array:
     return np.full(shape, 1000, dtype)
 
 
+def test_rows_are_added_one_after_the_other() -> None:
+    """Also those of one id: the sum is rounded as in a loop, to the bit."""
+    generator = np.random.default_rng(0)
+    for count in (2, 3, 20, 200):
+        ids = generator.integers(0, 7, count)
+        sizes = 10.0 ** generator.integers(-3, 8, (count, 1))
+        delta = (generator.normal(size=(count, 5)) * sizes).astype(np.float32)
+        for columns in (None, 5):
+            given_ = delta if columns else np.ascontiguousarray(delta[:, 0])
+            table = np.ones((7, 5) if columns else 7, np.float32)
+            expected = table.copy()
+            for one, row in zip(ids, given_, strict=True):
+                expected[one] += row
+            added(table, ids.tolist(), given_)
+            assert table.tobytes() == expected.tobytes()
+
+
 def added(table: Array, ids: list[int], delta: Array) -> None:
     """By NumPy's loops; tests/test_kernels.py has those in C."""
     adder, named = rows.NumpyAdder(len(table), table.dtype), indexes(ids)

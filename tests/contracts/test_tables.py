@@ -376,8 +376,13 @@ def updaters_and_their_state(group: Group) -> bool:
                 table.add(uneven(0, (9, 3), 4))
             updater.update(rows, state, uneven(0, (9, 3), 1), 1)
             delta = uneven(0, (3, 3), 2)
+            if name == "add":  # one row after the other, whatever their ids
+                rows[4] += delta[0]
+                twice = delta[2]
+            else:  # the updater gets the sum
+                twice = delta[2] + delta[0]
             for step, ids, part in (
-                (2, [1, 4], np.stack([delta[1], delta[2] + delta[0]])),
+                (2, [1, 4], np.stack([delta[1], twice])),
                 (3, [8], uneven(0, (1, 3), 3)),
             ):
                 some = {key: array[ids] for key, array in state.items()}

@@ -131,7 +131,7 @@ def update(
 
 
 class Adder(Protocol):
-    """Adds to some rows of a table, as `merge` and `update` would. For one thread at a time."""
+    """Adds to some rows of a table, one after the other. For one thread at a time."""
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Any:
         """What can be done before the table is locked; `add` is given what it returns.
@@ -186,13 +186,17 @@ class NumpyAdder:
         return found
 
     def add(self, table: Array, ids: Ids, delta: Array, prepared: Repeats | None) -> None:
-        """Where an id is named again, the last of its rows is the one that stays."""
         room = self._room_like(delta)
         table.take(ids, 0, room, "clip")
         with np.errstate(all="ignore"):
             np.add(room, delta, room)
-            if prepared is not None:
-                np.add.at(room, prepared.last, delta[prepared.earlier])
+            if prepared is not None:  # the last of an id's rows is the one that stays
+                lasts = np.unique(prepared.last)
+                room[lasts] = table[ids[lasts]]
+                positions = np.concatenate((prepared.earlier, lasts))
+                order = positions.argsort()
+                into = np.concatenate((prepared.last, lasts))[order]
+                np.add.at(room, into, delta[positions[order]])
         write(table, ids, room)
 
     def _room_like(self, delta: Array) -> Array:
