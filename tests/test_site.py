@@ -28,7 +28,7 @@ NOT_FOR_USERS = {
     "weft.Group.refuse",
     "weft.MapHandle.end",
     "weft.Team.has_replica",
-    "weft.Team.is_kept",
+    "weft.Team.workers_have",
     "weft.Team.register",
     "weft.Team.replica_number",
 }

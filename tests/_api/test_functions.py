@@ -6,6 +6,7 @@ import functools
 import gc
 import operator
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -449,6 +450,49 @@ def test_it_is_sent_again_only_if_something_changed(trio: weft.Team) -> None:
         weights += 1
         f(x)
     assert len(kept) <= before
+
+
+def test_one_function_in_two(trio: weft.Team) -> None:
+    """Also where one that is kept mentions another: each has what there is now."""
+    weights = np.zeros(1)
+
+    def inner(x: Any) -> Any:
+        return x * 0 + weights[0]
+
+    first, second = (weft.function(inner, collect="gather", team=trio) for _ in range(2))
+    outer = weft.function(lambda x: inner(x), collect="gather", team=trio)  # noqa: PLW0108
+    x = np.arange(3.0)
+    for number in range(3):
+        weights[0] = number
+        for f in (second, outer, first, outer):
+            assert f(x).tolist() == [number] * 3
+
+
+def test_what_a_call_changes_itself_is_its_own(trio: weft.Team) -> None:
+    """A cache, a lock that is made at the first call, a counter: it is not sent again."""
+    cache: dict[str, Any] = {}
+
+    def fun(x: Any) -> Any:
+        if "lock" not in cache:
+            cache["lock"] = threading.Lock()
+        cache["calls"] = cache.get("calls", 0) + 1
+        return np.full(len(x), cache["calls"])
+
+    f = weft.function(fun, collect="gather", team=trio)
+    for number in range(1, 4):
+        assert f(np.arange(3.0)).tolist() == [number] * 3
+
+
+def test_changes_around_a_restart(trio: weft.Team) -> None:
+    """Workers that were started again have what there was then; the next call has what is now."""
+    scale = 1.0
+    f = weft.function(lambda x: x * 0 + scale, collect="gather", team=trio)
+    x = np.arange(3.0)
+    assert f(x).tolist() == [1, 1, 1]
+    scale = 2.0
+    trio.restart()
+    scale = 1.0
+    assert f(x).tolist() == [1, 1, 1]
 
 
 def test_a_replica_is_not_sent_again(trio: weft.Team) -> None:

@@ -59,8 +59,9 @@ def function(
     outputs     only these outputs, by position or key.
 
     `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all. `fun` is sent
-    at its first call, and again when something that it mentions has changed: numbers, arrays,
-    tensors, lists and dicts of these. What changes at every call is better an argument.
+    at its first call, and again when the program has changed something that it mentions: numbers,
+    arrays, tensors, models, lists and dicts of these. What changes at every call is better an
+    argument.
     """
     check_callable(fun, "function(fun)")
     check_modes(collect)
@@ -104,13 +105,13 @@ class Function:
         return self._team
 
     def send(self) -> None:
-        """Have the workers know the function, if they do not yet, as it is now."""
-        self._send()
+        """Have the workers know the function as it is now."""
+        self._kept_now().number()
 
-    def _send(self) -> int:
+    def _kept_now(self) -> Kept:
         if self._kept is None:
             self._kept = Kept(self.team, self._fun, self.name)
-        return self._kept.number()
+        return self._kept
 
     def __call__(
         self,
@@ -120,7 +121,7 @@ class Function:
         outputs: Sequence[Any] | Any = None,
         **keywords: Any,
     ) -> Any:
-        number = self._send()
+        number = self._kept_now().number()
         split = self._split_arguments(arguments, keywords)
         length = common_length(
             {self._name_of(key): value for key, value in split.items()},
@@ -134,9 +135,12 @@ class Function:
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
         call = _Call(number, arguments, keywords, split.keys(), slices, wanted)
-        joined = self._on_team(call, rows, modes)
-        if self._check and count(rows):
-            self._compare(call, rows, modes)
+        try:
+            joined = self._on_team(call, rows, modes)
+            if self._check and count(rows):
+                self._compare(call, rows, modes)
+        finally:
+            self._kept_now().called()
         if single:
             return next(iter(joined.values())) if isinstance(joined, Mapping) else joined[0]
         return joined

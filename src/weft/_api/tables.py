@@ -20,6 +20,7 @@ from weft import adapters
 from weft._api import session
 from weft._core import consistency as consistencies
 from weft._core import updaters
+from weft._core.counts import whole
 from weft._core.elements import Array
 from weft._core.tables import (
     Ids,
@@ -308,9 +309,9 @@ class _Options(NamedTuple):
 
 def _values(given: Any, ndim: int) -> Array | None:
     """The array to start from; None if a size was given."""
-    if isinstance(given, tuple) and given and all(isinstance(one, int) for one in given):
+    if isinstance(given, tuple) and len(given) in (1, 2) and None not in map(whole, given):
         kind = "ArrayTable" if len(given) == 1 else "MatrixTable"
-        numbers = ", ".join(map(str, given))
+        numbers = ", ".join(str(whole(one)) for one in given)
         raise InvalidType(
             f"{given} may be a shape or an array: for a table of this shape write "
             f"{kind}({numbers}), for these numbers to start from a list, [{numbers}]"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
 from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
 from weft._core import models, timeouts
-from weft._core.mentioned import state_of
+from weft._core.mentioned import State, state_of
 
 if TYPE_CHECKING:
     from weft.engines.base import Group, StandingTeam
@@ -25,26 +26,38 @@ class Sendable(Protocol):
 
 
 class Kept:
-    """A function that the workers of a team keep. When something that it mentions has changed it
-    is sent again."""
+    """A function that the workers of a team keep. When the program has changed something that it
+    mentions, it is sent again."""
 
     def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
         self._team, self._fun, self._name = team, fun, name
         self._number: int | None = None
-        self._state: Hashable = None
+        #: what it mentioned when it was last sent or called, and how often the team had started
+        self._state: State | None = None
+        self._starts = 0
         self._drop: Callable[[], Any] = lambda: None
 
     def number(self) -> int:
         """Its number, now that the workers have it as it is."""
-        state = state_of(self._fun, self._team.is_kept)
-        if self._number is None or state != self._state:
-            self._number = None
-            self._drop()  # first: or what is sent would mention what was sent before
-            number = self._team.engine.keep(self._fun, self._name)
-            self._drop = weakref.finalize(self, self._team.engine.drop, number)
-            self._drop.atexit = False
-            self._number, self._state = number, state
-        return self._number
+        known = self._starts == self._team.starts
+        if self._number is not None and known and self._look() == self._state:
+            return self._number
+        self._number = None
+        self._drop()
+        number = self._team.engine.keep(self._fun, self._name, by_value=True)
+        self._drop = weakref.finalize(self, self._team.engine.drop, number)
+        self._drop.atexit = False
+        self._number, self._starts, self._state = number, self._team.starts, self._look()
+        return number
+
+    def called(self) -> None:
+        """A call has ended. What it has changed itself, here as in the workers, such as a cache of
+        its own, is no reason to send it again."""
+        if self._state is not None and self._state.may_change:
+            self._state = self._look()
+
+    def _look(self) -> State:
+        return state_of(self._fun, self._team.workers_have())
 
 
 class Team:
@@ -95,6 +108,8 @@ class Team:
             self.engine = LocalStandingTeam(
                 n or cores, own_workers(), cores=cores, timeout=seconds, gpus=gpus
             )
+        #: how often the workers were started again
+        self.starts = 0
         _teams.add(self)
 
     @property
@@ -119,6 +134,7 @@ class Team:
     def restart(self) -> None:
         """Start the workers again, after one was lost. Replicas get the driver's values."""
         self.engine.restart()
+        self.starts += 1
         _teams.add(self)
 
     def close(self) -> None:
@@ -140,14 +156,21 @@ class Team:
     def has_replica(self, value: Any) -> bool:
         return id(value) in self._replicas
 
-    def is_kept(self, value: Any) -> bool:
-        """Whether workers have the value, or a copy of it, by themselves: a replica or a part of
-        one, or what lies in shared memory."""
-        if self.has_replica(value) or self.engine.sees(value):
-            return True
-        has_part = type(value).__module__ in ("torch", "torch.nn.parameter")
-        replicas = self._replicas.values() if has_part else ()
-        return any(value is part for _, one in replicas for part in models.parts(one))
+    def workers_have(self) -> Callable[[Any], bool]:
+        """What tells of a value whether workers have it, or a copy of it, by themselves: a replica
+        or a part of one, or what lies in shared memory."""
+
+        @cache
+        def parts() -> set[int]:
+            replicas = (one for _, one in self._replicas.values())
+            return {id(part) for one in replicas for part in models.parts(one)}
+
+        def have(value: Any) -> bool:
+            if self.has_replica(value) or self.engine.sees(value):
+                return True
+            return bool(self._replicas) and id(value) in parts()
+
+        return have
 
     def __enter__(self) -> Team:
         return self

@@ -33,10 +33,11 @@ def train_step(
 
     `model` and `optimizer` are torch's, or for JAX a `weft.Holder` of the parameters and a function
     that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
-    own, and up to date after each step. What the program changes of them in between holds for all
-    ranks: values, as by `load_state_dict` (torch does not count changes of `parameter.data`, which
-    need `weft.replicate(model).broadcast()`), learning rates, `train()` and `eval()`,
-    `requires_grad`. After a step that failed the next one begins with the driver's values.
+    own, and up to date after each step. What the program changes of these in between holds for all
+    ranks: parameters and persistent buffers, by `load_state_dict` or in place (torch does not count
+    changes of `parameter.data`, which need `weft.replicate(model).broadcast()`), the optimizer's
+    state by `load_state_dict`, learning rates, `train()` and `eval()`, `requires_grad`, what the
+    loss mentions. After a step that failed the next one begins with the driver's values.
     """
     return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
 
@@ -55,7 +56,7 @@ class _TrainStep:
                 "expected a torch.nn.Module and a torch.optim.Optimizer, or a weft.Holder and a "
                 "function of parameters and gradients"
             )
-        #: whether ranks may have other values: a step has failed, or who knows since when they do
+        #: whether ranks may have other values than the driver
         self._differs = team.has_replica(model)
         number_of_model = team.replica_number(model)
         self.team = team
@@ -92,6 +93,8 @@ class _TrainStep:
         except BaseException:
             self._differs = True
             raise
+        finally:
+            self._loss.called()
         self._values = _Values.of(self._model, self._optimizer)
         return loss
 
@@ -117,7 +120,8 @@ class _Values(NamedTuple):
         if isinstance(model, Holder):
             return cls(model.value, [])
         state = adapters.named("torch").state
-        return cls(optimizer.state, [state(one) for one in (*model.parameters(), *model.buffers())])
+        held = getattr(optimizer, "state", None)
+        return cls(held, [state(one) for one in (*model.parameters(), *model.buffers())])
 
     def are(self, other: _Values) -> bool:
         return self.held is other.held and self.states == other.states
@@ -216,7 +220,7 @@ def _check_optimizer(model: Any, optimizer: Any) -> None:
 def _check_loss(loss: Callable[..., Any], inputs: int) -> None:
     """Refuse a loss that cannot be called as it will be."""
     try:
-        signature = inspect.signature(loss)
+        signature = inspect.signature(loss, follow_wrapped=False)
     except (TypeError, ValueError):  # of functions in C that do not tell
         return
     try:
@@ -274,7 +278,8 @@ def _step_of_jax(
     value, gradients = np.zeros(()), [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
     if fraction:
         try:
-            computed, tree = _weighted_gradients(loss)(fraction, model.value, *batch)
+            gradients_of = _weighted_gradients(loss, numbers[-1])
+            computed, tree = gradients_of(fraction, model.value, *batch)
             value = np.asarray(computed, np.float64)
             gradients = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
         except Exception as error:
@@ -287,8 +292,9 @@ def _step_of_jax(
 
 
 @lru_cache(maxsize=16)
-def _weighted_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The loss and its gradients; compiled once for each loss, and for each number of rows."""
+def _weighted_gradients(loss: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """The loss and its gradients; compiled once for each loss, as it was sent under a number, and
+    for each number of rows."""
     import jax
 
     def weighted(fraction: float, *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ def essence_of(function: Any) -> tuple[Any, ...] | None:
         or function.__defaults__ is not None
         or function.__kwdefaults__ is not None
         or function.__dict__
-        or not function.__globals__.keys().isdisjoint(names_in(code))
+        or not function.__globals__.keys().isdisjoint(_names(code))
     ):
         return None
     try:
@@ -30,7 +30,7 @@ def essence_of(function: Any) -> tuple[Any, ...] | None:
     if not all(map(_is_constant, annotations.values())):
         return None
     names = function.__name__, function.__qualname__, function.__module__
-    return code, names, function.__doc__, tuple(annotations.items()), _is_found(function)
+    return code, names, function.__doc__, tuple(annotations.items()), is_found(function)
 
 
 def _is_constant(annotation: Any) -> bool:
@@ -38,7 +38,7 @@ def _is_constant(annotation: Any) -> bool:
     return annotation is None or isinstance(annotation, str) or builtin
 
 
-def _is_found(function: FunctionType) -> bool:
+def is_found(function: FunctionType) -> bool:
     """Whether its name leads to it, as it no longer does after its module was loaded again."""
     found: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
@@ -47,7 +47,7 @@ def _is_found(function: FunctionType) -> bool:
 
 
 @lru_cache(maxsize=256)
-def names_in(code: CodeType) -> frozenset[str]:
+def _names(code: CodeType) -> frozenset[str]:
     """The names that it may look up anywhere; those of attributes too."""
     return frozenset(name for one in _all_code(code) for name in one.co_names)
 

@@ -35,16 +35,23 @@ def describe(error: BaseException) -> Failure:
 
 
 def _packed(error: Exception) -> bytes | None:
-    """It as bytes; by its parts where its own way would not bring it back, as where a class takes
-    other arguments than it gives to Exception."""
-    for form in (error, _Parts(type(error), error.args, error.__dict__)):
+    """It as bytes; in parts where its own way would not bring it back, as where a class takes other
+    arguments than it gives to Exception. None if neither does."""
+    for in_parts in (False, True):
         try:
+            form = _Parts(type(error), error.args, error.__dict__) if in_parts else error
             packed: bytes = cloudpickle.dumps(form)
-            pickle.loads(packed)
-            return packed
+            found = _unpacked(packed)
+            if isinstance(found, type(error)) and (not in_parts or str(found) == str(error)):
+                return packed
         except Exception:  # whatever an exception's own pickling raises
             continue
     return None
+
+
+def _unpacked(packed: bytes) -> object:
+    found = pickle.loads(packed)
+    return found.made() if isinstance(found, _Parts) else found
 
 
 class _Parts(NamedTuple):
@@ -77,8 +84,7 @@ def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
     error: object = None
     if failure.error is not None:
         try:
-            error = pickle.loads(failure.error)
-            error = error.made() if isinstance(error, _Parts) else error
+            error = _unpacked(failure.error)
         except Exception:  # a class that is not the same here, ...
             error = None
     if not isinstance(error, Exception):

@@ -6,17 +6,20 @@ be sent again, or workers would compute with the old value and the driver with t
     def grad(x): return x.T @ (x @ w - y)      w and y: by what is in them
     w -= 0.1 * f(x)                            the next call sends grad again
 
-Looked at are numbers, strings, arrays, tensors, torch's modules, lists, tuples, dicts and sets of
-these, attributes of the program's own objects, and functions that are mentioned; of anything else,
-whether it is the same object. Of a large array some elements are compared: to read all of it at
-every call would take longer than many a call does.
+Looked at are numbers, strings, arrays, tensors, models, lists, tuples, dicts and sets of these,
+attributes of objects of the main program, and functions of it; of anything else, whether it is the
+same object. Of what is large a part is compared: to read all of it at every call would take longer
+than many a call does.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
-import sys
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -24,18 +27,31 @@ import numpy as np
 
 from weft import adapters
 from weft._core import models
-from weft._core.essence import names_in
+from weft._core.essence import is_found
 
-#: values that are looked at, and how deep in each other
-_MOST, _DEEPEST = 10_000, 6
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
+#: values that are looked at within one that the function mentions, and how deep
+_MOST, _DEEPEST = 1000, 20
 _CONSTANT = (ModuleType, BuiltinFunctionType, type)
 
 
-def state_of(fun: Callable[..., Any], is_kept: Callable[[Any], bool]) -> Hashable:
-    """What a function mentions, to be compared. `is_kept` tells what workers have copies of by
-    themselves, whatever is in it."""
-    return _Look(is_kept).at(fun)
+@dataclass(frozen=True)
+class State:
+    """What a function mentions. Where two are equal, nothing has changed in between."""
+
+    values: Hashable
+    #: whether any of it could change
+    may_change: bool = field(compare=False)
+    #: what is compared by its identity, held so that no other object has it
+    held: list[Any] = field(compare=False, repr=False)
+
+
+def state_of(fun: Callable[..., Any], is_kept: Callable[[Any], bool]) -> State:
+    """What a function mentions. `is_kept` tells what workers have by themselves, whatever is in it.
+
+    Never raises: what cannot be looked at is compared by its identity.
+    """
+    look = _Look(is_kept)
+    return State(look.at(fun), look.may_change, look.held)
 
 
 class _Look:
@@ -44,60 +60,96 @@ class _Look:
     def __init__(self, is_kept: Callable[[Any], bool]) -> None:
         self._is_kept = is_kept
         self._seen: dict[int, int] = {}
+        self._left = _MOST
+        self.may_change = False
+        self.held: list[Any] = []
 
     def at(self, value: Any, depth: int = 0) -> Hashable:
-        if isinstance(value, _PLAIN):
-            return type(value).__name__, repr(value)
+        plain = _PLAIN.get(type(value))
+        if plain is not None:
+            self._left -= 1
+            return type(value).__name__, plain(value)
         if id(value) in self._seen:
             return "again", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
-        too_far = depth > _DEEPEST or len(self._seen) > _MOST
-        if too_far or isinstance(value, _CONSTANT) or (depth and self._is_kept(value)):
-            return id(value)
+        self._left = _MOST if depth <= 1 else self._left - 1
+        self.held.append(value)
+        try:
+            inside = self._inside(value, depth)
+        except Exception:  # an object may raise whatever it is asked
+            inside = None
+        return (type(value).__name__, inside) if inside else id(value)
+
+    def _inside(self, value: Any, depth: int) -> Hashable:
+        if isinstance(value, _CONSTANT):
+            return None
+        if depth:
+            self.may_change = True
+        if depth > _DEEPEST or self._left <= 0 or (depth and self._is_kept(value)):
+            return None
         adapter = adapters.of(value)
         if adapter is not None:
             state: Hashable = adapter.state(value)
             return state
-        found = tuple(self.at(part, depth + 1) for part in _parts_of(value))
-        return found or id(value)
+        parts = itertools.islice(_parts_of(value), max(0, self._left))
+        return tuple(self.at(part, depth + 1) for part in parts)
 
 
 def _parts_of(value: Any) -> Iterable[Any]:
     """What a value consists of; nothing for what is only looked at as a whole."""
     for kind, parts in _PARTS.items():
         if isinstance(value, kind):
-            return [kind.__name__, *parts(value)]
-    if type(value).__module__ == "__main__" and hasattr(value, "__dict__"):
-        return type(value), vars(value)
-    return models.parts(value) if type(value).__module__ != "builtins" else ()
+            return parts(value)
+    if adapters.of_model(value) is not None:
+        found = models.parts(value)
+        return list(models.read(value)) if any(part is value for part in found) else found
+    attributes = getattr(value, "__dict__", {}) if type(value).__module__ == "__main__" else {}
+    return list(attributes.values())
 
 
 def _mentioned_by(function: FunctionType) -> Iterator[Any]:
-    """The code of a function, what it has closed over, and the global variables that it uses; only
-    itself if the workers load it from its module."""
-    module = sys.modules.get(function.__module__ or "")
-    if function.__module__ != "__main__" and getattr(module, function.__name__, None) is function:
-        yield id(function)
+    """What a function has closed over, and the global variables that it uses; nothing if workers
+    load it from its module."""
+    if function.__module__ != "__main__" and is_found(function):
         return
-    code: CodeType = function.__code__
-    yield id(code)
-    yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
+    yield from filter(None, (function.__defaults__, function.__kwdefaults__, function.__dict__))
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
         except ValueError:  # it is empty so far
             yield None
-    for name in sorted(names_in(code) & function.__globals__.keys()):
-        yield function.__globals__[name]
+    variables = function.__globals__
+    yield from (variables[name] for name in _globals_of(function.__code__) if name in variables)
 
 
+@lru_cache(maxsize=256)
+def _globals_of(code: CodeType) -> tuple[str, ...]:
+    """The global variables that a function looks up, and those within it."""
+    looked_up = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            looked_up.update(_globals_of(constant))
+    return tuple(sorted(looked_up))
+
+
+#: values that cannot change, and what to compare of them; NaN is to be equal to itself
+_PLAIN: dict[type, Callable[[Any], Hashable]] = {
+    **dict.fromkeys((int, str, bytes, bool, type(None)), lambda value: value),
+    float: float.hex,
+    complex: lambda value: (value.real.hex(), value.imag.hex()),
+    **dict.fromkeys((np.float32, np.float64, np.int32, np.int64, np.bool_), lambda n: n.tobytes()),
+}
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     FunctionType: _mentioned_by,
     MethodType: lambda method: (method.__func__, method.__self__),
     functools.partial: lambda made: (made.func, made.args, made.keywords),
-    dict: lambda given: (*given.keys(), *given.values()),
-    list: iter,
-    tuple: iter,
-    set: lambda given: sorted(map(repr, given)),
-    frozenset: lambda given: sorted(map(repr, given)),
+    dict: lambda given: itertools.chain([len(given)], *given.items()),
+    list: lambda given: (len(given), *given),
+    tuple: lambda given: given,
+    set: lambda given: (len(given), frozenset(given)),
+    frozenset: lambda given: sorted(map(hash, given)),
 }

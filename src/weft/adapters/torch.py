@@ -53,7 +53,7 @@ def deliver(array: NDArray[Any], element: str) -> Any:
 def state(value: Any) -> Hashable:
     """Torch counts its changes, but not those of a tensor that was made in inference mode."""
     version = None if value.is_inference() else value._version
-    return id(value), value.data_ptr(), version
+    return id(value), value.data_ptr() if value.layout is torch.strided else None, version
 
 
 def is_model(value: Any) -> bool:

@@ -299,11 +299,12 @@ class StandingTeam(ABC):
     restart_by = "team.restart()"  #: what the user writes to have it started again
 
     @abstractmethod
-    def keep(self, value: Any, what: str) -> int:
+    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
         """Have every worker keep a copy of an object; returns its number.
 
-        What is kept later and mentions the object gets each worker's own copy of it. Raises
-        InvalidType if it cannot be sent; `what` names it.
+        What is kept later and mentions the object gets each worker's own copy of it, or, if it is
+        kept `by_value`, a copy as it is then. Raises InvalidType if it cannot be sent; `what` names
+        it.
         """
 
     @abstractmethod

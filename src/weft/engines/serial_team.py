@@ -72,7 +72,7 @@ class SerialStandingTeam(StandingTeam):
         self._kept_so_far = 0
         self._closed = self._busy = False
 
-    def keep(self, value: Any, what: str) -> int:
+    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
         self._check_usable()
         number = self._kept_so_far
         self._kept_so_far += 1

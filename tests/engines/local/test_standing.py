@@ -59,10 +59,10 @@ def test_what_is_dropped_while_the_team_restarts(monkeypatch: pytest.MonkeyPatch
         numbers = [engine.keep([index], "a list") for index in range(3)]
         send = engine._send
 
-        def send_and_drop(number: int, value: Any, what: str) -> None:
+        def send_and_drop(number: int, *kept: Any) -> None:
             if number == numbers[0]:
                 engine.drop(numbers[2])
-            send(number, value, what)
+            send(number, *kept)
 
         monkeypatch.setattr(engine, "_send", send_and_drop)
         team.restart()

@@ -70,8 +70,8 @@ class LocalStandingTeam(StandingTeam):
         self._perform = pack_function(perform)
         self._nobody = SerialGroup(timeout=timeout)
         self._nobody.leave()
-        #: everything kept, with its name, by number
-        self._objects: dict[int, tuple[Any, str]] = {}
+        #: everything kept, with its name, and whether it is a copy for what mentions it, by number
+        self._objects: dict[int, tuple[Any, str, bool]] = {}
         #: the numbers of those that the workers have, by identity, and of those that have parts
         self._numbers: dict[int, int] = {}
         self._models: list[int] = []
@@ -87,11 +87,11 @@ class LocalStandingTeam(StandingTeam):
         self._start()
         _teams.add(self)
 
-    def keep(self, value: Any, what: str) -> int:
+    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
         with self._use():
             number = self._kept_so_far
             self._kept_so_far += 1
-            self._send(number, value, what)
+            self._send(number, value, what, by_value)
             return number
 
     def drop(self, number: int) -> None:
@@ -117,9 +117,9 @@ class LocalStandingTeam(StandingTeam):
         self._start()
         self._let_go()
         with self._use():
-            for number, (value, what) in list(self._objects.items()):
+            for number, kept in list(self._objects.items()):
                 if number in self._objects:  # finalizers drop some meanwhile
-                    self._send(number, value, what)
+                    self._send(number, *kept)
 
     def close(self) -> None:
         if self._process != os.getpid() or self._closed:
@@ -192,7 +192,7 @@ class LocalStandingTeam(StandingTeam):
             raise worse from worse.__cause__
         return [result, *values]
 
-    def _send(self, number: int, value: Any, what: str) -> None:
+    def _send(self, number: int, value: Any, what: str, by_value: bool) -> None:
         """Have the workers keep an object as it is now."""
         dropped = self._let_go()
         parts: dict[int, Place] = {}
@@ -204,17 +204,21 @@ class LocalStandingTeam(StandingTeam):
             found = self._numbers.get(mentioned)
             return parts.get(mentioned) if found is None else (found, None)
 
-        packed = pack_mentioning(value, place_of, what)
+        packed = None
         try:
+            packed = pack_mentioning(value, place_of, what)
             arguments = (number, packed.payload, dropped)
             self._call(keep, [None, *[arguments] * (self.size - 1)])
         except BaseException:
             self._dropped.extend(dropped)
             raise
         finally:
-            packed.release()
-        self._objects[number] = (value, what)
+            if packed is not None:
+                packed.release()
+        self._objects[number] = (value, what, by_value)
         self.member.kept[number] = value
+        if by_value:
+            return
         self._numbers.setdefault(id(value), number)
         if has_parts(value):
             self._models.append(number)
@@ -223,11 +227,15 @@ class LocalStandingTeam(StandingTeam):
         """Keep here no longer what has been dropped; returns its numbers."""
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         for number in dropped:
-            value, _ = self._objects.pop(number, (None, ""))
+            value, _, _ = self._objects.pop(number, (None, "", True))
             self.member.kept.pop(number, None)
             if self._numbers.get(id(value)) == number:
                 del self._numbers[id(value)]
-                others = (one for one in self._objects if self._objects[one][0] is value)
+                others = (
+                    one
+                    for one, (other, _, by_value) in self._objects.items()
+                    if other is value and not by_value
+                )
                 self._numbers.update({id(value): one for one in itertools.islice(others, 1)})
         self._models = [number for number in self._models if number in self._objects]
         return dropped
