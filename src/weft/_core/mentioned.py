@@ -59,7 +59,8 @@ class _Look:
 
     def __init__(self, is_kept: Callable[[Any], bool]) -> None:
         self._is_kept = is_kept
-        self._seen: dict[int, int] = {}
+        #: by identity: the object, so that none made meanwhile has it, and which one it was
+        self._seen: dict[int, tuple[Any, int]] = {}
         self._left = _MOST
         self.may_change = False
         self.held: list[Any] = []
@@ -70,14 +71,15 @@ class _Look:
             self._left -= 1
             return type(value).__name__, plain(value)
         if id(value) in self._seen:
-            return "again", self._seen[id(value)]
-        self._seen[id(value)] = len(self._seen)
+            return "again", self._seen[id(value)][1]
+        self._seen[id(value)] = value, len(self._seen)
         self._left = _MOST if depth <= 1 else self._left - 1
-        self.held.append(value)
         try:
             inside = self._inside(value, depth)
         except Exception:  # an object may raise whatever it is asked
             inside = None
+        if not inside or type(value) is not np.ndarray:  # which is compared by its numbers alone
+            self.held.append(value)
         return (type(value).__name__, inside) if inside else id(value)
 
     def _inside(self, value: Any, depth: int) -> Hashable:
