@@ -471,11 +471,14 @@ def test_one_function_in_two(trio: weft.Team) -> None:
 def test_what_a_call_changes_itself_is_its_own(trio: weft.Team) -> None:
     """A cache, a lock that is made at the first call, a counter: it is not sent again."""
     cache: dict[str, Any] = {}
+    calls = 0
 
     def fun(x: Any) -> Any:
         if "lock" not in cache:
             cache["lock"] = threading.Lock()
-        cache["calls"] = cache.get("calls", 0) + 1
+        nonlocal calls
+        calls += 1
+        cache["calls"] = calls
         return np.full(len(x), cache["calls"])
 
     f = weft.function(fun, collect="gather", team=trio)

@@ -68,7 +68,7 @@ class _Look:
     def at(self, value: Any, depth: int = 0) -> Hashable:
         plain = _PLAIN.get(type(value))
         if plain is not None:
-            self._left -= 1
+            self._left, self.may_change = self._left - 1, True  # another may come in its place
             return type(value).__name__, plain(value)
         if id(value) in self._seen:
             return "again", self._seen[id(value)][1]
