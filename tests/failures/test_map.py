@@ -195,7 +195,7 @@ def test_a_worker_that_prints_without_a_pause(monkeypatch: pytest.MonkeyPatch) -
         return x
 
     weft.map(abs, [1, 2], n=2)  # until they have started nobody has an item
-    with pytest.raises(weft.Stalled, match="has items 0 to 0"):
+    with pytest.raises(weft.Stalled, match="has item 0"):
         weft.map(shout, [0, 1, 2], n=2, timeout=0.5)
 
 
