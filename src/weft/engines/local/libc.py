@@ -57,6 +57,35 @@ def end_with_parent(signal: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
+# Mappings at an address of one's own choice, and huge pages.
+
+_PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_POPULATE = 0x3, 0x1, 0x10, 0x8000
+_MADV_COLLAPSE = 25  # since Linux 6.1
+
+_mmap: Any = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long]
+_madvise: Any = _libc.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def map_over(address: int, descriptor: int, size: int, *, populate: bool = False) -> None:
+    """Map a file in the place of what is mapped at `address`, which has to be a page's beginning.
+
+    `populate`: its pages too, at once. Raises OSError.
+    """
+    flags = _MAP_SHARED | _MAP_FIXED | (_MAP_POPULATE if populate else 0)
+    if _mmap(address, size, _PROT_READ_WRITE, flags, descriptor, 0) != address:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {size} bytes: {os.strerror(code)}")
+
+
+def make_huge(address: int, size: int) -> bool:
+    """Have the kernel make huge pages of small ones that are mapped; whether it has made them all.
+    Nothing else changes if it cannot."""
+    return _madvise(address, size, _MADV_COLLAPSE) == 0
+
+
 # Another process's memory: one copy, straight from its pages into ours, without shared memory.
 
 
