@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 #: no -march: the library runs on every processor of its kind, and chooses when it is loaded
-_FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC"]
+_FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
 
 
 class KernelsHook(BuildHookInterface[Any]):

@@ -19,6 +19,8 @@ from tests.support import run_python
 from weft import kernels
 from weft._core.adding import add_to
 from weft._core.rows import CompiledAdder, make_adder
+from weft._core.rules import RULES
+from weft._core.updaters import BUILT_IN, Updater, momentum
 from weft._core.values import address
 from weft.errors import InvalidValue
 
@@ -51,6 +53,8 @@ def test_they_are_here() -> None:
     assert all(kernels.add_loop(kind) and kernels.add_rows_loop(kind) for kind in KINDS)
     assert kernels.add_loop("float16") is None
     assert kernels.add_rows_loop("complex64") is None
+    assert all(kernels.rule_loop(rule, kind) for rule in RULES for kind in ("float32", "float64"))
+    assert kernels.rule_loop("adam", "int64") is None
 
 
 @needs_them
@@ -87,6 +91,40 @@ def test_an_array_added_to_one_that_it_overlaps(shift: int) -> None:
     expected = array + delta
     add_to(array, delta)
     np.testing.assert_array_equal(array, expected)
+
+
+@needs_them
+@given(
+    rule=st.sampled_from([*(BUILT_IN[name]() for name in RULES), momentum(nesterov=True)]),
+    kind=st.sampled_from(["float32", "float64"]),
+    count=st.integers(0, 70),
+    step=st.integers(1, 5),
+    skipped=st.sampled_from([0, 1]),
+)
+def test_rules(rule: Updater, kind: str, count: int, step: int, skipped: int) -> None:
+    """As NumPy computes them, to the bit, of numbers of all sizes, and nothing beyond."""
+    arrays = [some(count + 2, kind, seed) for seed in range(2 + len(rule.state))]
+    here, expected = [[one.copy() for one in arrays] for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        for changed in (here, expected):
+            rows, *state, delta = (one[skipped : skipped + count] for one in changed)
+            rule.update(rows, dict(zip(rule.state, state, strict=True)), delta, step)
+            patch.setattr(kernels, "rule_loop", lambda *_: None)
+    assert all(map(same, here, expected))
+
+
+@pytest.mark.parametrize("how", ["other byte order", "unaligned", "another dtype"])
+def test_rules_of_arrays_that_c_cannot_read(how: str) -> None:
+    """They are computed as NumPy does it."""
+    rows, delta = np.zeros(100, np.float32), np.ones(100, np.float32)
+    if how == "unaligned":
+        rows = np.frombuffer(bytearray(401), np.float32, offset=1)
+    elif how == "another dtype":
+        delta = delta.astype(np.float16)
+    else:
+        delta = delta.astype(">f4")
+    BUILT_IN["sgd"](lr=0.5).update(rows, {}, delta, 1)
+    assert (rows == -0.5).all()
 
 
 @needs_them

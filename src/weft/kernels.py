@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ Add = Callable[[int, int, int], None]
 #: how many, where one delta for each is, and how many columns there are. A row may be named several
 #: times. Returns how many were added: less than all if an id is not in the table.
 AddRows = Callable[[int, int, int, int, int, int], int]
+
+#: changes rows and state as an updater does: where these and the delta are, how many numbers each
+#: has, and what the rule multiplies with and adds
+ApplyRule = Callable[[Sequence[int], int, Sequence[float]], None]
 
 _SOURCE = Path(__file__).with_name("kernels.c")
 _PATH = Path(__file__).with_name("libkernels.so")
@@ -33,6 +37,7 @@ _KINDS = {
     "int64": "int64",
     "uint64": "int64",
 }
+_FLOATS = ("float32", "float64")
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -47,6 +52,26 @@ def add_rows_loop(kind: str) -> AddRows | None:
     arguments = (_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER)
     found: AddRows | None = _loop("add_rows", kind, arguments, _NUMBER)
     return found
+
+
+def rule_loop(rule: str, kind: str) -> ApplyRule | None:
+    """What applies an updater's rule to rows of a kind of number; None if there is nothing for
+    it."""
+    if kind not in _FLOATS:
+        return None
+    loop = _loop(rule, kind, (_POINTER, _NUMBER, _POINTER), None)
+    if loop is None:
+        return None
+
+    def apply(places: Sequence[int], count: int, factors: Sequence[float]) -> None:
+        loop((_POINTER * len(places))(*places), count, (ctypes.c_double * len(factors))(*factors))
+
+    return apply
+
+
+def adding_side_by_side_pays() -> bool:
+    """Whether `add_loop` is quicker than NumPy for arrays that are in no cache."""
+    return _library is not None and bool(_library.adding_side_by_side_pays())
 
 
 def missing() -> str:

@@ -21,7 +21,8 @@ moves.py        broadcast, scatter, gather and all_gather
 Of tables:
 
 adding.py       one array added to another
-updaters.py     what `add` does to rows and their state
+rules.py        what built-in updaters do to rows and their state
+updaters.py     updaters by name, with options, or a user's function
 consistency.py  who waits for whom: async, bsp, ssp(k)
 tables.py       what a table is, and what may be given to it
 rows.py         some rows of a table, read and updated

@@ -14,7 +14,8 @@ _LARGE = 2 << 20
 
 def add_to(array: Array, delta: Array) -> None:
     """array += delta"""
-    loop = kernels.add_loop(array.dtype.name) if array.nbytes >= _LARGE else None
+    quicker = array.nbytes >= _LARGE and kernels.adding_side_by_side_pays()
+    loop = kernels.add_loop(array.dtype.name) if quicker else None
     if loop is not None and _fit(array, delta) and not np.may_share_memory(array, delta):
         loop(address(array), address(delta), array.size)
     else:

@@ -1,26 +1,6 @@
-"""What `table.add(delta)` does to rows: updaters, the rules by which a delta changes them.
+"""What `table.add(delta)` does to rows: updaters, by name, with options, or a user's function.
 
-    updater     state                   what becomes of rows r and state, given delta d
-    add                                 r += d
-    sgd                                 r -= lr d
-    momentum    velocity v              v = momentum v + d;  r -= lr v
-                                        nesterov: r -= lr (d + momentum v)
-    adagrad     squares s               s += d d;  r -= lr d / (sqrt(s) + eps)
-    rmsprop     mean_square s           s = alpha s + (1 - alpha) d d;  r -= lr d / (sqrt(s) + eps)
-    adam        mean m, mean_square s   m = beta1 m + (1 - beta1) d
-                                        s = beta2 s + (1 - beta2) d d
-                                        both over 1 - beta ** step, then r -= lr m / (sqrt(s) + eps)
-
-For all but add the delta is a gradient: rows move against it. Formulas and defaults are those of
-torch.optim. Rules go over the arrays in blocks, all terms of one block before the next:
-
-    rows    [ block ][ block ][ block ]...     memory is read and written once,
-    delta   [ block ][ block ][ block ]...     however many terms the rule has:
-    state   [ block ][ block ][ block ]...     each block stays in the cache
-    scratch [ block ]                          the same one every time
-
-float16 is computed in float32 and rounded when it is stored. A square below 6e-8 is then stored as
-0, so that small gradients take large steps; a larger eps, such as 1e-3, prevents that.
+What the built-in ones do is in `rules.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,20 +16,10 @@ import numpy as np
 
 from weft._core.adding import add_to
 from weft._core.elements import Array
+from weft._core.rules import RULES, blocks, computed_in
 from weft.errors import InvalidType, InvalidValue
 
 _State = Mapping[str, Array]
-#: what a rule works on: rows, state, delta, memory for what comes in between, and the step
-_Block = tuple[Array, list[Array], Array, Array, int]
-
-#: Elements of a block. Milliseconds for 10 M elements on a core with 1.25 MiB of L2 cache:
-#:
-#:     elements             8K    16K    32K    64K   128K   256K
-#:     momentum, float32    21     17     15     17     17     19
-#:     adagrad, float32     32     26     24     24     26     31
-#:     adam, float32        50     39     36     37     43     47
-#:     adam, float64        80     73     75     84     95     98
-BLOCK = 32 * 1024
 
 
 def resolve(value: Any) -> Updater:
@@ -157,32 +127,32 @@ def _checked_names(state: object) -> tuple[str, ...]:
 
 def add() -> Updater:
     """Add the delta to the rows; for numbers of every kind."""
-    return _built_in(_add)
+    return _built_in("add")
 
 
 def sgd(lr: float = 1e-3) -> Updater:
     """Gradient descent: subtract the delta `lr` times."""
-    return _built_in(_sgd, lr=lr)
+    return _built_in("sgd", lr=lr)
 
 
 def momentum(lr: float = 1e-3, momentum: float = 0.9, nesterov: bool = False) -> Updater:
     """Gradient descent along a sum of the deltas so far, in which older ones count less."""
-    return _built_in(_momentum, "velocity", lr=lr, momentum=momentum, nesterov=nesterov)
+    return _built_in("momentum", "velocity", lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 def adagrad(lr: float = 1e-2, eps: float = 1e-10) -> Updater:
     """Gradient descent with steps that shrink where deltas have been large."""
-    return _built_in(_adagrad, "squares", lr=lr, eps=eps)
+    return _built_in("adagrad", "squares", lr=lr, eps=eps)
 
 
 def rmsprop(lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8) -> Updater:
     """Gradient descent with steps as long as deltas are large compared to the latest ones."""
-    return _built_in(_rmsprop, "mean_square", lr=lr, alpha=alpha, eps=eps)
+    return _built_in("rmsprop", "mean_square", lr=lr, alpha=alpha, eps=eps)
 
 
 def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Updater:
     """Gradient descent along the mean of the latest deltas over the root of their mean square."""
-    return _built_in(_adam, "mean", "mean_square", lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    return _built_in("adam", "mean", "mean_square", lr=lr, beta1=beta1, beta2=beta2, eps=eps)
 
 
 #: every updater that has a name, and what makes it
@@ -191,10 +161,9 @@ BUILT_IN: dict[str, Callable[..., Updater]] = {
 }
 
 
-def _built_in(rule: Callable[..., None], *state: str, **options: float) -> Updater:
-    name = rule.__name__.removeprefix("_")
+def _built_in(name: str, *state: str, **options: float) -> Updater:
     checked = tuple((option, _checked(name, option, value)) for option, value in options.items())
-    return Updater(name, rule, state, checked)
+    return Updater(name, None, state, checked)
 
 
 _DECAY = ("a number of at least 0 and less than 1, such as 0.9", 0.0, 1.0)
@@ -237,8 +206,8 @@ class Updater:
 
     #: "adam"; for a user's function its module and qualified name
     name: str
-    #: a user's function of (rows, state, delta), or one of the rules at the end of this file
-    apply: Callable[..., object]
+    #: a user's function of (rows, state, delta); None for one that is built in
+    fun: Callable[..., object] | None
     #: names of the arrays beside the rows, each of the rows' shape and dtype, zeros at first
     state: tuple[str, ...] = ()
     #: names and values: compared between ranks, saved with the table
@@ -250,14 +219,14 @@ class Updater:
 
     def check(self, dtype: np.dtype[Any]) -> None:
         """Raise InvalidType if rows of this dtype cannot have this updater."""
-        if self.apply is _add or self.apply not in _RULES:
+        if self.name not in RULES:
             return
         if dtype not in (np.float16, np.float32, np.float64):
             raise InvalidType(
                 f"updater {self}: works on float16, float32 and float64, not on {dtype}; "
                 "make the table one of these, or use the updater 'add'"
             )
-        least = np.finfo(_computed_in(dtype)).tiny
+        least = np.finfo(computed_in(dtype)).tiny
         if dict(self.options).get("eps", 1.0) < least:
             raise InvalidType(
                 f"updater {self}: in {dtype} this eps is next to 0; expected {least:.1e} or more"
@@ -270,22 +239,25 @@ class Updater:
         C-contiguous. Built-in rules let infinities and NaN pass without warning: an error half way
         would leave rows and state of different adds.
         """
-        if self.apply not in _RULES:
-            return _update_by_user(self, rows, state, delta)
+        if self.fun is not None:
+            return _update_by_user(self, self.fun, rows, state, delta)
         with np.errstate(all="ignore"):
-            if self.apply is _add:
-                return _add(rows, delta)
-            return _update_by_rule(self, [rows, *(state[n] for n in self.state), delta], step)
+            if self.name not in RULES:
+                return add_to(rows, delta)
+            arrays = (rows, *(state[name] for name in self.state), delta)
+            return RULES[self.name].apply(arrays, step, **dict(self.options))
 
 
-def _update_by_user(updater: Updater, rows: Array, state: _State, delta: Array) -> None:
+def _update_by_user(
+    updater: Updater, fun: Callable[..., object], rows: Array, state: _State, delta: Array
+) -> None:
     """Call the function with blocks of whole rows; what it must not change is read-only."""
     delta = delta.view()
     delta.flags.writeable = False
-    for part in _blocks(rows) if rows.size else ():
+    for part in blocks(rows) if rows.size else ():
         block, kept = rows[part], {name: state[name][part] for name in updater.state}
         given = list(kept.values())
-        returned = updater.apply(block, kept, delta[part])
+        returned = fun(block, kept, delta[part])
         in_place = [*map(id, kept.values())] == [*map(id, given)]
         if not in_place or (returned is not None and returned is not block):
             what = f"returned a {type(returned).__name__}" if in_place else "replaced its state"
@@ -293,107 +265,3 @@ def _update_by_user(updater: Updater, rows: Array, state: _State, delta: Array) 
                 f"updater {updater} {what}, which would be lost; expected a function that changes "
                 "rows and state in place, as in rows -= delta; state['mean'] += delta"
             )
-
-
-def _update_by_rule(updater: Updater, arrays: list[Array], step: int) -> None:
-    """Apply a built-in rule to rows, state and delta, in blocks that may begin within a row."""
-    arrays = [_flat(array) for array in arrays]
-    options, wide = dict(updater.options), _computed_in(arrays[0].dtype)
-    scratch = np.empty(min(BLOCK, arrays[0].size), wide)
-    buffers = [] if wide == arrays[0].dtype else [np.empty_like(scratch) for _ in arrays]
-    for part in _blocks(arrays[0]):
-        stored = [array[part] for array in arrays]
-        size = len(stored[0])
-        computed = [buffer[:size] for buffer in buffers]  # none but for float16
-        for target, source in zip(computed, stored, strict=False):
-            np.copyto(target, source)
-        rows, *state, delta = computed or stored
-        updater.apply((rows, state, delta, scratch[:size], step), **options)
-        for target, source in zip(stored[:-1], computed, strict=False):  # all but the delta
-            np.copyto(target, source, casting="same_kind")
-
-
-def _blocks(rows: Array) -> Iterator[slice]:
-    """The parts of axis 0, each of about BLOCK elements, at least one row."""
-    length = max(1, BLOCK // max(1, math.prod(rows.shape[1:])))
-    return (slice(start, start + length) for start in range(0, len(rows), length))
-
-
-def _flat(array: Array) -> Array:
-    if not array.flags.c_contiguous:  # flattening would copy it, and the update would be lost
-        raise ValueError("an updater needs C-contiguous arrays; use numpy.ascontiguousarray")
-    return array.reshape(-1)
-
-
-def _computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float32) if dtype.char == "e" else dtype  # NumPy's letter for float16
-
-
-# The rules. They use as few passes as NumPy allows and make no temporary arrays; factors that are
-# plain numbers are multiplied with each other first.
-
-
-def _add(rows: Array, delta: Array) -> None:  # all at once: one pass needs no blocks
-    add_to(rows, delta)
-
-
-def _sgd(block: _Block, lr: float) -> None:
-    rows, _, delta, scratch, _ = block
-    np.multiply(delta, lr, out=scratch)
-    rows -= scratch
-
-
-def _momentum(block: _Block, lr: float, momentum: float, nesterov: bool) -> None:
-    rows, (velocity,), delta, scratch, _ = block
-    velocity *= momentum
-    velocity += delta
-    np.multiply(velocity, momentum if nesterov else lr, out=scratch)
-    if nesterov:
-        scratch += delta
-        scratch *= lr
-    rows -= scratch
-
-
-def _adagrad(block: _Block, lr: float, eps: float) -> None:
-    _, (squares,), delta, scratch, _ = block
-    np.multiply(delta, delta, out=scratch)
-    squares += scratch
-    _descend(block, delta, squares, lr, eps)
-
-
-def _rmsprop(block: _Block, lr: float, alpha: float, eps: float) -> None:
-    _, (mean_square,), delta, _, _ = block
-    _blend_square(block, mean_square, alpha)
-    _descend(block, delta, mean_square, lr, eps)
-
-
-def _adam(block: _Block, lr: float, beta1: float, beta2: float, eps: float) -> None:
-    _, (mean, mean_square), delta, scratch, step = block
-    np.multiply(delta, 1 - beta1, out=scratch)
-    mean *= beta1
-    mean += scratch
-    _blend_square(block, mean_square, beta2)
-    # lr (m / c) / (sqrt(s) / root + eps) is (lr root / c) m / (sqrt(s) + root eps)
-    root = math.sqrt(1 - beta2**step)
-    _descend(block, mean, mean_square, lr * root / (1 - beta1**step), root * eps)
-
-
-def _blend_square(block: _Block, mean_square: Array, decay: float) -> None:
-    _, _, delta, scratch, _ = block
-    np.multiply(delta, delta, out=scratch)
-    scratch *= 1 - decay
-    mean_square *= decay
-    mean_square += scratch
-
-
-def _descend(block: _Block, along: Array, square: Array, lr: float, eps: float) -> None:
-    """rows -= lr * along / (sqrt(square) + eps)"""
-    rows, _, _, scratch, _ = block
-    np.sqrt(square, out=scratch)
-    scratch += eps
-    np.divide(along, scratch, out=scratch)
-    scratch *= lr
-    rows -= scratch
-
-
-_RULES = (_add, _sgd, _momentum, _adagrad, _rmsprop, _adam)

@@ -83,7 +83,8 @@ def map_over(address: int, descriptor: int, size: int, *, populate: bool = False
 def make_huge(address: int, size: int) -> bool:
     """Have the kernel make huge pages of small ones that are mapped; whether it has made them all.
     Nothing else changes if it cannot."""
-    return _madvise(address, size, _MADV_COLLAPSE) == 0
+    failed: int = _madvise(address, size, _MADV_COLLAPSE)
+    return not failed
 
 
 # Another process's memory: one copy, straight from its pages into ours, without shared memory.
