@@ -6,16 +6,20 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
+from functools import partial
 from typing import TextIO, cast
 
-from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable
+from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
+from weft.engines.local.placing import Placing
+from weft.engines.local.polling import BRIEF
 from weft.engines.local.wire import Packed
 
 #: functions that a worker keeps
@@ -49,6 +53,9 @@ class Worker:
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
+        self._placing = Placing(pid)
+        #: on the monotonic clock; later it sleeps if it has nothing to do
+        self._awake_until = 0.0
         #: the digests of the functions that it has
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
@@ -72,6 +79,19 @@ class Worker:
             told = settings._replace(environment=environment)
         self.frames.send(told)
         self._settings = settings
+
+    def give(self, function: Packed, work: Work, *, elsewhere: bool) -> None:
+        """Send it work, and the function unless it knows that. Raises Closed.
+
+        `elsewhere`: if it sleeps, it wakes on another core than this process's, which is not going
+        to sleep.
+        """
+        lesson = self.messages_to_know(function.digest, function)
+        send = partial(self.frames.send, *lesson, work)
+        if elsewhere and time.monotonic() > self._awake_until:
+            self._placing.wake_elsewhere(send)
+        else:
+            send()
 
     def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
         """What to send it so that it knows a function."""
@@ -105,6 +125,7 @@ class Worker:
         """Its answer; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
+        self._awake_until = time.monotonic() + BRIEF
         return cast("Done | Unreadable | Stopped | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:

@@ -166,10 +166,9 @@ class Run:
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
-        digest = job.function.digest
-        batch = task.batch
+        batch, payload = task.batch, task.packed.payload
         work = Work(
-            digest, batch.first, task.packed.payload, job.seed, job.keep_going, batch.stretch
+            job.function.digest, batch.first, payload, job.seed, job.keep_going, batch.stretch
         )
         self._busy[worker] = task
         if self._schedule.cost.seconds * len(batch.items) > BRIEF:
@@ -177,7 +176,7 @@ class Run:
         if task.permits:
             worker.permit(task.permits)
         with contextlib.suppress(Closed):  # its pidfd says so too
-            worker.frames.send(*worker.messages_to_know(digest, job.function), work)
+            worker.give(job.function, work, elsewhere=self._brief)
         if worker.frames.unsent:
             self._watch.follow_sending(worker)
 

@@ -66,6 +66,7 @@ class LocalStandingTeam(StandingTeam):
         self._gpus = [*gpus, *[None] * size][: size - 1]
         self._pool = workers
         self._threads = max(1, cores // size)
+        self._cores_to_spare = cores >= size
         self._timeout = timeout
         self._perform = pack_function(perform)
         self._nobody = SerialGroup(timeout=timeout)
@@ -152,7 +153,9 @@ class LocalStandingTeam(StandingTeam):
         self._models.clear()
         name = secrets.token_hex(8)
         lent, watch = self._pool.lend(self._gpus, self._threads)
-        self._team_workers = TeamWorkers(name, lent, watch, self._pool, lambda: self.restart_by)
+        self._team_workers = TeamWorkers(
+            name, lent, watch, self._pool, lambda: self.restart_by, self._cores_to_spare
+        )
         self._closed = self._failed = False
         pending = Round(self._team_workers, self._perform)
         try:
