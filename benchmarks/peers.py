@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -33,13 +34,11 @@ LOOPBACK = {
 
 def interleaved(rounds: int, measures: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """What each peer measures in each round; in a round one after the other, so that a noisy
-    minute hurts all alike, and each round begins with another, so that none always comes after
-    the same: the one before may leave caches cold, or warm."""
+    minute hurts all alike, and in another order in each, so that none always comes after the same:
+    the one before may leave caches cold, or processes that are still ending."""
     found: dict[str, list[T]] = {name: [] for name in measures}
-    names = list(measures)
     for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in random.Random(number).sample(list(measures), len(measures)):
             found[name].append(measures[name]())
     return found
 
