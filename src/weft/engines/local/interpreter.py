@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 
+from weft.engines.local.placing import Placing
 from weft.resources import THREAD_VARIABLES
 
 _PROGRAM = """\
@@ -64,6 +65,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         raise _translated(error) from error
     finally:
         theirs.close()
+    Placing(process.pid).move()  # it has as much to load as this process
     return ours, process
 
 

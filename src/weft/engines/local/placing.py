@@ -6,6 +6,8 @@ awake, that is the wrong one: on one core the two of them take turns, by the sli
 scheduler, while another core is idle, and a call of 90 us takes 240. So the sleeper may not use
 this core at the moment when it is woken. It is soon said, as it runs nowhere yet, and once it runs
 it stays where it is.
+
+A process that has just been started is on the core of its parent too.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ class Placing:
             wake()
         finally:
             self._unbar()
+
+    def move(self) -> None:
+        """Have the process, which runs, go on on another core than this thread's."""
+        self.wake_elsewhere(lambda: None)
 
     def _bar_this_core(self) -> None:
         with contextlib.suppress(OSError):  # it has ended, or nobody may do this here
