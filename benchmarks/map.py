@@ -22,7 +22,9 @@ given before, inherited by fork in Pool and ProcessPoolExecutor. 1 MB is 1,000,0
 400 MB adds to that worker to which it adds most.
 
 "start to first result" is map_start.py, from the start of the interpreter to the line it prints;
-there all peers run in turn, each alone. Results go to benchmarks/results/map.json.
+there all peers run in turn, each alone, as a user starts a program, with nothing said about
+threads; and once more with one thread for each process, as in the other rows. Results go to
+benchmarks/results/map.json.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ YARDSTICKS = ("best",)
 #: Pool has two ways to start
 STARTS = {way: "pool" if way in ("spawn", "fork") else way for way in map_start.WAYS}
 STARTS_PER_ROUND = 3
-START, UNEVEN = "start to first result", "200 uneven items"
+START, START_ALONE = "start to first result", "the same, OMP_NUM_THREADS=1"
+UNEVEN = "200 uneven items"
 
 #: row -> peer -> how many times faster weft is to be; below 1: may be slower
 ASKED: dict[str, dict[str, float]] = {
@@ -117,7 +120,8 @@ def measured(rounds: int, present: list[str], quick: bool) -> Results:
     ours = [number for pair in results[UNEVEN].values() for number in pair.get("weft", [])]
     best = [map_jobs.best_schedule()] * (len(ours) or rounds)
     results[UNEVEN]["best"] = {**({"weft": ours} if ours else {}), "best": best}
-    return results | {START: started(rounds * STARTS_PER_ROUND, present)}
+    started_as = partial(started, rounds * STARTS_PER_ROUND, present)
+    return results | {START: started_as(START), START_ALONE: started_as(START_ALONE)}
 
 
 def paired(
@@ -140,21 +144,28 @@ def job(peer: str, quick: bool, beside_weft: bool) -> dict[str, dict[str, float]
     return found
 
 
-def started(rounds: int, present: list[str]) -> dict[str, dict[str, list[float]]]:
+def started(rounds: int, present: list[str], row: str) -> dict[str, dict[str, list[float]]]:
     """Each way of starting, beside weft's."""
-    print(START, file=sys.stderr)
-    ways = {way: partial(first_result, way) for way, peer in STARTS.items() if peer in present}
+    print(row, file=sys.stderr)
+    environment = peers.environment()
+    if row == START:
+        del environment["OMP_NUM_THREADS"]
+    ways = {
+        way: partial(first_result, way, environment)
+        for way, peer in STARTS.items()
+        if peer in present
+    }
     found = peers.interleaved(rounds, ways)
     ours = {"weft": found["weft"]} if "weft" in found else {}
     others = {way: numbers for way, numbers in found.items() if way != "weft"}
     return {way: {**ours, way: numbers} for way, numbers in others.items()} or {"weft": ours}
 
 
-def first_result(way: str) -> float:
+def first_result(way: str, environment: dict[str, str]) -> float:
     command = [sys.executable, str(HERE.with_name("map_start.py")), way]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     began = time.perf_counter()
-    with subprocess.Popen(command, env=peers.environment(), text=True, **pipes) as process:
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         deadline = threading.Timer(peers.LONGEST_WAIT, process.kill)
         deadline.start()
         line = process.stdout.readline() if process.stdout else ""
