@@ -17,7 +17,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-#: no -march: the library runs on every processor of its kind, and chooses when it is loaded
+#: no -march: the library runs on every processor of its kind, and chooses when it is loaded.
+#: -ffp-contract=off: the bits are NumPy's; -fno-math-errno: roots without a call
 _FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
 
 

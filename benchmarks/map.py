@@ -70,7 +70,7 @@ YARDSTICKS = ("best",)
 #: Pool has two ways to start
 STARTS = {way: "pool" if way in ("spawn", "fork") else way for way in map_start.WAYS}
 STARTS_PER_ROUND = 3
-START, START_ALONE = "start to first result", "the same, OMP_NUM_THREADS=1"
+START, START_ONE_THREAD = "start to first result", "the same, OMP_NUM_THREADS=1"
 UNEVEN = "200 uneven items"
 
 #: row -> peer -> how many times faster weft is to be; below 1: may be slower
@@ -120,8 +120,12 @@ def measured(rounds: int, present: list[str], quick: bool) -> Results:
     ours = [number for pair in results[UNEVEN].values() for number in pair.get("weft", [])]
     best = [map_jobs.best_schedule()] * (len(ours) or rounds)
     results[UNEVEN]["best"] = {**({"weft": ours} if ours else {}), "best": best}
-    started_as = partial(started, rounds * STARTS_PER_ROUND, present)
-    return results | {START: started_as(START), START_ALONE: started_as(START_ALONE)}
+    one_thread = peers.environment()
+    as_users_do = {name: value for name, value in one_thread.items() if name != "OMP_NUM_THREADS"}
+    for row, environment in ((START, as_users_do), (START_ONE_THREAD, one_thread)):
+        print(row, file=sys.stderr)
+        results[row] = started(rounds * STARTS_PER_ROUND, present, environment)
+    return results
 
 
 def paired(
@@ -144,12 +148,10 @@ def job(peer: str, quick: bool, beside_weft: bool) -> dict[str, dict[str, float]
     return found
 
 
-def started(rounds: int, present: list[str], row: str) -> dict[str, dict[str, list[float]]]:
+def started(
+    rounds: int, present: list[str], environment: dict[str, str]
+) -> dict[str, dict[str, list[float]]]:
     """Each way of starting, beside weft's."""
-    print(row, file=sys.stderr)
-    environment = peers.environment()
-    if row == START:
-        del environment["OMP_NUM_THREADS"]
     ways = {
         way: partial(first_result, way, environment)
         for way, peer in STARTS.items()

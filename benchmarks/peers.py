@@ -34,8 +34,8 @@ LOOPBACK = {
 
 def interleaved(rounds: int, measures: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """What each peer measures in each round; in a round one after the other, so that a noisy
-    minute hurts all alike, and in another order in each, so that none always comes after the same:
-    the one before may leave caches cold, or processes that are still ending."""
+    minute hurts all alike, in an order drawn by lot, the same in every run, so that none always
+    comes after the same: the one before may leave caches cold, or processes still ending."""
     found: dict[str, list[T]] = {name: [] for name in measures}
     for number in range(rounds):
         for name in random.Random(number).sample(list(measures), len(measures)):

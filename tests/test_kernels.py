@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support import run_python
 from weft import kernels
 from weft._core.adding import add_to
+from weft._core.copying import copy_to
 from weft._core.rows import CompiledAdder, make_adder
 from weft._core.rules import RULES
 from weft._core.updaters import BUILT_IN, Updater, momentum
@@ -73,6 +74,53 @@ def test_adding_arrays(kind: str, count: int, skipped: int) -> None:
     assert same(array, expected)
 
 
+@needs_them
+@given(count=st.integers(0, 700), to=st.integers(0, 70), start=st.integers(0, 70))
+def test_copying(count: int, to: int, start: int) -> None:
+    """Byte for byte, wherever they begin and end, and nothing beyond."""
+    source, target = some(800, "uint8"), some(800, "uint8", seed=1)
+    expected = target.copy()
+    expected[to : to + count] = source[start : start + count]
+    loop = kernels.copy_loop()
+    assert loop is not None
+    loop(address(target) + to, address(source) + start, count)
+    assert target.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["float32", "complex128", "int8", "bool", "S3", ">i4", "object"])
+@pytest.mark.parametrize("how", ["as they are", "strided", "overlapping", "another dtype"])
+def test_copying_large_arrays(kind: str, how: str) -> None:
+    """As NumPy does, and of every kind."""
+    count = (16 << 20) // np.dtype(kind).itemsize + 3
+    whole = (np.arange(count + 100) % 100).astype(kind)
+    source, target = whole[:count], np.zeros(count, kind)
+    if how == "strided":
+        target = np.zeros(2 * count, kind)[::2]
+    elif how == "overlapping":
+        target = whole[100:]
+    elif how == "another dtype":
+        target = np.zeros(count, "object")
+    expected = source.copy()
+    copy_to(target, source)
+    assert (target == expected).all()
+
+
+def test_copying_to_what_is_read_only() -> None:
+    """It is refused."""
+    target = np.zeros(16 << 20, np.uint8)
+    target.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        copy_to(target, np.ones(16 << 20, np.uint8))
+    assert not target.any()
+
+
+@pytest.fixture
+def as_on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are added by the loop in C, also on a processor on which that is slower."""
+    monkeypatch.setattr(kernels, "adding_side_by_side_pays", lambda: kernels.missing() == "")
+
+
+@pytest.mark.usefixtures("as_on_intel")
 @pytest.mark.parametrize("kind", [*KINDS, "float16", "complex64", "int8"])
 def test_large_arrays_of_every_kind(kind: str) -> None:
     """What there is no loop for is NumPy's."""
@@ -83,6 +131,7 @@ def test_large_arrays_of_every_kind(kind: str) -> None:
     np.testing.assert_array_equal(array, expected)
 
 
+@pytest.mark.usefixtures("as_on_intel")
 @pytest.mark.parametrize("shift", [0, 1, 4096])
 def test_an_array_added_to_one_that_it_overlaps(shift: int) -> None:
     """The delta counts as it was before."""
@@ -95,34 +144,40 @@ def test_an_array_added_to_one_that_it_overlaps(shift: int) -> None:
 
 @needs_them
 @given(
-    rule=st.sampled_from([*(BUILT_IN[name]() for name in RULES), momentum(nesterov=True)]),
+    updater=st.sampled_from([*(BUILT_IN[name]() for name in RULES), momentum(nesterov=True)]),
     kind=st.sampled_from(["float32", "float64"]),
     count=st.integers(0, 70),
     step=st.integers(1, 5),
     skipped=st.sampled_from([0, 1]),
 )
-def test_rules(rule: Updater, kind: str, count: int, step: int, skipped: int) -> None:
+def test_rules(updater: Updater, kind: str, count: int, step: int, skipped: int) -> None:
     """As NumPy computes them, to the bit, of numbers of all sizes, and nothing beyond."""
-    arrays = [some(count + 2, kind, seed) for seed in range(2 + len(rule.state))]
+    arrays = [some(count + 2, kind, seed) for seed in range(2 + len(updater.state))]
     here, expected = [[one.copy() for one in arrays] for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         for changed in (here, expected):
             rows, *state, delta = (one[skipped : skipped + count] for one in changed)
-            rule.update(rows, dict(zip(rule.state, state, strict=True)), delta, step)
+            updater.update(rows, dict(zip(updater.state, state, strict=True)), delta, step)
             patch.setattr(kernels, "rule_loop", lambda *_: None)
     assert all(map(same, here, expected))
 
 
-@pytest.mark.parametrize("how", ["other byte order", "unaligned", "another dtype"])
+@pytest.mark.parametrize("how", ["other byte order", "unaligned", "another dtype", "read-only"])
 def test_rules_of_arrays_that_c_cannot_read(how: str) -> None:
-    """They are computed as NumPy does it."""
+    """They are computed as NumPy does it, or refused as NumPy refuses them."""
     rows, delta = np.zeros(100, np.float32), np.ones(100, np.float32)
     if how == "unaligned":
         rows = np.frombuffer(bytearray(401), np.float32, offset=1)
     elif how == "another dtype":
         delta = delta.astype(np.float16)
+    elif how == "read-only":
+        rows.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            BUILT_IN["sgd"](lr=0.5).update(rows, {}, delta, 1)
+        assert not rows.any()
+        return
     else:
-        delta = delta.astype(">f4")
+        rows, delta = rows.astype(">f4"), delta.astype(">f4")
     BUILT_IN["sgd"](lr=0.5).update(rows, {}, delta, 1)
     assert (rows == -0.5).all()
 
@@ -209,6 +264,7 @@ def test_a_library_of_another_version(tmp_path: Path) -> None:
     assert told() == "they were not compiled; have a C compiler, and install weft again"
 
 
+@pytest.mark.usefixtures("as_on_intel")
 @pytest.mark.parametrize(
     "how", ["strided", "other byte order", "another shape", "read-only", "another dtype"]
 )

@@ -5,6 +5,11 @@
    compiled. */
 
 #include <stdint.h>
+#include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 /* the checksum of this file, by which kernels.py tells that the library was made from it */
 const uint32_t kernels_source = SOURCE;
@@ -18,6 +23,34 @@ const uint32_t kernels_source = SOURCE;
 #endif
 
 #define LINE 64
+
+
+/* Copy past the cache: what is written is not read before, as it would be to change a part of a
+   line. C libraries do so too, but some only with arrays of hundreds of megabytes. */
+
+/* how far ahead memory is asked for */
+#define COPY_AHEAD 4096
+
+void copy(char *to, const char *from, int64_t count)
+{
+#ifdef __SSE2__
+    int64_t head = (int64_t)(-(uintptr_t)to % LINE);
+    if (head > count)
+        head = count;
+    memcpy(to, from, (size_t)head);
+    for (to += head, from += head, count -= head; count >= LINE;
+         to += LINE, from += LINE, count -= LINE) {
+        _mm_prefetch(from + COPY_AHEAD, _MM_HINT_NTA);
+        __m128i parts[4];
+        for (int i = 0; i < 4; i++)
+            parts[i] = _mm_loadu_si128((const __m128i *)from + i);
+        for (int i = 0; i < 4; i++)
+            _mm_stream_si128((__m128i *)to + i, parts[i]);
+    }
+    _mm_sfence(); /* before anything that says that it is done */
+#endif
+    memcpy(to, from, (size_t)count);
+}
 
 
 /* Add an array to another, in blocks, of each of which STREAMS parts are worked on side by side. A
@@ -115,10 +148,13 @@ ADD_ROWS(int64, uint64_t)
 
 /* The rules of updaters: all terms for one number before the next, so that memory is read and
    written once. `arrays` are rows, state and delta; `factors` are what _core/rules.py makes of an
-   updater's options, in its order. Roundings are the same as there: each result is stored, and the
-   compiler is told not to join a product and a sum. */
+   updater's options, in its order. Roundings are the same as there: each operation rounds to its
+   type, as the compiler is told not to join a product and a sum. */
 
-#define OVER(type, n_state, body)                                                               \
+/* The numbers of all arrays, one after the other: `d` is the delta's, `first` and `second` are the
+   arrays of state, where there are so many. */
+
+#define FOR_EACH(type, n_state, body)                                                           \
     do {                                                                                        \
         type *rows = arrays[0], *first = arrays[n_state > 0], *second = arrays[n_state];        \
         const type *delta = arrays[n_state + 1];                                                \
@@ -129,52 +165,52 @@ ADD_ROWS(int64, uint64_t)
         }                                                                                       \
     } while (0)
 
-#define RULE(rule, name, type)                                                                  \
+#define RULE(rule, name)                                                                        \
     WIDEST void rule##_##name(void *const *arrays, int64_t count, const double *factors)
 
 #define RULES(name, type, root)                                                                 \
-    RULE(sgd, name, type)                                                                       \
+    RULE(sgd, name)                                                                             \
     {                                                                                           \
         const type lr = (type)factors[0];                                                       \
-        OVER(type, 0, { rows[i] -= d * lr; });                                                  \
+        FOR_EACH(type, 0, { rows[i] -= d * lr; });                                              \
     }                                                                                           \
-    RULE(momentum, name, type)                                                                  \
+    RULE(momentum, name)                                                                        \
     {                                                                                           \
         const type lr = (type)factors[0], momentum = (type)factors[1];                          \
         if (factors[2] != 0) /* nesterov */                                                     \
-            OVER(type, 1, {                                                                     \
+            FOR_EACH(type, 1, {                                                                 \
                 type velocity = first[i] = first[i] * momentum + d;                             \
                 rows[i] -= (velocity * momentum + d) * lr;                                      \
             });                                                                                 \
         else                                                                                    \
-            OVER(type, 1, {                                                                     \
+            FOR_EACH(type, 1, {                                                                 \
                 type velocity = first[i] = first[i] * momentum + d;                             \
                 rows[i] -= velocity * lr;                                                       \
             });                                                                                 \
     }                                                                                           \
-    RULE(adagrad, name, type)                                                                   \
+    RULE(adagrad, name)                                                                         \
     {                                                                                           \
         const type lr = (type)factors[0], eps = (type)factors[1];                               \
-        OVER(type, 1, {                                                                         \
+        FOR_EACH(type, 1, {                                                                     \
             type square = first[i] = first[i] + d * d;                                          \
             rows[i] -= d / (root(square) + eps) * lr;                                           \
         });                                                                                     \
     }                                                                                           \
-    RULE(rmsprop, name, type)                                                                   \
+    RULE(rmsprop, name)                                                                         \
     {                                                                                           \
         const type lr = (type)factors[0], eps = (type)factors[1];                               \
         const type kept = (type)factors[2], new = (type)factors[3];                             \
-        OVER(type, 1, {                                                                         \
+        FOR_EACH(type, 1, {                                                                     \
             type square = first[i] = first[i] * kept + d * d * new;                             \
             rows[i] -= d / (root(square) + eps) * lr;                                           \
         });                                                                                     \
     }                                                                                           \
-    RULE(adam, name, type)                                                                      \
+    RULE(adam, name)                                                                            \
     {                                                                                           \
         const type lr = (type)factors[0], eps = (type)factors[1];                               \
         const type kept = (type)factors[2], new = (type)factors[3];                             \
         const type kept_square = (type)factors[4], new_square = (type)factors[5];               \
-        OVER(type, 2, {                                                                         \
+        FOR_EACH(type, 2, {                                                                     \
             type mean = first[i] = first[i] * kept + d * new;                                   \
             type square = second[i] = second[i] * kept_square + d * d * new_square;             \
             rows[i] -= mean / (root(square) + eps) * lr;                                        \

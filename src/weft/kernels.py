@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+#: copies bytes: where to, where from, and how many. They lie apart.
+Copy = Callable[[int, int, int], None]
 #: adds an array to another: where that is, where the first is, and how many numbers. They are the
 #: same or lie apart.
 Add = Callable[[int, int, int], None]
@@ -23,7 +25,7 @@ Add = Callable[[int, int, int], None]
 AddRows = Callable[[int, int, int, int, int, int], int]
 
 #: changes rows and state as an updater does: where these and the delta are, how many numbers each
-#: has, and what the rule multiplies with and adds
+#: has, and the numbers that the rule needs
 ApplyRule = Callable[[Sequence[int], int, Sequence[float]], None]
 
 _SOURCE = Path(__file__).with_name("kernels.c")
@@ -39,6 +41,16 @@ _KINDS = {
 }
 _FLOATS = ("float32", "float64")
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+def copy_loop() -> Copy | None:
+    """What copies large arrays; None if there is nothing for it."""
+    if _library is None:
+        return None
+    loop: Any = _library.copy
+    loop.argtypes, loop.restype = (_POINTER, _POINTER, _NUMBER), None
+    found: Copy = loop
+    return found
 
 
 def add_loop(kind: str) -> Add | None:

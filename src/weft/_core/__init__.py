@@ -20,6 +20,7 @@ moves.py        broadcast, scatter, gather and all_gather
 
 Of tables:
 
+copying.py      one array copied to another
 adding.py       one array added to another
 rules.py        what built-in updaters do to rows and their state
 updaters.py     updaters by name, with options, or a user's function

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft import kernels
+from weft._core.copying import copy_to
 from weft._core.elements import Array
 from weft._core.tables import Ids
 from weft._core.updaters import Updater
@@ -29,7 +30,7 @@ def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
     """A copy of all rows of a table, or of some."""
     if ids is None:
         whole = np.empty_like(table) if out is None else out
-        np.copyto(whole, table)
+        copy_to(whole, table)
         return whole
     # the ids have been checked: the mode only avoids a second copy
     some: Array = table.take(ids, 0) if out is None else table.take(ids, 0, out, "clip")

@@ -36,7 +36,7 @@ import numpy as np
 
 from weft import kernels
 from weft._core.elements import Array
-from weft._core.values import address
+from weft._core.values import address, alike_in_c
 
 #: Elements of a block. Milliseconds for 10 M elements on a core with 1.25 MiB of L2 cache:
 #:
@@ -57,7 +57,7 @@ class Rule:
 
     #: the updater's
     name: str
-    #: the numbers that a rule multiplies with and adds, of the step and the options by name
+    #: the numbers that it needs, in the order of kernels.c; of the step and the options by name
     factors: Callable[..., Sequence[float]]
     #: changes a block in place, given the factors
     change: Callable[..., None]
@@ -72,7 +72,7 @@ class Rule:
             raise ValueError("an updater needs C-contiguous arrays; use numpy.ascontiguousarray")
         factors = self.factors(step, **options)
         loop = kernels.rule_loop(self.name, arrays[0].dtype.name)
-        if loop is not None and all(_like(array, arrays[0]) for array in arrays):
+        if loop is not None and _fit(*arrays):
             loop([*map(address, arrays)], arrays[0].size, factors)
         else:
             self._by_blocks([array.reshape(-1) for array in arrays], factors)
@@ -94,6 +94,13 @@ class Rule:
                 np.copyto(target, source, casting="same_kind")
 
 
+def _fit(*arrays: Array) -> bool:
+    """Whether a loop in C makes of them what blocks would: rows, state, and the delta."""
+    *changed, delta = arrays
+    alike = all(alike_in_c(delta, array) and array.flags.writeable for array in changed)
+    return alike and not any(np.may_share_memory(delta, array) for array in changed)
+
+
 def blocks(rows: Array) -> Iterator[slice]:
     """The parts of axis 0, each of about BLOCK elements, at least one row."""
     length = max(1, BLOCK // max(1, math.prod(rows.shape[1:])))
@@ -103,12 +110,6 @@ def blocks(rows: Array) -> Iterator[slice]:
 def computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The kind of number that a rule works with to change rows of this one."""
     return np.dtype(np.float32) if dtype.char == "e" else dtype  # NumPy's letter for float16
-
-
-def _like(array: Array, rows: Array) -> bool:
-    """Whether a loop in C can read an array as it reads the rows."""
-    alike = array.dtype == rows.dtype and array.shape == rows.shape
-    return alike and array.flags.aligned and array.dtype.isnative
 
 
 # What the rules do, in as few passes as NumPy allows and without temporary arrays. kernels.c has
@@ -181,11 +182,12 @@ def _adam_factors(step: int, lr: float, beta1: float, beta2: float, eps: float) 
 
 #: all but add, by the updater's name
 RULES = {
-    "sgd": Rule("sgd", lambda step, lr: (lr,), _sgd),
-    "momentum": Rule(
-        "momentum", lambda step, lr, momentum, nesterov: (lr, momentum, nesterov), _momentum
-    ),
-    "adagrad": Rule("adagrad", lambda step, lr, eps: (lr, eps), _adagrad),
-    "rmsprop": Rule("rmsprop", lambda step, lr, alpha, eps: (lr, eps, alpha, 1 - alpha), _rmsprop),
-    "adam": Rule("adam", _adam_factors, _adam),
+    rule.name: rule
+    for rule in (
+        Rule("sgd", lambda step, lr: (lr,), _sgd),
+        Rule("momentum", lambda step, lr, momentum, nesterov: (lr, momentum, nesterov), _momentum),
+        Rule("adagrad", lambda step, lr, eps: (lr, eps), _adagrad),
+        Rule("rmsprop", lambda step, lr, alpha, eps: (lr, eps, alpha, 1 - alpha), _rmsprop),
+        Rule("adam", _adam_factors, _adam),
+    )
 }

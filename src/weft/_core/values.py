@@ -167,6 +167,14 @@ def same_memory(source: Array, target: Array) -> bool:
     return source.nbytes == target.nbytes and address(source) == address(target)
 
 
+def alike_in_c(array: Array, other: Array) -> bool:
+    """Whether a loop in C that reads one array can read the other in the same way."""
+    alike = array.dtype == other.dtype and array.shape == other.shape and array.dtype.isnative
+    flags, others = array.flags, other.flags
+    in_order = flags.c_contiguous and others.c_contiguous
+    return alike and in_order and flags.aligned and others.aligned
+
+
 def address(array: Array) -> int:
     """Where an array begins."""
     found: int = array.__array_interface__["data"][0]

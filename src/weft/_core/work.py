@@ -2,6 +2,7 @@
 
     driver            worker
     Settings  ->                     takes over folder, paths, environment, threads
+    MayUse    ->                     leaves it to the system again which core it runs on
     Learn     ->                     keeps a function under its digest
     Work      ->                     calls it on some consecutive items
               <-  Done               the results in order, and what failed
@@ -34,6 +35,12 @@ class Settings(NamedTuple):
     log_level: int
     #: None: leave it as it is
     environment: dict[str, str] | None
+
+
+class MayUse(NamedTuple):
+    """It was kept off a core while it slept."""
+
+    cores: list[int]
 
 
 class Learn(NamedTuple):
@@ -87,7 +94,7 @@ class Logged(NamedTuple):
 
 
 #: what is said, by the number that stands for its kind on the way
-KINDS = (Settings, Learn, Forget, Work, Done, Unreadable, Stopped, Logged)
+KINDS = (Settings, MayUse, Learn, Forget, Work, Done, Unreadable, Stopped, Logged)
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
 
 
@@ -101,4 +108,4 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
     return KINDS[values[0]]._make(values[1:])
 
 
-Message = Settings | Learn | Forget | Work | Done | Unreadable | Stopped | Logged
+Message = Settings | MayUse | Learn | Forget | Work | Done | Unreadable | Stopped | Logged

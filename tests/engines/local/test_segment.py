@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from weft.engines.local import segment
+from weft.engines.local.libc import map_over
 from weft.engines.local.segment import Block, Segment
 from weft.engines.local.translation import translated
 from weft.errors import OutOfDescriptors, OutOfMemory
@@ -46,6 +50,74 @@ def test_memory_is_reserved_at_creation(kind: str) -> None:
     """The pages exist before anybody touches them: no SIGBUS later."""
     made = Segment.create(1 << 20)
     assert os.fstat(made.descriptor).st_blocks * 512 >= 1 << 20
+
+
+LARGE = 5 * segment.HUGE + 3 * 4096
+
+
+def mapped_by_huge_pages() -> int:
+    """Bytes of shared memory that this process has mapped so."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("ShmemPmdMapped"))
+
+
+def kernel_makes_them() -> bool:
+    """Whether this one does when it is asked to (MADV_COLLAPSE)."""
+    release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    return release >= (6, 1) and setting.exists() and "[deny]" not in setting.read_text()
+
+
+def test_large_segments_have_huge_pages(kind: str) -> None:
+    """Wherever a whole one fits, where it was made and where it is mapped again; all is zero."""
+    if not kernel_makes_them():
+        pytest.skip("this kernel makes none for shared memory")
+    before = mapped_by_huge_pages()
+    first = Segment.create(LARGE)
+    memory = np.frombuffer(first.view(0, LARGE), np.uint8)
+    assert not memory.any()
+    assert mapped_by_huge_pages() - before == 5 * segment.HUGE
+    second = Segment(os.dup(first.descriptor), first.size)
+    there = np.frombuffer(second.view(4096, LARGE - 4096), np.uint8)
+    memory[:] = np.arange(LARGE) % 251
+    np.testing.assert_array_equal(there, memory[4096:])
+    assert mapped_by_huge_pages() - before == 10 * segment.HUGE
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_memory_is_reserved_where_no_huge_pages_are_made(
+    kind: str, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that makes none, or none any longer, makes small ones."""
+    answers = iter([True] * made)
+    monkeypatch.setattr(segment, "make_huge", lambda *_: next(answers, False))
+    monkeypatch.setattr(segment, "PIECE", 2 * segment.HUGE)
+    one = Segment.create(LARGE)
+    assert os.fstat(one.descriptor).st_blocks * 512 == LARGE
+    assert not np.frombuffer(one.view(0, LARGE), np.uint8).any()
+
+
+def test_a_large_mapping_goes_with_its_last_user(kind: str) -> None:
+    """Not before, and all of it."""
+    mappings = len(Path("/proc/self/maps").read_text().splitlines())
+    made = Segment.create(LARGE)
+    view = made.view(LARGE - 1, 1)
+    del made
+    view[0] = 7
+    assert view[0] == 7
+    assert len(Path("/proc/self/maps").read_text().splitlines()) > mappings
+    del view
+    assert len(Path("/proc/self/maps").read_text().splitlines()) <= mappings
+
+
+def test_what_cannot_be_mapped() -> None:
+    """It is said, and nothing is mapped there."""
+    made = Segment.create(segment.HUGE)
+    address = ctypes.addressof(made.view(0, 1))
+    with pytest.raises(OSError, match=r"cannot map 4096 bytes: Invalid argument"):
+        map_over(address + 1, made.descriptor, 4096)
+    with pytest.raises(OSError, match=r"cannot map 4096 bytes: Bad file descriptor"):
+        map_over(address, -1, 4096)
 
 
 def test_more_than_there_is(kind: str) -> None:

@@ -49,7 +49,7 @@ logs.py         what workers log
 worker.py       a worker: receive, run, reply
 fork_server.py  the process that starts workers
 interpreter.py  its interpreter, started early
-placing.py      on which core a process wakes
+placing.py      keeping two processes from sharing a core
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
 limits.py       how long a map may take, and whether it is still wanted

@@ -152,7 +152,7 @@ class LocalGroup(Group):
         )
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
-        if self.size == 1:  # nobody to share it with, and ordinary memory has larger pages
+        if self.size == 1:  # nobody to share it with
             from weft.engines.serial_store import SerialStore
 
             self._check_usable()

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 
-from weft.engines.local.placing import Placing
 from weft.resources import THREAD_VARIABLES
 
 _PROGRAM = """\
@@ -65,7 +64,9 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         raise _translated(error) from error
     finally:
         theirs.close()
-    Placing(process.pid).move()  # it has as much to load as this process
+    from weft.engines.local.placing import move_off_this_core
+
+    move_off_this_core(process.pid)  # while it loads, this process does
     return ours, process
 
 

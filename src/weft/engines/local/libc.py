@@ -76,7 +76,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def map_over(address: int, descriptor: int, size: int, *, populate: bool = False) -> None:
     """Map a file in the place of what is mapped at `address`, which has to be a page's beginning.
 
-    `populate`: its pages too, at once. Raises OSError.
+    `populate`: map its pages now, not when they are touched. Raises OSError.
     """
     flags = _MAP_SHARED | _MAP_FIXED | (_MAP_POPULATE if populate else 0)
     if _mmap(address, size, _PROT_READ_WRITE, flags, descriptor, 0) != address:

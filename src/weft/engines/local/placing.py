@@ -1,54 +1,57 @@
-"""On which core a process wakes.
+"""Keeping two processes from sharing a core while another is idle.
 
-A kernel that knows little of its processor, as in many virtual machines, wakes a sleeper on the
-core of whoever wakes it. For one that is to work at the same time, or whom the other waits for
-awake, that is the wrong one: on one core the two of them take turns, by the slices of the
-scheduler, while another core is idle, and a call of 90 us takes 240. So the sleeper may not use
-this core at the moment when it is woken. It is soon said, as it runs nowhere yet, and once it runs
-it stays where it is.
+On a machine of few cores Linux wakes a sleeper on the core of whoever wakes it, and starts a
+process on that of its parent. For one that is to work at the same time, or that the other waits
+for awake, that is the wrong one: on one core the two take turns, by the slices of the scheduler,
+and a call of 90 us takes 240.
 
-A process that has just been started is on the core of its parent too.
+    driver                                worker
+                                          sleeps
+    notes which cores it may use
+    use: all but this one
+    sends: use these ────────────────>    wakes elsewhere; use: these
+
+What was woken stays where it is. For one that sleeps it is cheap, as it runs nowhere yet. The
+worker itself takes it back, before it does anything else: so nothing that a user's function starts
+or chooses is changed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 
+from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.libc import current_core
 
+#: With two cores a sleeper always woke on the core of who woke it, with 16 never, and there it
+#: takes 45 us to keep it off.
+FEW_CORES = (os.cpu_count() or 1) <= 4
 
-class Placing:
-    """Where one process, whose own affairs this is not, is woken."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        #: what it may use, while it may not use all of it: an interrupt may come in between
-        self._cores: set[int] | None = None
+def cores_of(pid: int) -> set[int]:
+    """Which cores a process may use; none if it has ended."""
+    try:
+        return os.sched_getaffinity(pid)
+    except OSError as error:
+        if by_signal_handler(error):
+            raise
+        return set()
 
-    def wake_elsewhere(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, which wakes the process, with this core barred to it if it has another."""
-        try:
-            self._bar_this_core()
-            wake()
-        finally:
-            self._unbar()
 
-    def move(self) -> None:
-        """Have the process, which runs, go on on another core than this thread's."""
-        self.wake_elsewhere(lambda: None)
+def use(cores: Iterable[int], pid: int = 0) -> None:
+    """Have a process, or this one, use these cores, if there are any of them and it may."""
+    try:
+        if cores:
+            os.sched_setaffinity(pid, cores)
+    except OSError as error:  # it has ended, or they were taken away from it
+        if by_signal_handler(error):
+            raise
 
-    def _bar_this_core(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or nobody may do this here
-            cores = self._cores or os.sched_getaffinity(self._pid)
-            others = cores - {current_core()}
-            if others and others != cores:
-                self._cores = cores
-                os.sched_setaffinity(self._pid, others)
 
-    def _unbar(self) -> None:
-        if self._cores is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(self._pid, self._cores)
-            self._cores = None
+def move_off_this_core(pid: int) -> None:
+    """Have a process that has just been started go on on another core than this thread's."""
+    if FEW_CORES:
+        cores = cores_of(pid)
+        use(cores - {current_core()}, pid)
+        use(cores, pid)

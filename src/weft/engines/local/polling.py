@@ -6,6 +6,8 @@ import os
 import select
 import time
 
+from weft._core.work import Done
+
 #: seconds in which a message comes sooner to who stays awake: to be put to sleep and woken takes
 #: as long
 BRIEF = 0.0002
@@ -16,6 +18,12 @@ def readable(descriptor: int, seconds: float = 0.0) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def stays_awake(answer: object) -> bool:
+    """Whether a worker that has given this answer looks for its next message awake: after a short
+    call there often comes another."""
+    return isinstance(answer, Done) and answer.seconds < BRIEF
 
 
 def poll_awake(poll: select.poll) -> list[tuple[int, int]]:

@@ -9,17 +9,17 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
-from functools import partial
 from typing import TextIO, cast
 
-from weft._core.work import Done, Forget, Learn, Logged, Settings, Stopped, Unreadable, Work
+from weft._core.work import Done, Forget, Learn, Logged, MayUse, Settings, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
+from weft.engines.local.libc import current_core
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
-from weft.engines.local.placing import Placing
-from weft.engines.local.polling import BRIEF
+from weft.engines.local.placing import FEW_CORES, cores_of, use
+from weft.engines.local.polling import BRIEF, readable, stays_awake
 from weft.engines.local.wire import Packed
 
 #: functions that a worker keeps
@@ -53,7 +53,8 @@ class Worker:
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
-        self._placing = Placing(pid)
+        #: which it may use, while it is kept off one of them: an interrupt may have come in between
+        self._cores: set[int] = set()
         #: on the monotonic clock; later it sleeps if it has nothing to do
         self._awake_until = 0.0
         #: the digests of the functions that it has
@@ -87,11 +88,16 @@ class Worker:
         to sleep.
         """
         lesson = self.messages_to_know(function.digest, function)
-        send = partial(self.frames.send, *lesson, work)
-        if elsewhere and time.monotonic() > self._awake_until:
-            self._placing.wake_elsewhere(send)
-        else:
-            send()
+        if FEW_CORES and elsewhere and time.monotonic() > self._awake_until:
+            self._keep_off_this_core()
+        again = [MayUse(sorted(self._cores))] if self._cores else []
+        self.frames.send(*again, *lesson, work)
+        self._cores = set()
+
+    def _keep_off_this_core(self) -> None:
+        if not readable(self.pidfd):  # after its end its pid may be another's
+            self._cores = self._cores or cores_of(self.pid)
+            use(self._cores - {current_core()}, self.pid)
 
     def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
         """What to send it so that it knows a function."""
@@ -125,7 +131,8 @@ class Worker:
         """Its answer; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        self._awake_until = time.monotonic() + BRIEF
+        if stays_awake(message):
+            self._awake_until = time.monotonic() + BRIEF
         return cast("Done | Unreadable | Stopped | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:

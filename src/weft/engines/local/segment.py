@@ -27,10 +27,10 @@ from weft.engines.local.libc import make_huge, map_over
 from weft.engines.local.translation import translated
 from weft.engines.memory import check_memory
 
-_PIECE = 64 << 20
+#: bytes that are reserved at a time
+PIECE = 64 << 20
 #: bytes of a huge page
-_HUGE = 2 << 20
-_MAP_NORESERVE = 0x4000
+HUGE = 2 << 20
 
 
 class Segment:
@@ -46,7 +46,10 @@ class Segment:
         """Map a descriptor, which from now on is this object's."""
         self.descriptor = descriptor
         self.size = size
-        self._map()
+        try:
+            self._map()
+        except OSError as error:
+            raise translated(error, size) from error
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -57,7 +60,7 @@ class Segment:
         made.size = size
         try:
             made.descriptor = _portable_descriptor(size) if portable() else os.memfd_create("weft")
-            os.ftruncate(made.descriptor, size)
+            os.ftruncate(made.descriptor, _addresses(size))
             made._map()
             made._reserve()
         except OSError as error:
@@ -66,39 +69,36 @@ class Segment:
 
     def _map(self) -> None:
         """Map the descriptor, from a huge page's beginning on if it has room for one."""
-        self._begin = 0
-        try:
-            if self.size < _HUGE:
-                self._memory = mmap.mmap(self.descriptor, self.size)
-                return
-            # addresses for this object to have and to give up; of these the segment takes some
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            self._memory = mmap.mmap(-1, self.size + _HUGE, flags=flags)
-            self._begin = -self._address() % _HUGE
-            map_over(self._address(), self.descriptor, self.size)
-        except OSError as error:
-            raise translated(error, self.size) from error
+        self._offset = 0
+        if self.size < HUGE:
+            self._memory = mmap.mmap(self.descriptor, self.size)
+            return
+        # more than there is memory for: from where a huge page can begin it is mapped once more
+        self._memory = mmap.mmap(self.descriptor, _addresses(self.size))
+        self._offset = -self._address() % HUGE
+        map_over(self._address(), self.descriptor, self.size)
 
     def _reserve(self) -> None:
         """Have all pages made, huge ones if possible, and mapped here."""
         huge = True
         # in pieces: a signal that comes meanwhile would start a single call all over again
-        for start in range(0, self.size, _PIECE):
-            length = min(_PIECE, self.size - start)
-            whole = length // _HUGE * _HUGE
-            if huge and whole:
-                for first in range(start, start + whole, _HUGE):
+        for start in range(0, self.size, PIECE):
+            length = min(PIECE, self.size - start)
+            whole = length // HUGE * HUGE
+            if huge and whole:  # not again where it has refused one
+                for first in range(start, start + whole, HUGE):
                     os.posix_fallocate(self.descriptor, first, mmap.PAGESIZE)
                 huge = make_huge(self._address() + start, whole)
             os.posix_fallocate(self.descriptor, start, length)
+        # once more: populating is a flag of mmap's, and huge pages are made of what is mapped
         map_over(self._address(), self.descriptor, self.size, populate=True)
 
     def _address(self) -> int:
-        return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory, self._begin))
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory, self._offset))
 
     def view(self, offset: int, length: int) -> ctypes.Array[ctypes.c_ubyte]:
         """Some of its memory, which stays mapped for as long as this lives."""
-        return (ctypes.c_ubyte * length).from_buffer(self._memory, self._begin + offset)
+        return (ctypes.c_ubyte * length).from_buffer(self._memory, self._offset + offset)
 
     def close_descriptor(self) -> None:
         """Give up the ability to hand the segment on; the mapping stays."""
@@ -144,6 +144,11 @@ class Block:
         """Set words to zero: these, or all."""
         words = self.words[first:last]
         words[:] = memoryview(bytes(words.nbytes)).cast("Q")
+
+
+def _addresses(size: int) -> int:
+    """How long a segment's file, of which nothing beyond `size` is used, and its mapping are."""
+    return size if size < HUGE else size + HUGE
 
 
 def whole_pages(size: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from weft._core.copying import copy_to
 from weft.engines import threads
 from weft.engines.local import blocks
 from weft.engines.local.mapped import buffer_of
@@ -31,14 +32,14 @@ def copy_in(source: NDArray[Any]) -> SharedArray:
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     """Copy values; large ones by two threads, as one core cannot use all of the memory's width."""
     if source.nbytes < _LARGE or not source.flags.c_contiguous or count_cores()[0] < 2:
-        np.copyto(target, source)
+        copy_to(target, source)
         return
     whole, parts = target.reshape(-1), source.reshape(-1)
     half = len(parts) // 2
-    other = threading.Thread(target=np.copyto, args=(whole[half:], parts[half:]))
+    other = threading.Thread(target=copy_to, args=(whole[half:], parts[half:]))
     threads.start(other)
     try:
-        np.copyto(whole[:half], parts[:half])
+        copy_to(whole[:half], parts[:half])
     finally:
         other.join()
 

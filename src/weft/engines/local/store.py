@@ -30,6 +30,7 @@ import numpy as np
 
 from weft import faults
 from weft._core import rows
+from weft._core.copying import copy_to
 from weft._core.elements import Array
 from weft._core.split import part_of
 from weft._core.tables import Ids, Interrupted, TableSpec
@@ -49,8 +50,7 @@ from weft.engines.memory import check_memory
 from weft.engines.refusals import within_itself
 from weft.errors import OutOfMemory, Stalled
 
-#: bytes that are read at a time: the C library writes past the cache only in large copies, which
-#: is twice as fast
+#: bytes that are read at a time: only large copies are made past the cache, which is twice as fast
 _CHUNK = 32 << 20
 #: how often rows are copied again before a reader takes the lock
 _TRIES = 3
@@ -196,7 +196,7 @@ class LocalStore(Store):
                 self._table.shared(timeout=seconds_until(deadline)),
                 self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
             ):
-                np.copyto(found[low:high], self._rows[low:high])
+                copy_to(found[low:high], self._rows[low:high])
         return found
 
     @contextmanager

@@ -24,6 +24,7 @@ from weft._core.work import (
     Done,
     Forget,
     Learn,
+    MayUse,
     Message,
     Settings,
     Stopped,
@@ -34,7 +35,8 @@ from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
-from weft.engines.local.polling import BRIEF, poll_awake
+from weft.engines.local.placing import use
+from weft.engines.local.polling import poll_awake, stays_awake
 from weft.engines.local.wire import Packed, load, pack
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
@@ -84,8 +86,8 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
-                if isinstance(answer, Done) and answer.seconds < BRIEF:
-                    poll_awake(poll)  # after a short call there often comes another
+                if stays_awake(answer):
+                    poll_awake(poll)
                 del answer
             elif isinstance(message, Learn):
                 functions[message.digest] = _learn(message)
@@ -95,6 +97,8 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
                 functions.pop(message.digest, None)
             elif isinstance(message, Settings):
                 _adopt(message)
+            elif isinstance(message, MayUse):
+                use(message.cores)
             del message
     except Closed:
         atexit._run_exitfuncs()  # it ends without unwinding the server's frames
