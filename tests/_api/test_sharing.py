@@ -594,4 +594,6 @@ owner.communicate(b"end\\n")
 """,
         env=kind,
     )
-    assert outcome.out.split() == ["True", "True", "1000000.0", "True", "True", "True", "False"], outcome
+    assert outcome.out.split() == ["True", "True", "1000000.0", "True", "True", "True", "False"], (
+        outcome
+    )
