@@ -29,7 +29,7 @@ _GROWTH = 32
 #: which part of a worker's share the first batch is: an unlucky one keeps it busy for so long only
 _FIRST = 64
 #: into how many stretches a batch is divided, at most
-_STRETCHES = 64
+_STRETCHES = 128
 #: seconds after which a batch takes longer than any was meant to
 OVERDUE = 2 * _SECONDS
 
