@@ -6,7 +6,7 @@ import numpy as np
 
 from weft import kernels
 from weft._core.elements import Array
-from weft._core.values import address, alike_in_c
+from weft._core.values import address, can_change_in_c
 
 #: bytes from which on arrays are taken to be in no cache: there the loop in C is the quicker one on
 #: some processors
@@ -17,8 +17,7 @@ def add_to(array: Array, delta: Array) -> None:
     """array += delta"""
     quicker = array.nbytes >= _LARGE and kernels.adding_side_by_side_pays()
     loop = kernels.add_loop(array.dtype.name) if quicker else None
-    fit = alike_in_c(array, delta) and array.flags.writeable
-    if loop is not None and fit and not np.may_share_memory(array, delta):
+    if loop is not None and can_change_in_c(array, delta):
         loop(address(array), address(delta), array.size)
     else:
         np.add(array, delta, out=array)

@@ -167,12 +167,12 @@ def same_memory(source: Array, target: Array) -> bool:
     return source.nbytes == target.nbytes and address(source) == address(target)
 
 
-def alike_in_c(array: Array, other: Array) -> bool:
-    """Whether a loop in C that reads one array can read the other in the same way."""
-    alike = array.dtype == other.dtype and array.shape == other.shape and array.dtype.isnative
-    flags, others = array.flags, other.flags
-    in_order = flags.c_contiguous and others.c_contiguous
-    return alike and in_order and flags.aligned and others.aligned
+def can_change_in_c(array: Array, given: Array) -> bool:
+    """Whether a loop in C, number by number, makes of one array and what it is given what NumPy
+    would: they lie in memory alike, and apart."""
+    alike = array.dtype == given.dtype and array.shape == given.shape and array.dtype.isnative
+    in_order = array.flags.carray and given.flags.c_contiguous and given.flags.aligned
+    return alike and in_order and not np.may_share_memory(array, given)
 
 
 def address(array: Array) -> int:
