@@ -279,3 +279,61 @@ def test_gradients_are_clipped_by_the_optimizer() -> None:
         optimizer.register_step_pre_hook(lambda *_: None)
         with pytest.raises(weft.InvalidValue, match="the Clipping has hooks"):
             step(*given[0])
+
+
+def _half_precision(model: Any, x: Any, y: Any) -> Any:
+    return ((model(x.to(torch.bfloat16)).float().squeeze(-1) - y) ** 2).mean()
+
+
+def test_gradients_of_half_precision_are_added_up_in_a_wider_type() -> None:
+    """Of some thousand rows the sum of two halves is that of all, to bfloat16's own rounding."""
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 1)).to(torch.bfloat16)
+    single = copy.deepcopy(model)
+    x = torch.randn(1000, 5)
+    y = x.sum(1)
+    with weft.Team(2) as team:
+        step = weft.train_step(
+            _half_precision, model, torch.optim.SGD(model.parameters(), lr=0.1), team=team
+        )
+        assert step(x, y) == pytest.approx(_half_precision(single, x, y).item(), rel=1e-3)
+        assert weft.same(model, team=team)
+    _half_precision(single, x, y).backward()
+    for own, other in zip(model.parameters(), single.parameters(), strict=True):
+        assert own.grad.dtype is torch.bfloat16
+        torch.testing.assert_close(own.grad, other.grad, rtol=0.02, atol=0.02)
+
+
+def test_gradients_that_are_not_dense_are_refused() -> None:
+    """By an error that says what to do, and the team can be used again."""
+    sparse = torch.nn.Embedding(10, 3, sparse=True)
+    optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
+    dense = torch.nn.Embedding(10, 3)
+
+    def mean(model: Any, rows: Any) -> Any:
+        return model(rows).mean()
+
+    with weft.Team(2) as team:
+        with pytest.raises(weft.InvalidType, match=r"\(10, 3\).*sparse=False"):
+            weft.train_step(mean, sparse, optimizer, team=team)(torch.arange(4))
+        step = weft.train_step(mean, dense, torch.optim.SGD(dense.parameters(), lr=0.1), team=team)
+        expected = mean(dense, torch.arange(4)).item()
+        assert step(torch.arange(4)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_parameters_may_be_thawed_between_two_steps() -> None:
+    """The gradients' place is made anew when there are more of them, or fewer."""
+    torch.manual_seed(3)
+    model = Net()
+    single = copy.deepcopy(model)
+    optimizers = [OPTIMIZERS["momentum"](one.parameters()) for one in (model, single)]
+    with weft.Team(2) as team:
+        step = weft.train_step(loss, model, optimizers[0], team=team)
+        for number, (x, y) in enumerate(batches(6)):
+            for one in (model, single):
+                one.first.requires_grad_(number % 3 != 1)
+            assert step(x, y) == pytest.approx(alone(single, optimizers[1], x, y), rel=1e-4)
+        assert weft.same(model, team=team)
+    for own, other in zip(model.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(own, other)
+    assert model.unused.grad is None

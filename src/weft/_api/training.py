@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft import adapters
 from weft._api.team import Kept, Team, default_team
@@ -14,8 +14,11 @@ from weft._core import models
 from weft._core.calling import check_callable
 from weft._core.portions import Portion, choose, common_length, count, part
 from weft.adapters.holder import Holder
-from weft.engines.base import Group, Member
+from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue
+
+if TYPE_CHECKING:
+    from weft._api.gradients import Gradients
 
 
 def train_step(
@@ -62,11 +65,13 @@ class _TrainStep:
         self.team = team
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
         self._loss = Kept(team, loss, "the loss")
+        #: how many the loss can be called with
+        self._inputs: set[int] = set()
         # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
         number = team.engine.keep(optimizer, "the optimizer")
         weakref.finalize(self, team.engine.drop, number).atexit = False
         self._numbers = number_of_model, number
-        self._values = _Values.of(model, optimizer)
+        self._values = self._values_now(_tensors(model))
 
     def __call__(self, *batch: Any) -> float:
         """Train on these rows; returns the loss before the step."""
@@ -74,8 +79,11 @@ class _TrainStep:
         parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
-        _check_loss(self._loss_given, len(batch))
-        if self._differs or not self._values.are(_Values.of(self._model, self._optimizer)):
+        if len(batch) not in self._inputs:
+            _check_loss(self._loss_given, len(batch))
+            self._inputs.add(len(batch))
+        tensors = _tensors(self._model)
+        if self._differs or not self._values.are(self._values_now(tensors)):
             self._take_over()
         numbers = (*self._numbers, self._loss.number())
         settings = _settings(self._model, self._optimizer)
@@ -95,8 +103,11 @@ class _TrainStep:
             raise
         finally:
             self._loss.called()
-        self._values = _Values.of(self._model, self._optimizer)
+        self._values = self._values_now(tensors)
         return loss
+
+    def _values_now(self, tensors: Sequence[Any]) -> _Values:
+        return _Values.of(self._model, self._optimizer, tensors)
 
     def _take_over(self) -> None:
         """Have the workers take over what the driver's model and optimizer are now."""
@@ -116,15 +127,19 @@ class _Values(NamedTuple):
     states: list[Any]
 
     @classmethod
-    def of(cls, model: Any, optimizer: Any) -> _Values:
+    def of(cls, model: Any, optimizer: Any, tensors: Sequence[Any]) -> _Values:
         if isinstance(model, Holder):
             return cls(model.value, [])
         state = adapters.named("torch").state
-        held = getattr(optimizer, "state", None)
-        return cls(held, [state(one) for one in (*model.parameters(), *model.buffers())])
+        return cls(getattr(optimizer, "state", None), [state(one) for one in tensors])
 
     def are(self, other: _Values) -> bool:
         return self.held is other.held and self.states == other.states
+
+
+def _tensors(model: Any) -> tuple[Any, ...]:
+    """What a model has that is changed in place."""
+    return () if isinstance(model, Holder) else (*model.parameters(), *model.buffers())
 
 
 class _Settings(NamedTuple):
@@ -193,13 +208,16 @@ def _step_of_torch(
             computed = _checked(loss(model, *batch))
             (computed * fraction).backward()
             value = float(computed.detach()) * fraction
+        parameters = [
+            one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+        ]
+        gradients = _gradients_of(optimizer, parameters, shared=member.size > 1)
+        gradients.put(value, parameters)
     except Exception as error:
         member.group.refuse("train_step", error)
         raise
-    parameters = [
-        one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
-    ]
-    value = _sum_gradients(member.group, value, parameters)
+    gradients.add_up(member.group)
+    value = gradients.take(parameters)
     # averages over rows, such as those of batch normalisation, or the same everywhere
     buffers = [one for one in model.buffers() if one.numel()]
     if buffers:
@@ -247,23 +265,18 @@ def _checked(computed: Any) -> Any:
     return computed
 
 
-def _sum_gradients(group: Group, value: float, parameters: Sequence[Any]) -> float:
-    """Have all ranks' gradients added up in each; returns the sum of their values too. A parameter
-    that no rank's loss depends on has no gradient, and is left alone."""
-    import numpy as np
-    import torch
+def _gradients_of(optimizer: Any, parameters: Sequence[Any], *, shared: bool) -> Gradients:
+    """The place of the gradients of an optimizer's parameters: the same at each step."""
+    from weft._api.gradients import Gradients
 
-    used = [float(one.grad is not None) for one in parameters]
-    value, *used = map(float, group.all_reduce(np.array([value, *used])))
-    gradients = []
-    for parameter, ranks in zip(parameters, used, strict=True):
-        if ranks and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if ranks:
-            gradients.append(parameter.grad)
-    if gradients:
-        group.all_reduce(gradients, "sum", out=gradients)
-    return value
+    found = _places.get(optimizer)
+    if found is None or not found.are_of(parameters):
+        found = _places[optimizer] = Gradients(parameters, shared=shared)
+    return found
+
+
+#: by optimizer
+_places: weakref.WeakKeyDictionary[Any, Gradients] = weakref.WeakKeyDictionary()
 
 
 def _step_of_jax(

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from weft.engines.local.references import Place
 from weft.engines.local.segment import Segment, whole_pages
 from weft.errors import OutOfMemory
 
@@ -102,6 +103,10 @@ class Range:
     segment: Segment
     offset: int
     length: int
+
+    @property
+    def place(self) -> Place:
+        return Place(self.arena, self.offset, self.length)
 
 
 class Arenas:

@@ -33,8 +33,6 @@ from weft.engines.local.segment import Block, Segment
 from weft.engines.local.views import Views
 from weft.errors import SegmentGone, Stalled
 
-#: bytes from which on a mapping is kept for a while
-_LARGE = 4 << 20
 #: seconds between two tries of something that is impossible just now
 _PAUSE = 0.02
 #: in one message
@@ -94,8 +92,10 @@ class Attachments:
         self._origins: dict[int, Source] = {}
         #: one entry for each lease that this process has
         self._leases: dict[int, Source] = {}
-        #: large mappings, and when they were last wanted: making one anew costs as much as to read
-        #: the memory, and owners use theirs again
+        #: blocks without a lease, and whose they are
+        self._borrowed: dict[int, _Owner] = {}
+        #: mappings, and when they were last wanted: making one anew costs as much as to read the
+        #: memory, and owners use theirs again
         self._warm: dict[Segment, float] = {}
         self._numbers = itertools.count(1)
 
@@ -123,6 +123,44 @@ class Attachments:
                     self._end_lease(request, owner)
                 raise
 
+    def borrow(self, reference: Reference) -> Block | None:
+        """A block whose segment is mapped here already, without a word to its owner; None if it is
+        not. It is of use for as long as the reference is; by then `keep_borrowed` is called."""
+        place, source = reference.place, reference.sources[0]
+        with self._lock:
+            owner = self._owners.get(source)
+            segment = None if owner is None or place is None else owner.segments.get(place.segment)
+            if owner is None or place is None or segment is None:
+                return None
+            known = self._views.get(reference.block)
+            if known is not None:
+                return known
+            self._warm[segment] = time.monotonic()
+            self._borrowed[reference.block] = owner
+            self._origins[reference.block] = source
+            return self._views.open(
+                reference.block, segment, place.offset, place.length, lambda: None
+            )
+
+    def keep_borrowed(self) -> None:
+        """Have leases of what was borrowed and is still in use here."""
+        while self._borrowed:
+            name, owner = self._borrowed.popitem()
+            block = self._views.get(name)
+            if block is None:
+                self._origins.pop(name, None)
+                continue
+            with self._lock:
+                request = next(self._numbers)
+                try:
+                    answer, descriptors = self._ask(owner, Attach(request, name, NO_PIN))
+                except Closed:
+                    continue  # it has ended: its memory is nobody's to use again
+                if isinstance(answer, Attached):
+                    os.close(descriptors[0])
+                    self._leases[request] = owner.source
+                    self._views.when_dropped(name, partial(self._drop, name, request, owner))
+
     def _known(self, name: int, pin: int, source: Source) -> Block | None:
         """A block that this process has from that source already; the owner, which may be busy, is
         told and not asked."""
@@ -142,8 +180,10 @@ class Attachments:
         if block is None:
             raise SegmentGone(f"block {name} is no longer attached here")
         with self._lock:
-            source = self._origins[name]
+            source = self._origins.get(name)
             try:
+                if source is None:  # a view of before was dropped while this one was made
+                    raise Closed("nobody knows whose it is")
                 answer, _ = self._ask(self._owner(source), Pin(next(self._numbers), name))
             except Closed:
                 return keeper.refer_on_behalf(name, block)
@@ -154,7 +194,9 @@ class Attachments:
     def mention(self, name: int, keeper: Keeper) -> Reference:
         """A block that is seen here for as long as the reference is of use; its owner need not
         know, as it has lent it to this process."""
-        return Reference(name, NO_PIN, (self._origins[name], keeper.hand_on(name)))
+        source = self._origins.get(name)
+        known = () if source is None else (source,)
+        return Reference(name, NO_PIN, (*known, keeper.hand_on(name)))
 
     @property
     def need_thread(self) -> bool:
@@ -192,15 +234,19 @@ class Attachments:
             segment = owner.segments[answer.segment] = Segment(descriptors[0], answer.size)
         else:
             os.close(descriptors[0])
-        if segment.size >= _LARGE:
-            self._warm[segment] = time.monotonic()
+        self._warm[segment] = time.monotonic()
         self._origins[answer.block] = owner.source
         known = self._views.get(answer.block)
         if known is not None:
             self._end_lease(request, owner)  # one is enough
             return known
-        dropped = partial(self._end_lease, request, owner)
+        dropped = partial(self._drop, answer.block, request, owner)
         return self._views.open(answer.block, segment, answer.offset, answer.length, dropped)
+
+    def _drop(self, name: int, request: int, owner: _Owner) -> None:
+        """Called in a finalizer."""
+        self._origins.pop(name, None)
+        self._end_lease(request, owner)
 
     def _end_lease(self, request: int, owner: _Owner) -> None:
         """Called in finalizers too."""

@@ -5,6 +5,10 @@
     reference = mention(buffer)    the same, of use while the buffer lives here
     block = attach(reference)      the same memory there, not a copy
 
+    borrowing(action)              what `action` attaches is its owner's, who waits for an answer:
+    keep_borrowed()                most costs no message; before the answer, what is still in use
+                                   becomes this process's too
+
 `keeper.py` looks after the blocks that this process made, `attachments.py`
 after those it got from others. This module holds the one of each that a
 process has, and starts anew in a forked child.
@@ -17,7 +21,8 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from weft import faults
 from weft.engines.local.attachments import Attachments
@@ -28,15 +33,21 @@ from weft.engines.local.segment import Block
 from weft.engines.local.views import Views
 from weft.errors import InvalidValue, SegmentGone, Stalled
 
+T = TypeVar("T")
 #: seconds that an owner may take to give up a pin that is not needed
 _PATIENCE = 1.0
 
 
-class _Patience(threading.local):
+class _Manner(threading.local):
+    """How this thread attaches blocks."""
+
+    #: for how long it waits for their owners
     seconds: float | None = None
+    #: whether it borrows them where it can
+    borrows = False
 
 
-_patience = _Patience()
+_manner = _Manner()
 
 
 class _Memory:
@@ -105,11 +116,26 @@ def unpin(reference: Reference) -> None:
 @contextlib.contextmanager
 def patience(seconds: float) -> Iterator[None]:
     """Have what this thread attaches meanwhile, by unpickling, wait for so long and no longer."""
-    before, _patience.seconds = _patience.seconds, seconds
+    before, _manner.seconds = _manner.seconds, seconds
     try:
         yield
     finally:
-        _patience.seconds = before
+        _manner.seconds = before
+
+
+def borrowing(action: Callable[..., T], *arguments: Any) -> T:
+    """What an action comes to. What it attaches stays as it is until the sender of the references,
+    who waits for an answer, has got it: so nobody need be asked, if the segment is mapped here."""
+    _manner.borrows = True
+    try:
+        return action(*arguments)
+    finally:
+        _manner.borrows = False
+
+
+def keep_borrowed() -> None:
+    """Have what was borrowed and is still in use stay so. Raises Stalled."""
+    _here.attachments.keep_borrowed()
 
 
 def attach(reference: Reference, timeout: float | None = None) -> Block:
@@ -119,9 +145,24 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
     says.
     """
     if timeout is None:
-        timeout = _patience.seconds
+        timeout = _manner.seconds
     if faults.armed:
         faults.reach("share.attach")
+    block = _here.attachments.borrow(reference) if _manner.borrows else None
+    block = block or _ask_for(reference, timeout)
+    if block is not None:
+        if faults.armed:
+            faults.reach("share.attached")
+        return block
+    pids = " and ".join(str(source.pid) for source in reference.sources)
+    raise SegmentGone(
+        f"the shared array's memory is gone: process {pids} has ended or has given it back; "
+        "keep the array alive where it was shared until it has been unpickled. (A pickle of a "
+        "shared array is a reference: to save the values, pickle a copy() or use numpy.save)"
+    )
+
+
+def _ask_for(reference: Reference, timeout: float | None) -> Block | None:
     for source in reference.sources:
         if source.pid == os.getpid() and source.start == this_process().start:
             block = _here.keeper.open(reference.block, reference.pin)
@@ -130,15 +171,8 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
             if _here.attachments.need_thread:
                 _here.keeper.start()
         if block is not None:
-            if faults.armed:
-                faults.reach("share.attached")
             return block
-    pids = " and ".join(str(source.pid) for source in reference.sources)
-    raise SegmentGone(
-        f"the shared array's memory is gone: process {pids} has ended or has given it back; "
-        "keep the array alive where it was shared until it has been unpickled. (A pickle of a "
-        "shared array is a reference: to save the values, pickle a copy() or use numpy.save)"
-    )
+    return None
 
 
 def clear() -> None:

@@ -13,8 +13,9 @@ Only the owner reuses a block's memory. A lease also ends with its connection, s
 dies holds nothing. When the owner ends, its memory lives on in the processes that map it and is
 never reused.
 
-The keeper thread runs only while there is something to keep: a block that others may ask for, or
-large memory that goes back to the system when it is no longer used. Finalizers may run anywhere,
+The keeper thread runs only while there is something to keep: a block that others may ask for, large
+memory that goes back to the system when it is no longer used, or what was sent with a call, after
+which there may soon be another. Finalizers may run anywhere,
 even while the lock is held, so they take none: they append to a queue and ring a bell.
 """
 
@@ -32,7 +33,7 @@ from functools import partial
 
 from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release, Unpin
 from weft.engines import threads
-from weft.engines.local.arena import Arenas, Range
+from weft.engines.local.arena import WARM_SECONDS, Arenas, Range
 from weft.engines.local.channel import Channel, Closed, Listener
 from weft.engines.local.polling import readable
 from weft.engines.local.processes import this_process
@@ -81,6 +82,8 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._bell = -1
+        #: until when another call may follow the last, by the same address
+        self._expected_until = 0.0
         #: seconds until the keeper thread has something to do by itself
         self._due: float | None = None
         self._watched: list[int] = []
@@ -116,8 +119,9 @@ class Keeper:
         """A block of this process that is seen here for as long as the reference is of use."""
         with self._lock:
             source = self._serve()
+            self._expected_until = time.monotonic() + WARM_SECONDS
             self._kept[name].referred = True
-            return Reference(name, NO_PIN, (source,))
+            return Reference(name, NO_PIN, (source,), self._kept[name].taken.place)
 
     def unpin(self, name: int, pin: int) -> None:
         """Give up a pin: nobody will attach what it stands for."""
@@ -170,6 +174,7 @@ class Keeper:
         with self._lock:
             self._free_dropped()
             self._arenas.clear()
+            self._expected_until = 0.0
         self.ring()  # the keeper thread may be needed no longer
 
     def ring(self) -> None:
@@ -271,9 +276,11 @@ class Keeper:
         with self._lock:
             self._free_dropped()
             due = self._arenas.trim()
-            self._due = min((one for one in (soon, due) if one is not None), default=None)
+            expected = max(0.0, self._expected_until - time.monotonic()) or None
+            times = (one for one in (soon, due, expected) if one is not None)
+            self._due = min(times, default=None)
             self._watched = [child.fileno() for child in self._children]
-            needed = not self._stopping and (wanted or self._needed())
+            needed = not self._stopping and (wanted or bool(expected) or self._needed())
             if not needed:
                 self._server = None  # from now on a new one is started
                 server.close()
@@ -335,9 +342,8 @@ class Keeper:
         if block is None:
             channel.send(Gone(message.request))
         else:
-            attached = Attached(
-                message.request, message.block, 0, block.segment.size, block.offset, block.length
-            )
+            size, place = block.segment.size, (block.offset, block.length)
+            attached = Attached(message.request, message.block, 0, size, *place)
             channel.send(attached, [block.segment.descriptor])
 
     def _end_leases(self, leases: list[tuple[Channel, int]]) -> None:
@@ -363,9 +369,8 @@ class _Server:
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._bell, *watched, *self.channels):
             poll.register(descriptor, select.POLLIN)
-        ready = [
-            fd for fd, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1)
-        ]
+        longest = None if seconds is None else max(0.0, seconds) * 1000 + 1
+        ready = [fd for fd, _ in poll.poll(longest)]
         if self._bell in ready:
             os.eventfd_read(self._bell)
         if self._listener.fileno() in ready:

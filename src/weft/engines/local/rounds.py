@@ -206,10 +206,10 @@ class Round:
             self._failures.append(restore(INTERRUPTED, where))
 
     def _lose(self, worker: Worker) -> None:
+        self._failures.append(self._team_workers.lose(worker))
         task = self._busy.pop(worker, None)
         if task is not None:
-            task[1].release()
-        self._failures.append(self._team_workers.lose(worker))
+            task[1].release()  # now: it might have written there
 
     def _stalled(self, timeout: float) -> Stalled:
         late = ", ".join(f"rank {rank} ({worker})" for worker, (rank, _) in self._busy.items())

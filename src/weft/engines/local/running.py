@@ -364,13 +364,14 @@ class Run:
         """End a worker, if it has not ended; how it did."""
         worker.kill()
         self._watch.remove(worker)
-        task = self._busy.pop(worker, None)
-        if task is not None:
-            task.packed.release()
         for rested in (self._idle, self._served):
             if worker in rested:
                 rested.remove(worker)
-        return self._workers.end(worker)
+        ended = self._workers.end(worker)
+        task = self._busy.pop(worker, None)
+        if task is not None:
+            task.packed.release()  # now: it might have written there
+        return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
         """After an interrupt: the worker has stopped, has finished in time, or has ended."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from weft.engines.base import Member, StandingTeam
 from weft.engines.local.guard import Guard
+from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.large_arrays import KINDS
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.member import (
@@ -85,6 +86,7 @@ class LocalStandingTeam(StandingTeam):
         self._user: int | None = None
         #: whether the last call failed, perhaps in the middle of a collective
         self._failed = False
+        keep_freed_memory()  # this process computes as the workers do
         self._start()
         _teams.add(self)
 

@@ -52,6 +52,10 @@ class Views:
             self._live[name] = view
         return block
 
+    def when_dropped(self, name: int, dropped: Callable[[], None]) -> None:
+        """Have something else called when the last user of a block, which is in use, is gone."""
+        self._live[name].dropped = dropped
+
     def get(self, name: int) -> Block | None:
         """The block, if it is in use here."""
         view = self._live.get(name)

@@ -268,6 +268,20 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
         return pickle.loads(payload)
 
 
+def load_lent(payload: bytes) -> Any:
+    """What was packed by somebody who waits for an answer, and keeps the memory that it refers to
+    until then."""
+    blocks = sys.modules.get("weft.engines.local.blocks")
+    return blocks.borrowing(pickle.loads, payload) if blocks else pickle.loads(payload)
+
+
+def keep_lent() -> None:
+    """Before the answer: have what is still used of that memory stay."""
+    blocks = sys.modules.get("weft.engines.local.blocks")
+    if blocks:
+        blocks.keep_borrowed()
+
+
 def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:
     path, part = path_to_fault(value, name, _pickles)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")

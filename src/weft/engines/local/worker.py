@@ -34,10 +34,11 @@ from weft._core.work import (
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
+from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.placing import use
 from weft.engines.local.polling import poll_awake, stays_awake
-from weft.engines.local.wire import Packed, load, pack
+from weft.engines.local.wire import Packed, keep_lent, load, load_lent, pack
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
@@ -83,6 +84,7 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             if isinstance(message, Work):
                 note(LOADING + message.first)
                 answer = _reply(message, functions[message.digest], note, take_permit)
+                keep_lent()
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
@@ -110,6 +112,7 @@ def _set_up_process(number: int) -> None:
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
+    keep_freed_memory()
     signal.signal(signal.SIGINT, _on_interrupt)
     sys.unraisablehook = _on_unraisable
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -184,7 +187,7 @@ def _reply(
     if isinstance(function, Failure):
         return Unreadable(function, about_function=True)
     try:
-        items = load(work.items)
+        items = load_lent(work.items)
     except Exception as error:  # whatever a class's own unpickling raises
         return Unreadable(describe(error), about_function=False)
     if faults.armed:

@@ -1,0 +1,97 @@
+"""Arrays of a call that a worker sees without a word to their owner, and those that it keeps."""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft.engines.local import blocks
+
+ARRAYS = [np.full(50_000, float(number)) for number in range(8)]
+
+
+def leases(array: np.ndarray[Any, Any]) -> tuple[float, int, int]:
+    """In a worker: what it has been given, and how many blocks it has told their owner of."""
+    attachments = blocks._here.attachments
+    return float(array.sum()), len(attachments._leases), len(attachments._borrowed)
+
+
+def test_only_the_first_array_of_a_segment_is_asked_for() -> None:
+    """The next ones lie in memory that is mapped already, and are of use until the answer."""
+    found = [weft.map(leases, [array], n=1)[0] for array in ARRAYS]
+    assert [one[0] for one in found] == [array.sum() for array in ARRAYS]
+    assert found[0][1:] == (1, 0)
+    assert {one[1:] for one in found[1:]} == {(0, 1)}
+
+
+def keep(array: np.ndarray[Any, Any]) -> None:
+    vars(builtins).setdefault("weft_kept", []).append(array)
+
+
+def keep_a_view(array: np.ndarray[Any, Any]) -> None:
+    keep(array[10:20])
+
+
+def keep_in_a_thread(array: np.ndarray[Any, Any]) -> None:
+    """A thread that outlives the call has it."""
+
+    def hold(own: np.ndarray[Any, Any]) -> None:
+        never.wait()
+        own.sum()
+
+    never = threading.Event()
+    keep(array[:1])
+    threading.Thread(target=hold, args=(array,), daemon=True).start()
+
+
+def keep_and_fail(array: np.ndarray[Any, Any]) -> None:
+    keep(array)
+    raise ValueError("after that")
+
+
+def kept(_: Any) -> list[float]:
+    return [float(array[-1]) for array in vars(builtins)["weft_kept"]]
+
+
+def kept_leases(_: Any) -> int:
+    vars(builtins)["weft_kept"].clear()
+    return len(blocks._here.attachments._leases)
+
+
+@pytest.mark.parametrize("how", [keep, keep_a_view, keep_in_a_thread, keep_and_fail])
+def test_what_a_function_keeps_stays_as_it_is(how: Callable[..., None]) -> None:
+    """Whatever else comes into that memory later: its owner was told before the answer."""
+    weft.shutdown()
+    for array in ARRAYS:
+        weft.map(how, [array], n=1, on_error="return")
+        weft.map(leases, [np.full(50_000, -1.0)], n=1)
+    assert weft.map(kept, [None], n=1) == [[float(number) for number in range(8)]]
+
+
+def test_what_is_kept_no_longer_is_given_back() -> None:
+    """The leases end with the arrays."""
+    weft.shutdown()
+    for array in ARRAYS:
+        weft.map(keep, [array], n=1)
+    assert weft.map(leases, [ARRAYS[0]], n=1)[0][1] == len(ARRAYS)
+    assert weft.map(kept_leases, [None], n=1) == [0]
+
+
+def test_arrays_of_a_function_of_a_team() -> None:
+    """Rows of a plain array, given again and again, are right however often."""
+
+    def rows(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        x += 1  # its own
+        return x * 2
+
+    with weft.Team(2) as team:
+        function = weft.function(rows, collect="gather", team=team)
+        for number in range(10):
+            x = np.full((1000, 100), float(number))
+            np.testing.assert_array_equal(function(x.copy()), (x + 1) * 2)
