@@ -337,3 +337,64 @@ def test_parameters_may_be_thawed_between_two_steps() -> None:
     for own, other in zip(model.parameters(), single.parameters(), strict=True):
         torch.testing.assert_close(own, other)
     assert model.unused.grad is None
+
+
+class KeepsGradients(torch.optim.Optimizer):
+    """Steps by the mean of this gradient and the last, which it simply holds."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    last = self.state[one].get("last", one.grad)
+                    one.sub_((one.grad + last) / 2, alpha=group["lr"])
+                    self.state[one]["last"] = one.grad
+
+
+def test_a_gradient_that_somebody_holds_stays_as_it_is() -> None:
+    """The optimizer, or the program: the next step's gradients are elsewhere."""
+    torch.manual_seed(4)
+    model = Net()
+    single = copy.deepcopy(model)
+    optimizers = [KeepsGradients(one.parameters()) for one in (model, single)]
+    held, copies = [], []
+    with weft.Team(2) as team:
+        step = weft.train_step(loss, model, optimizers[0], team=team)
+        for x, y in batches(6):
+            step(x, y)
+            alone(single, optimizers[1], x, y)
+            held.append(model.first.weight.grad[2:])
+            copies.append(held[-1].clone())
+    for one, other in zip(held, copies, strict=True):
+        assert torch.equal(one, other)
+    for own, other in zip(model.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def _mean_square(model: Any, x: Any) -> Any:
+    return (model(x) ** 2).mean()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_lie_as_their_parameters_do(fused: bool) -> None:
+    """Fused optimizers go through both as they lie."""
+    torch.manual_seed(5)
+    model = torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    single = copy.deepcopy(model)
+    optimizers = [
+        torch.optim.AdamW(one.parameters(), lr=0.01, fused=fused) for one in (model, single)
+    ]
+    with weft.Team(2) as team:
+        step = weft.train_step(_mean_square, model, optimizers[0], team=team)
+        for _ in range(3):
+            x = torch.randn(5, 4, 6, 6)
+            step(x)
+            optimizers[1].zero_grad()
+            _mean_square(single, x).backward()
+            optimizers[1].step()
+    assert model.weight.grad.stride() == model.weight.stride()
+    torch.testing.assert_close(model.weight, single.weight)

@@ -1,16 +1,19 @@
 """A rank's gradients as one flat array, which the ranks add up where it lies.
 
-after backward    loss | which parameters it depends on | gradient | gradient | ...
-                    one array in shared memory: a copy of what torch has computed
-add up            one all_reduce of that array, in place; nobody copies anything
-take              each parameter's gradient is its part of the array
+after backward   loss | which parameters it depends on | gradient | gradient | ...
+                   one array in shared memory, with a copy of what torch has computed
+add up           one all_reduce of that array, in place: nobody copies anything
+take             each parameter's gradient is its part of the array, until the next step
+
+Somebody may hold a gradient for longer than that: then the next step uses another array.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,39 +24,59 @@ from weft._api.sharing import share
 from weft.engines.base import Group
 from weft.errors import InvalidType
 
-#: numbers after which the first gradient begins, or twice as many, ...: a line of the cache
+#: numbers that fill a line of the cache: a gradient begins with one
 _LINE = 16
+#: different sets of parameters of one optimizer that have a place at a time
+_SETS = 4
+
+#: shape, dtype and strides of each parameter, and whether other ranks are to see its gradient
+Key = tuple[Any, ...]
+_places: weakref.WeakKeyDictionary[Any, dict[Key, Gradients]] = weakref.WeakKeyDictionary()
+
+
+def gradients_of(optimizer: Any, parameters: Sequence[Any], *, shared: bool) -> Gradients:
+    """The place of the gradients of an optimizer's parameters: at each step the same, if it can
+    be."""
+    key = (shared, *((one.shape, one.dtype, one.stride()) for one in parameters))
+    places = _places.setdefault(optimizer, {})
+    if key not in places or places[key].in_use:
+        if len(places) >= _SETS:
+            places.clear()
+        places[key] = Gradients(parameters, shared=shared)
+    return places[key]
 
 
 class Gradients:
     """Those of some parameters, and the loss that they are the gradients of."""
 
     def __init__(self, parameters: Sequence[Any], *, shared: bool) -> None:
-        self._kinds = _kinds(parameters)
         # half precision is added up in a wider type
-        dtype = reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
+        self._dtype = reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
         for one in parameters:
             adapters.named("torch").view(one)  # refuses those on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
-        bounds = list(accumulate((one.numel() for one in parameters), initial=first))
-        flat = np.zeros(bounds[-1], torch.empty(0, dtype=dtype).numpy().dtype)
+        self._bounds = list(
+            pairwise(accumulate((one.numel() for one in parameters), initial=first))
+        )
+        size = self._bounds[-1][1] if parameters else first
+        flat = np.zeros(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
         # as an array of NumPy's own class, which is described more quickly
         self._flat = share(flat).view(np.ndarray) if shared else flat
-        whole = torch.from_numpy(self._flat)
-        self._parts = [
-            whole[start:stop].view(one.shape)
-            for one, start, stop in zip(parameters, bounds, bounds[1:], strict=False)
-        ]
+        #: as torch would lay a gradient out, which some optimizers rely on
+        self._strides = [torch.empty_like(one, device="meta").stride() for one in parameters]
+        #: what lives for as long as anybody has a gradient
+        self._given: list[weakref.ref[Any]] = []
 
-    def are_of(self, parameters: Sequence[Any]) -> bool:
-        """Whether there is a place for each of these, and for nothing else."""
-        return self._kinds == _kinds(parameters)
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has a gradient of the last step."""
+        return any(given() is not None for given in self._given)
 
     def put(self, loss: float, parameters: Sequence[Any]) -> None:
         """Put a rank's own in. Raises InvalidType for those that are not dense."""
         self._flat[0] = loss
-        for place, (one, part) in enumerate(zip(parameters, self._parts, strict=True), 1):
-            self._flat[place] = one.grad is not None
+        for place, (one, part) in enumerate(zip(parameters, self._parts(parameters), strict=True)):
+            self._flat[1 + place] = one.grad is not None
             if one.grad is None:
                 part.zero_()
                 continue
@@ -72,11 +95,17 @@ class Gradients:
     def take(self, parameters: Sequence[Any]) -> float:
         """Have the parameters get their gradients; returns the loss. A parameter that no rank's
         loss depends on has no gradient, and is left alone."""
-        for place, (one, part) in enumerate(zip(parameters, self._parts, strict=True), 1):
-            if self._flat[place]:
-                one.grad = part if part.dtype is one.dtype else part.to(one.dtype)
+        for place, (one, part) in enumerate(zip(parameters, self._parts(parameters), strict=True)):
+            if self._flat[1 + place]:
+                one.grad = part if self._dtype is one.dtype else part.to(one.dtype)
         return float(self._flat[0].real)
 
-
-def _kinds(parameters: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return [(one.shape, one.dtype) for one in parameters]
+    def _parts(self, parameters: Sequence[Any]) -> list[Any]:
+        """Tensors over the array, made anew: whoever holds one, or a part of it, holds an array of
+        its own, by which that is seen."""
+        arrays = [self._flat[start:stop] for start, stop in self._bounds]
+        self._given = [weakref.ref(array) for array in arrays]
+        return [
+            torch.from_numpy(array).as_strided(one.shape, stride)
+            for array, one, stride in zip(arrays, parameters, self._strides, strict=True)
+        ]

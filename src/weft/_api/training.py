@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from weft import adapters
 from weft._api.team import Kept, Team, default_team
@@ -16,9 +16,6 @@ from weft._core.portions import Portion, choose, common_length, count, part
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue
-
-if TYPE_CHECKING:
-    from weft._api.gradients import Gradients
 
 
 def train_step(
@@ -71,7 +68,7 @@ class _TrainStep:
         number = team.engine.keep(optimizer, "the optimizer")
         weakref.finalize(self, team.engine.drop, number).atexit = False
         self._numbers = number_of_model, number
-        self._values = self._values_now(_tensors(model))
+        self._values = _Values.of(model, optimizer)
 
     def __call__(self, *batch: Any) -> float:
         """Train on these rows; returns the loss before the step."""
@@ -82,8 +79,7 @@ class _TrainStep:
         if len(batch) not in self._inputs:
             _check_loss(self._loss_given, len(batch))
             self._inputs.add(len(batch))
-        tensors = _tensors(self._model)
-        if self._differs or not self._values.are(self._values_now(tensors)):
+        if self._differs or not self._values.are(_Values.of(self._model, self._optimizer)):
             self._take_over()
         numbers = (*self._numbers, self._loss.number())
         settings = _settings(self._model, self._optimizer)
@@ -103,11 +99,8 @@ class _TrainStep:
             raise
         finally:
             self._loss.called()
-        self._values = self._values_now(tensors)
+        self._values = _Values.of(self._model, self._optimizer)
         return loss
-
-    def _values_now(self, tensors: Sequence[Any]) -> _Values:
-        return _Values.of(self._model, self._optimizer, tensors)
 
     def _take_over(self) -> None:
         """Have the workers take over what the driver's model and optimizer are now."""
@@ -127,19 +120,15 @@ class _Values(NamedTuple):
     states: list[Any]
 
     @classmethod
-    def of(cls, model: Any, optimizer: Any, tensors: Sequence[Any]) -> _Values:
+    def of(cls, model: Any, optimizer: Any) -> _Values:
         if isinstance(model, Holder):
             return cls(model.value, [])
         state = adapters.named("torch").state
-        return cls(getattr(optimizer, "state", None), [state(one) for one in tensors])
+        held = getattr(optimizer, "state", None)
+        return cls(held, [state(one) for one in (*model.parameters(), *model.buffers())])
 
     def are(self, other: _Values) -> bool:
         return self.held is other.held and self.states == other.states
-
-
-def _tensors(model: Any) -> tuple[Any, ...]:
-    """What a model has that is changed in place."""
-    return () if isinstance(model, Holder) else (*model.parameters(), *model.buffers())
 
 
 class _Settings(NamedTuple):
@@ -198,6 +187,8 @@ def _step_of_torch(
 
     The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
     """
+    from weft._api.gradients import gradients_of
+
     model, optimizer, loss = (member.kept[number] for number in numbers)
     value = 0.0
     try:
@@ -211,7 +202,7 @@ def _step_of_torch(
         parameters = [
             one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
         ]
-        gradients = _gradients_of(optimizer, parameters, shared=member.size > 1)
+        gradients = gradients_of(optimizer, parameters, shared=member.size > 1)
         gradients.put(value, parameters)
     except Exception as error:
         member.group.refuse("train_step", error)
@@ -263,20 +254,6 @@ def _checked(computed: Any) -> Any:
             "number, the mean over the rows"
         )
     return computed
-
-
-def _gradients_of(optimizer: Any, parameters: Sequence[Any], *, shared: bool) -> Gradients:
-    """The place of the gradients of an optimizer's parameters: the same at each step."""
-    from weft._api.gradients import Gradients
-
-    found = _places.get(optimizer)
-    if found is None or not found.are_of(parameters):
-        found = _places[optimizer] = Gradients(parameters, shared=shared)
-    return found
-
-
-#: by optimizer
-_places: weakref.WeakKeyDictionary[Any, Gradients] = weakref.WeakKeyDictionary()
 
 
 def _step_of_jax(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
+from tests.support import wait_until
 from weft.engines.local import blocks
 
 ARRAYS = [np.full(50_000, float(number)) for number in range(8)]
@@ -95,3 +100,53 @@ def test_arrays_of_a_function_of_a_team() -> None:
         for number in range(10):
             x = np.full((1000, 100), float(number))
             np.testing.assert_array_equal(function(x.copy()), (x + 1) * 2)
+
+
+def large(_: Any) -> np.ndarray[Any, Any]:
+    return np.ones(50_000)
+
+
+def keep_and_map(array: np.ndarray[Any, Any]) -> None:
+    """Results of a map of its own come from owners that the worker had nothing from before."""
+    keep(array)
+    weft.map(large, [0, 1], n=2)
+
+
+def test_a_function_that_gets_arrays_from_others_too() -> None:
+    """The one that it has borrowed from is not hung up on for them."""
+    weft.shutdown()
+    for array in ARRAYS[:3]:
+        weft.map(leases, [array], n=1)
+        weft.map(keep_and_map, [array], n=1)
+    weft.map(leases, [np.full(50_000, -1.0)], n=1)
+    assert weft.map(kept, [None], n=1) == [[0.0, 1.0, 2.0]]
+
+
+def fork_and_die(item: tuple[np.ndarray[Any, Any], str]) -> None:
+    """The worker ends at once, and leaves a child that has its array."""
+    array, path = item
+    if os.fork() == 0:
+        os.setsid()  # out of the reach of who ends the worker's own group
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        Path(path).write_text(str(set(array.tolist())))
+        array[:] = -7
+        Path(path).with_suffix(".done").touch()
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_child_that_outlives_the_worker(tmp_path: Path) -> None:
+    """Neither does it see what comes into that memory later, nor does anybody see its own."""
+    weft.shutdown()
+    weft.map(leases, [ARRAYS[1]], n=1)
+    file = tmp_path / "seen"
+    with pytest.raises(weft.WorkerLost):
+        weft.map(fork_and_die, [(np.full(50_000, 5.0), str(file))], n=1)
+    shared = [weft.share(np.full(50_000, 9.0)) for _ in range(4)]
+    wait_until(file.with_suffix(".done").exists)
+    assert file.read_text() == "{5.0}"
+    assert {float(one[0]) for one in shared} == {9.0}

@@ -145,21 +145,27 @@ class Attachments:
     def keep_borrowed(self) -> None:
         """Have leases of what was borrowed and is still in use here."""
         while self._borrowed:
-            name, owner = self._borrowed.popitem()
+            name, owner = next(iter(self._borrowed.items()))
             block = self._views.get(name)
             if block is None:
                 self._origins.pop(name, None)
-                continue
-            with self._lock:
-                request = next(self._numbers)
-                try:
-                    answer, descriptors = self._ask(owner, Attach(request, name, NO_PIN))
-                except Closed:
-                    continue  # it has ended: its memory is nobody's to use again
-                if isinstance(answer, Attached):
-                    os.close(descriptors[0])
-                    self._leases[request] = owner.source
-                    self._views.when_dropped(name, partial(self._drop, name, request, owner))
+            else:
+                self._keep(name, owner)
+            self._borrowed.pop(name, None)
+
+    def _keep(self, name: int, owner: _Owner) -> None:
+        """Have a lease of a block that is in use here."""
+        with self._lock:
+            request = next(self._numbers)
+            try:
+                answer, descriptors = self._ask(owner, Attach(request, name, NO_PIN))
+            except Closed:
+                return  # it has ended: its memory is nobody's to use again
+            if isinstance(answer, Gone):
+                raise SegmentGone("an array of this call was given up before the call was over")
+            os.close(descriptors[0])
+            self._leases[request] = owner.source
+            self._views.when_dropped(name, partial(self._drop, name, request, owner))
 
     def _known(self, name: int, pin: int, source: Source) -> Block | None:
         """A block that this process has from that source already; the owner, which may be busy, is
@@ -276,7 +282,8 @@ class Attachments:
 
     def _close_unused(self) -> None:
         """Hang up on keepers from whom this process has nothing any more."""
-        used = set(self._leases.copy().values())
+        used = {*self._leases.copy().values()}
+        used.update(owner.source for owner in self._borrowed.copy().values())
         unused = [source for source in self._owners if source not in used]
         for source in unused:
             self._owners.pop(source).close()

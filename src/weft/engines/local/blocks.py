@@ -150,6 +150,8 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
         faults.reach("share.attach")
     block = _here.attachments.borrow(reference) if _manner.borrows else None
     block = block or _ask_for(reference, timeout)
+    if _here.attachments.need_thread:
+        _here.keeper.start()
     if block is not None:
         if faults.armed:
             faults.reach("share.attached")
@@ -168,8 +170,6 @@ def _ask_for(reference: Reference, timeout: float | None) -> Block | None:
             block = _here.keeper.open(reference.block, reference.pin)
         else:
             block = _here.attachments.attach(reference.block, reference.pin, source, timeout)
-            if _here.attachments.need_thread:
-                _here.keeper.start()
         if block is not None:
             return block
     return None
@@ -190,6 +190,7 @@ _ends: tuple[socket.socket, socket.socket] | None = None
 
 def _before_fork() -> None:
     global _ends
+    keep_borrowed()  # the child may have it for longer than the call takes
     _ends = socket.socketpair() if _here.views.buffers() else None
 
 

@@ -62,9 +62,10 @@ class TeamWorkers:
         """A worker has ended, or has to; the error that says so."""
         self.watch.remove(worker)
         rank = self.workers.index(worker) + 1
+        self.broken = f"it has lost a worker and what that kept, rank {rank}"
         ended = self.pool.end(worker)
         how = "ended" if ended is None else end_as_text(ended.code)
-        self.broken = f"it has lost a worker and what that kept, rank {rank}: {how}"
+        self.broken += f": {how}"
         return lost(
             worker,
             ended,
@@ -137,10 +138,11 @@ class Round:
                 self._await_ends(_AGAIN)
         finally:  # also when the user is impatient, and interrupts this too
             with self._lock:
+                for worker in self._busy:  # all at once: they may be using memory of this call
+                    worker.kill()
                 for worker in self._team_workers.workers:
                     here = worker.pidfd >= 0
                     if here and (worker in self._busy or worker.frames.broken):
-                        worker.kill()
                         self._lose(worker)
         causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
         workers_own = any(error is one for one in self._failures)

@@ -118,6 +118,8 @@ class Workers:
         if ended is None:  # the fork server would have ended what it has started
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
+            if worker.pidfd >= 0:
+                readable(worker.pidfd, _LAST_WORDS)
         worker.close()
         return ended
 
