@@ -75,6 +75,8 @@ class Done(NamedTuple):
     seconds: float
     #: bytes of arrays that went through shared memory
     shared: int
+    #: the core that it runs on
+    core: int
 
 
 class Unreadable(NamedTuple):

@@ -198,3 +198,31 @@ def test_a_function_after_a_pause(kept_off: list[int]) -> None:
             time.sleep(0.05)
             function([1.0, 2.0, 3.0])
             assert len(kept_off) == (1 if size == 2 else 0)
+
+
+def core_here(_: object) -> tuple[int, int]:
+    return os.getpid(), current_core()
+
+
+@several_cores
+def test_one_that_has_come_to_this_core(
+    kept_off: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer says so, and its next work moves it, though it is awake."""
+    monkeypatch.setattr(remote_worker, "BRIEF", 60.0)  # never taken for asleep
+    this = min(CORES)
+    ((pid, _),) = weft.map(core_here, [0], n=1)
+    try:
+        use({this})
+        use({this}, pid)
+        assert weft.map(core_here, [0], n=1) == [(pid, this)]
+        use(CORES, pid)
+        kept_off.clear()
+        ((_, core),) = weft.map(core_here, [0], n=1)
+        assert kept_off == [pid]
+        assert core != this
+        weft.map(core_here, [0], n=1)
+        assert kept_off == [pid]
+        assert cores_of(pid) == CORES
+    finally:
+        use(CORES)

@@ -13,7 +13,8 @@ and a call of 90 us takes 240.
 
 What was woken stays where it is. For one that sleeps it is cheap, as it runs nowhere yet. The
 worker itself takes it back, before it does anything else: so nothing that a user's function starts
-or chooses is changed.
+or chooses is changed. One that has come to the driver's core all the same says so with its answer,
+and is moved by its next work, also if it is awake.
 """
 
 from __future__ import annotations

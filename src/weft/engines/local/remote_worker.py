@@ -95,9 +95,13 @@ class Worker:
         self._cores = set()
 
     def _keep_off_this_core(self) -> None:
-        if not readable(self.pidfd):  # after its end its pid may be another's
-            self._cores = self._cores or cores_of(self.pid)
-            use(self._cores - {current_core()}, self.pid)
+        if readable(self.pidfd):
+            return  # after its end its pid may be another's
+        cores = self._cores or cores_of(self.pid)
+        others = cores - {current_core()}
+        if others:
+            self._cores = cores
+            use(others, self.pid)
 
     def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
         """What to send it so that it knows a function."""
@@ -131,8 +135,10 @@ class Worker:
         """Its answer; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        if stays_awake(message):
-            self._awake_until = time.monotonic() + BRIEF
+        if isinstance(message, Done) and stays_awake(message):
+            # where it shares this core, it is moved for its next work as one that sleeps is
+            apart = not FEW_CORES or message.core != current_core()
+            self._awake_until = time.monotonic() + BRIEF if apart else 0.0
         return cast("Done | Unreadable | Stopped | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:

@@ -35,6 +35,7 @@ from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.heap import keep_freed_memory
+from weft.engines.local.libc import current_core
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.placing import use
 from weft.engines.local.polling import poll_awake, stays_awake
@@ -219,7 +220,7 @@ def _reply(
     if faults.armed:
         faults.reach("work.packed")
     _flush()
-    return Done(packed.payload, failures, seconds, packed.shared)
+    return Done(packed.payload, failures, seconds, packed.shared, current_core())
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:
