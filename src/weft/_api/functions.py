@@ -92,6 +92,8 @@ class Function:
         if both:
             raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
         self._check = check
+        #: by position or name: whether an argument is split
+        self._splits: dict[int | str, bool] = {}
         self._team = team
         self._kept: Kept | None = None
         if team is not None:
@@ -184,7 +186,13 @@ class Function:
         """The arguments that are split, by position or name."""
         given: Iterable[tuple[int | str, Any]]
         given = itertools.chain(enumerate(arguments), keywords.items())
-        found = {key: value for key, value in given if self._is_split(key)}
+        found = {}
+        for key, value in given:
+            is_split = self._splits.get(key)
+            if is_split is None:
+                is_split = self._splits[key] = self._is_split(key)
+            if is_split:
+                found[key] = value
         if not found:
             raise InvalidValue(
                 f"{self.name!r} was called without an argument to split; give it one, or call "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -160,15 +159,16 @@ class Team:
         """What tells of a value whether workers have it, or a copy of it, by themselves: a replica
         or a part of one, or what lies in shared memory."""
 
-        @cache
-        def parts() -> set[int]:
-            replicas = (one for _, one in self._replicas.values())
-            return {id(part) for one in replicas for part in models.parts(one)}
+        parts: set[int] | None = None
 
         def have(value: Any) -> bool:
+            nonlocal parts
             if self.has_replica(value) or self.engine.sees(value):
                 return True
-            return bool(self._replicas) and id(value) in parts()
+            if parts is None:  # once in a look: models have many
+                replicas = (one for _, one in self._replicas.values())
+                parts = {id(part) for one in replicas for part in models.parts(one)}
+            return id(value) in parts
 
         return have
 
