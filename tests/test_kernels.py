@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support import run_python
 from weft import kernels
-from weft._core.adding import add_to
+from weft._core.adding import add_to, add_up, can_add_up
 from weft._core.copying import copy_to
 from weft._core.rows import CompiledAdder, make_adder
 from weft._core.rules import RULES
@@ -48,11 +49,34 @@ def same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 @needs_them
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 5000])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_adding_several_arrays_up(kind: str, count: int, ranks: int) -> None:
+    """All of them are the sum, rank by rank, and nothing beside them is touched."""
+    arrays = [some(count + 2, kind, seed=rank) for rank in range(ranks)]
+    before = [array.copy() for array in arrays]
+    with np.errstate(all="ignore"):
+        expected = reduce(np.add, (array[1:-1] for array in before))
+    assert can_add_up(arrays[0], kind)
+    add_up([array[1:-1] for array in arrays])
+    for array, old in zip(arrays, before, strict=True):
+        assert same(array[1:-1], expected)
+        assert same(array[[0, -1]], old[[0, -1]])
+
+
+@needs_them
 def test_they_are_here() -> None:
     """Wherever the suite runs there is a C compiler, so weft was installed with them."""
     assert kernels.missing() == ""
     assert all(kernels.add_loop(kind) and kernels.add_rows_loop(kind) for kind in KINDS)
+    assert all(map(kernels.add_up_loop, KINDS))
     assert kernels.add_loop("float16") is None
+    assert not can_add_up(np.zeros(1, np.float16), "float16")
+    assert not can_add_up(np.zeros(1, np.uint16), "bfloat16")
+    assert not can_add_up(np.zeros(1, ">f4"), "float32")
+    with pytest.raises(TypeError, match="complex64"):
+        add_up([np.zeros(1, np.complex64)])
     assert kernels.add_rows_loop("complex64") is None
     assert all(kernels.rule_loop(rule, kind) for rule in RULES for kind in ("float32", "float64"))
     assert kernels.rule_loop("adam", "int64") is None

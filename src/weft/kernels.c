@@ -100,6 +100,32 @@ int adding_side_by_side_pays(void)
 }
 
 
+/* Add several arrays up, in their order, and have each of them be the sums: a few numbers at a
+   time, so that memory is read and written once. */
+
+#define FEW 512
+
+#define ADD_UP(name, type)                                                                      \
+    WIDEST void add_up_##name(type *const *arrays, int64_t n_arrays, int64_t count)             \
+    {                                                                                           \
+        type sums[FEW];                                                                         \
+        for (int64_t at = 0; at < count; at += FEW) {                                           \
+            const int64_t few = count - at < FEW ? count - at : FEW;                            \
+            memcpy(sums, arrays[0] + at, (size_t)few * sizeof(type));                           \
+            for (int64_t k = 1; k < n_arrays; k++)                                              \
+                for (int64_t i = 0; i < few; i++)                                               \
+                    sums[i] += arrays[k][at + i];                                               \
+            for (int64_t k = 0; k < n_arrays; k++)                                              \
+                memcpy(arrays[k] + at, sums, (size_t)few * sizeof(type));                       \
+        }                                                                                       \
+    }
+
+ADD_UP(float32, float)
+ADD_UP(float64, double)
+ADD_UP(int32, uint32_t)
+ADD_UP(int64, uint64_t)
+
+
 /* Add one row of `delta` after the other to the rows of a table that are named; returns how many
    were added. It ends early at an id that is not in the table: they were checked, but the array is
    the user's, and another thread may have changed it since. */

@@ -19,6 +19,9 @@ Copy = Callable[[int, int, int], None]
 #: adds an array to another: where that is, where the first is, and how many numbers. They are the
 #: same or lie apart.
 Add = Callable[[int, int, int], None]
+#: adds several arrays up, in their order: where they are, and how many numbers each has. All are
+#: the sums then.
+AddUp = Callable[[Sequence[int], int], None]
 #: adds to some rows of a table: where it is, how many rows it has, where the ids of those rows are,
 #: how many, where one delta for each is, and how many columns there are. A row may be named several
 #: times. Returns how many were added: less than all if an id is not in the table.
@@ -57,6 +60,18 @@ def add_loop(kind: str) -> Add | None:
     """What adds arrays of a kind of number; None if there is nothing for it."""
     found: Add | None = _loop("add", kind, (_POINTER, _POINTER, _NUMBER), None)
     return found
+
+
+def add_up_loop(kind: str) -> AddUp | None:
+    """What adds several arrays of a kind of number up; None if there is nothing for it."""
+    loop = _loop("add_up", kind, (_POINTER, _NUMBER, _NUMBER), None)
+    if loop is None:
+        return None
+
+    def add_up(arrays: Sequence[int], count: int) -> None:
+        loop((_POINTER * len(arrays))(*arrays), len(arrays), count)
+
+    return add_up
 
 
 def add_rows_loop(kind: str) -> AddRows | None:

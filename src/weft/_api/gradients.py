@@ -11,9 +11,9 @@ Somebody may hold a gradient for longer than that: then the next step uses anoth
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -55,28 +55,34 @@ class Gradients:
         for one in parameters:
             adapters.named("torch").view(one)  # refuses those on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
-        self._bounds = list(
-            pairwise(accumulate((one.numel() for one in parameters), initial=first))
-        )
-        size = self._bounds[-1][1] if parameters else first
+        *starts, size = accumulate((one.numel() for one in parameters), initial=first)
         flat = np.zeros(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
         # as an array of NumPy's own class, which is described more quickly
         self._flat = share(flat).view(np.ndarray) if shared else flat
-        #: as torch would lay a gradient out, which some optimizers rely on
-        self._strides = [torch.empty_like(one, device="meta").stride() for one in parameters]
+        #: where each gradient begins, and its form: as torch would lay it out, which some
+        #: optimizers rely on
+        self._forms = [
+            (one.shape, torch.empty_like(one, device="meta").stride(), start)
+            for one, start in zip(parameters, starts, strict=True)
+        ]
+        self._parts: list[Any] = []
         #: what lives for as long as anybody has a gradient
-        self._given: list[weakref.ref[Any]] = []
+        self._given: Callable[[], Any] = lambda: None
 
     @property
     def in_use(self) -> bool:
         """Whether somebody has a gradient of the last step."""
-        return any(given() is not None for given in self._given)
+        return self._given() is not None
 
     def put(self, loss: float, parameters: Sequence[Any]) -> None:
         """Put a rank's own in. Raises InvalidType for those that are not dense."""
+        array = self._flat[:]  # all tensors over it together hold this one
+        whole = torch.from_numpy(array)
+        self._given = weakref.ref(array)
+        self._parts = [whole.as_strided(*form) for form in self._forms]
         self._flat[0] = loss
-        for place, (one, part) in enumerate(zip(parameters, self._parts(parameters), strict=True)):
-            self._flat[1 + place] = one.grad is not None
+        for place, (one, part) in enumerate(zip(parameters, self._parts, strict=True), 1):
+            self._flat[place] = one.grad is not None
             if one.grad is None:
                 part.zero_()
                 continue
@@ -95,17 +101,8 @@ class Gradients:
     def take(self, parameters: Sequence[Any]) -> float:
         """Have the parameters get their gradients; returns the loss. A parameter that no rank's
         loss depends on has no gradient, and is left alone."""
-        for place, (one, part) in enumerate(zip(parameters, self._parts(parameters), strict=True)):
-            if self._flat[1 + place]:
+        parts, self._parts = self._parts, []
+        for place, (one, part) in enumerate(zip(parameters, parts, strict=True), 1):
+            if self._flat[place]:
                 one.grad = part if self._dtype is one.dtype else part.to(one.dtype)
         return float(self._flat[0].real)
-
-    def _parts(self, parameters: Sequence[Any]) -> list[Any]:
-        """Tensors over the array, made anew: whoever holds one, or a part of it, holds an array of
-        its own, by which that is seen."""
-        arrays = [self._flat[start:stop] for start, stop in self._bounds]
-        self._given = [weakref.ref(array) for array in arrays]
-        return [
-            torch.from_numpy(array).as_strided(one.shape, stride)
-            for array, one, stride in zip(arrays, parameters, self._strides, strict=True)
-        ]

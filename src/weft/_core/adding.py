@@ -1,6 +1,8 @@
-"""Adding one array to another, by the quickest loop that there is."""
+"""Adding arrays, by the quickest loop that there is."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,3 +23,18 @@ def add_to(array: Array, delta: Array) -> None:
         loop(address(array), address(delta), array.size)
     else:
         np.add(array, delta, out=array)
+
+
+def can_add_up(array: Array, element: str) -> bool:
+    """Whether `add_up` takes arrays like this one; what the dtype does not tell is bfloat16."""
+    native = array.dtype.isnative and array.dtype.name == element
+    return native and kernels.add_up_loop(element) is not None
+
+
+def add_up(arrays: Sequence[Array]) -> None:
+    """Have each of several arrays, which are alike and contiguous, be the sum of all, in their
+    order, in one pass over memory."""
+    loop = kernels.add_up_loop(arrays[0].dtype.name)
+    if loop is None:
+        raise TypeError(f"there is no loop that adds arrays of {arrays[0].dtype} up")
+    loop([address(array) for array in arrays], arrays[0].size)

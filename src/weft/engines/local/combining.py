@@ -8,7 +8,7 @@ Directly, each rank makes its part of the blocks:
       the result                  --push-->  whoever gets it
 
 so that a byte is read once by one rank, and written once for each receiver. Arrays that lie in
-shared memory are mapped, and need no pull or push.
+shared memory are mapped, and need no pull or push; their sums in place are made by a loop in C.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from weft import faults
+from weft._core.adding import add_up, can_add_up
 from weft._core.elements import Array, combine
 from weft._core.plans import Combination
 from weft._core.split import Piece, elements
 from weft.engines.local.first_message import Location
 from weft.engines.local.transport import BLOCK, Exchanged, Located, Transport
+
+#: bytes that are added up in one call, so that a signal is heard soon
+_MOST = 32 << 20
 
 
 def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
@@ -30,7 +34,10 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
         _combine_slots(transport, plan, call.layout.pieces, exchanged.step)
         return False
     transport.map_new((*call.source, *call.early_target), exchanged)
-    if transport.peers is not None or _all_mapped(transport, exchanged):
+    mapped = _all_mapped(transport, exchanged)
+    if mapped and _add_up_in_place(transport, plan, exchanged):
+        return True
+    if transport.peers is not None or mapped:
         _combine_directly(transport, plan, exchanged)
         return True
     room = transport.slots.room
@@ -85,6 +92,28 @@ def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchan
             if rank != transport.rank:
                 location = said[rank].targets[piece.array]
                 transport.give(rank, location, piece.start, made)
+
+
+def _add_up_in_place(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
+    """Sums that go to where the numbers are, all of which are mapped: one pass over memory. Whether
+    there is a loop for it."""
+    call, said = exchanged.call, exchanged.ranks
+    in_place = plan.root is None and all(one.sources == one.targets for one in said)
+    if plan.op != "sum" or not in_place or not all(map(can_add_up, call.source, plan.elements)):
+        return False
+    for piece in call.layout.blocks_of(transport.rank, transport.size, _MOST):
+        if faults.armed:
+            faults.reach("collective.block")
+        mine = _own(said[transport.rank].sources, call.source, piece)
+        add_up(
+            [
+                mine.array
+                if rank == transport.rank
+                else transport.see(rank, one.sources[piece.array], piece, mine)
+                for rank, one in enumerate(said)
+            ]
+        )
+    return True
 
 
 def _own(locations: Sequence[Location], arrays: Sequence[Array], piece: Piece) -> Located:

@@ -172,9 +172,9 @@ class Keeper:
     def clear(self) -> None:
         """Give back what is only kept warm."""
         with self._lock:
+            self._expected_until = 0.0
             self._free_dropped()
             self._arenas.clear()
-            self._expected_until = 0.0
         self.ring()  # the keeper thread may be needed no longer
 
     def ring(self) -> None:
@@ -204,7 +204,8 @@ class Keeper:
     def _drop(self, name: int) -> None:
         """Called in a finalizer."""
         self._dropped.append(name)
-        self.ring()
+        if time.monotonic() >= self._expected_until:  # else the next call frees it
+            self.ring()
 
     def _free_dropped(self) -> None:
         """Reuse what has been dropped and nobody else has."""
@@ -289,8 +290,7 @@ class Keeper:
     def _needed(self) -> bool:
         self._handed_on = {name for name in self._handed_on if self._views.get(name)}
         referred = any(kept.referred for kept in self._kept.values())
-        asked_for = referred or self._on_behalf or self._handed_on
-        return bool(asked_for or self._arenas.needs_trimming)
+        return bool(referred or self._on_behalf or self._handed_on or self._arenas.needs_trimming)
 
     def _answer(self, channel: Channel, server: _Server) -> None:
         """One message of a process that has attached blocks or is about to."""
