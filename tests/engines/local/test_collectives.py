@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weft
 from tests.support import run_ranks
 from weft.engines.base import Group
 from weft.errors import Disagreement, InvalidValue
@@ -49,3 +50,46 @@ def test_bits_do_not_depend_on_where_the_result_goes() -> None:
 
     one, two, three = run_ranks(3, body)
     assert one == two == three
+
+
+#: more than passes through the slots, not a whole number of lines, and a small one beside it
+LENGTHS = (600_011, 7)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64", "float16"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_arrays_in_shared_memory_as_elsewhere(kind: str, size: int) -> None:
+    """Whoever's arrays lie there, in place or not: the bits of arrays that lie elsewhere."""
+
+    def body(group: Group, kind: str) -> list[list[bytes]]:
+        random = np.random.default_rng(group.rank)
+        numbers = [(random.normal(size=length) * 1000).astype(kind) for length in LENGTHS]
+        found = []
+        for op in ("sum", "max"):
+            plain = group.all_reduce(numbers, op)
+            found.append([one.tobytes() for one in plain])
+            for shared in (True, group.rank == 0, group.rank > 0):
+                own = [weft.share(one) if shared else one.copy() for one in numbers]
+                out = [weft.share(np.zeros_like(one)) for one in numbers]
+                group.all_reduce(own, op, out=out)
+                assert all(map(np.array_equal, own, numbers))
+                found.append([one.tobytes() for one in out])
+                group.all_reduce(own, op, out=own)
+                found.append([one.tobytes() for one in own])
+                mine = np.array(numbers[0])
+                into = own[0] if group.rank == 0 else mine  # in place on some ranks only
+                own[0][...] = numbers[0]
+                group.all_reduce(own[0], op, out=into)
+                found.append([into.tobytes(), plain[1].tobytes()])
+        return found
+
+    results = run_ranks(size, body, kind)
+    for found in results:
+        half = len(found) // 2
+        for first, *others in (found[:half], found[half:]):
+            assert all(other == first for other in others)
+    assert all(found == results[0] for found in results)
+    mine = [np.random.default_rng(rank).normal(size=LENGTHS[0]) * 1000 for rank in range(size)]
+    total = np.frombuffer(results[0][0][0], kind).astype(float)
+    parts = [one.astype(kind).astype(float) for one in mine]
+    np.testing.assert_allclose(total, sum(parts), rtol=2e-3, atol=2)

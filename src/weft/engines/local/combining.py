@@ -132,7 +132,8 @@ def _parts(
     transport: Transport, exchanged: Exchanged, piece: Piece, mine: Located, made: Located
 ) -> Iterator[Array]:
     """One block of every rank in turn. The first one copied here may lie where the result is made,
-    unless this rank's own numbers are there; the others use two scratch blocks by turns."""
+    unless this rank's own numbers are there, or the sum of the first two is by then; the others use
+    two scratch blocks by turns."""
     spare = [transport.scratch(mine.array, number) for number in (0, 1)]
     first = spare[0] if made.address == mine.address else made
     turn = 0
@@ -140,7 +141,7 @@ def _parts(
         if rank == transport.rank:
             yield mine.array
             continue
-        into = spare[turn % 2] if turn else first
+        into = first if turn == 0 and rank < 2 else spare[turn % 2]
         part = transport.see(rank, said.sources[piece.array], piece, into)
         turn += part is into.array
         yield part
