@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft import faults
+from weft._core.copying import copy_to
 from weft._core.elements import Array
 from weft._core.plans import Copy, Movement
 from weft._core.split import layout_of
@@ -123,4 +124,4 @@ class _Mover:
 
     def _write(self, copy: Copy, offset: int, part: Array) -> None:
         begin = copy.to_byte + offset
-        self._target[copy.to_array][begin : begin + len(part)] = part
+        copy_to(self._target[copy.to_array][begin : begin + len(part)], part)
