@@ -209,7 +209,7 @@ def test_one_that_has_come_to_this_core(
     kept_off: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer says so, and its next work moves it, though it is awake."""
-    monkeypatch.setattr(remote_worker, "BRIEF", 60.0)  # never taken for asleep
+    monkeypatch.setattr(remote_worker, "awake_after", lambda _: 60.0)  # never taken for asleep
     this = min(CORES)
     ((pid, _),) = weft.map(core_here, [0], n=1)
     try:

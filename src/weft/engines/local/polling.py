@@ -11,6 +11,9 @@ from weft._core.work import Done
 #: seconds in which a message comes sooner to who stays awake: to be put to sleep and woken takes
 #: as long
 BRIEF = 0.0002
+#: the part of the time that a call took for which it is looked for the next one awake, and how many
+#: seconds at most
+_PART, _LONGEST = 1 / 40, 0.001
 
 
 def readable(descriptor: int, seconds: float = 0.0) -> bool:
@@ -20,15 +23,18 @@ def readable(descriptor: int, seconds: float = 0.0) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def stays_awake(answer: object) -> bool:
-    """Whether a worker that has given this answer looks for its next message awake: after a short
-    call there often comes another."""
-    return isinstance(answer, Done) and answer.seconds < BRIEF
+def awake_after(answer: object) -> float:
+    """For how many seconds a worker that has given this answer looks for its next message awake:
+    after a call there often comes another, and where it comes soon, that is soon beside the time
+    that they take."""
+    if not isinstance(answer, Done):
+        return 0.0
+    return max(BRIEF, min(_PART * answer.seconds, _LONGEST))
 
 
-def poll_awake(poll: select.poll) -> list[tuple[int, int]]:
-    """What is ready within BRIEF, as `poll.poll` returns it."""
-    until = time.perf_counter() + BRIEF
+def poll_awake(poll: select.poll, seconds: float = BRIEF) -> list[tuple[int, int]]:
+    """What is ready within so many seconds, as `poll.poll` returns it."""
+    until = time.perf_counter() + seconds
     while not (ready := poll.poll(0)) and time.perf_counter() < until:
         os.sched_yield()  # the one that is to answer may be waiting for this core
     return ready

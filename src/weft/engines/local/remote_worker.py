@@ -19,7 +19,7 @@ from weft.engines.local.libc import current_core
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
 from weft.engines.local.placing import FEW_CORES, cores_of, use
-from weft.engines.local.polling import BRIEF, readable, stays_awake
+from weft.engines.local.polling import awake_after, readable
 from weft.engines.local.wire import Packed
 
 #: functions that a worker keeps
@@ -135,10 +135,10 @@ class Worker:
         """Its answer; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        if isinstance(message, Done) and stays_awake(message):
+        if isinstance(message, Done):
             # where it shares this core, it is moved for its next work as one that sleeps is
             apart = not FEW_CORES or message.core != current_core()
-            self._awake_until = time.monotonic() + BRIEF if apart else 0.0
+            self._awake_until = time.monotonic() + awake_after(message) if apart else 0.0
         return cast("Done | Unreadable | Stopped | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:

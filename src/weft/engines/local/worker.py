@@ -38,7 +38,7 @@ from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.libc import current_core
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.placing import use
-from weft.engines.local.polling import poll_awake, stays_awake
+from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Packed, keep_lent, load, load_lent, pack
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
@@ -89,8 +89,7 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
-                if stays_awake(answer):
-                    poll_awake(poll)
+                poll_awake(poll, awake_after(answer))
                 del answer
             elif isinstance(message, Learn):
                 functions[message.digest] = _learn(message)
