@@ -93,3 +93,36 @@ def test_arrays_in_shared_memory_as_elsewhere(kind: str, size: int) -> None:
     total = np.frombuffer(results[0][0][0], kind).astype(float)
     parts = [one.astype(kind).astype(float) for one in mine]
     np.testing.assert_allclose(total, sum(parts), rtol=2e-3, atol=2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_sum_in_place_again_and_again(size: int) -> None:
+    """What is prepared for an array holds for it alone: other ranks may come with others, or with
+    another call."""
+
+    def body(group: Group, length: int) -> list[Any]:
+        def shared() -> Any:
+            return weft.share(np.zeros(length, np.float32)).view(np.ndarray)
+
+        first, found = shared(), []
+        for turn in range(12):
+            own = first
+            if turn == 4 and group.rank == 1:
+                first = own = shared()  # another from now on
+            if turn == 6 and group.rank == 0:
+                own = np.zeros(length, np.float32)  # for once
+            own[:] = np.arange(length) % 7 + group.rank + turn
+            op = "max" if turn == 8 and group.rank == 1 else "sum"
+            try:
+                group.all_reduce(own, op, out=own)
+                found.append((own[0], own[-1], own.sum(dtype=float)))
+            except Disagreement as error:
+                found.append("max" in str(error) and "sum" in str(error))
+        return found
+
+    length = 700_001
+    results = run_ranks(size, body, length)
+    assert all(one == results[0] for one in results)
+    for turn, found in enumerate(results[0]):
+        expected = size * (np.arange(length) % 7 + turn) + sum(range(size))
+        assert found is True if turn == 8 else found == (expected[0], expected[-1], expected.sum())

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from weft import faults
-from weft._core.calls import Call, UnlikeArrays
+from weft._core.calls import Call, Reduce, UnlikeArrays
 from weft._core.elements import Array
 from weft._core.plans import Combination
 from weft._core.timeouts import seconds_until
@@ -36,14 +36,16 @@ from weft.engines.local.first_message import FirstMessage, Location, common_of, 
 from weft.engines.local.mapped import block_of
 from weft.engines.local.meeting import COLLECTIVE, UNDER_WAY, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
-from weft.engines.local.prepared import PreparedReduction
+from weft.engines.local.prepared import PreparedReduction, PreparedSum
 from weft.engines.local.segment import portable
-from weft.engines.local.transport import Exchanged, Transport
+from weft.engines.local.transport import Exchanged, Heard, Transport
 from weft.errors import WeftError
 
 _SECRET = struct.Struct("QQ")
 #: prepared reductions that are kept
 _PREPARED = 256
+#: prepared sums that are kept, and with them the mappings of other ranks' arrays
+_SUMS = 4
 
 
 class Collectives:
@@ -53,6 +55,8 @@ class Collectives:
         self._meeting = meeting
         self._transport: Transport | None = None
         self._prepared: dict[tuple[Any, ...], PreparedReduction] = {}
+        #: by where the array lies
+        self._sums: dict[tuple[Any, ...], PreparedSum] = {}
 
     def carry_out(self, call: Call, seconds: float) -> None:
         """Exchange and carry until the call has its result. Every rank makes the same call.
@@ -62,7 +66,11 @@ class Collectives:
         """
         deadline = time.monotonic() + seconds
         transport = self._transport or self._set_up(deadline)
-        exchanged = self._exchange(transport, call, deadline)
+        self._go_on(transport, call, self._say(transport, call, deadline), deadline)
+
+    def _go_on(self, transport: Transport, call: Call, heard: Heard, deadline: float) -> None:
+        """What follows the first step."""
+        exchanged = self._understood(transport, call, heard, deadline)
         if faults.armed:
             faults.reach("collective.met")
         try:
@@ -81,13 +89,18 @@ class Collectives:
         if exchanged.several_steps or still_used:
             transport.step(exchanged.seconds)
         call.finish()  # within the step: where it is interrupted, this rank must not go on
+        if isinstance(plan, Combination) and len(call.source) == 1:
+            self._prepare_sum(transport, plan, heard, exchanged)
 
-    def prepared(self, value: Any, op: Any, out: Any) -> PreparedReduction | None:
+    def prepared(self, value: Any, op: Any, out: Any) -> PreparedReduction | PreparedSum | None:
         """The quick way for an all_reduce of a plain array like one before, if there is one."""
         if type(value) is not np.ndarray or type(op) is not str:
             return None
         found = self._prepared.get((op, value.dtype, value.shape))
-        return found if found is not None and found.takes(out) else None
+        if found is not None and found.takes(out):
+            return found
+        in_place = out is value and op == "sum" and value.ndim == 1
+        return self._sums.get(_place_of(value)) if in_place and self._sums else None
 
     def prepare(self, call: Call, value: Any, op: str) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
@@ -106,10 +119,30 @@ class Collectives:
             disagreement=self._disagreement,
         )
 
+    def _prepare_sum(
+        self, transport: Transport, plan: Combination, heard: Heard, exchanged: Exchanged
+    ) -> None:
+        """The same for an array that was summed where it lies."""
+        if exchanged.ranks[0].in_slot or exchanged.several_steps:
+            return
+        pieces = combining.sums_in_place(transport, plan, exchanged)
+        if pieces is None:
+            return
+
+        def go_on(value: Array, heard: Heard, seconds: float) -> None:
+            given: dict[str, Any] = {"op": "sum", "weight": None, "out": value}
+            call = Reduce("all_reduce", transport.rank, transport.size, value, **given)
+            self._go_on(transport, call, heard, time.monotonic() + seconds)
+
+        if len(self._sums) >= _SUMS:
+            self._sums.clear()
+        made = PreparedSum(transport, heard=heard, pieces=pieces, go_on=go_on)
+        self._sums[_place_of(exchanged.call.source[0])] = made
+
     # the first step
 
-    def _exchange(self, transport: Transport, call: Call, deadline: float) -> Exchanged:
-        """Meet, and hear what every rank calls."""
+    def _say(self, transport: Transport, call: Call, deadline: float) -> Heard:
+        """Meet, and hear what every rank calls, or the beginning of it."""
         meeting = self._meeting
         step = meeting.begin_step(seconds_until(deadline))
         message = FirstMessage(True, call.common, call.own).encode()
@@ -123,6 +156,13 @@ class Collectives:
             ]
             message = FirstMessage(False, call.common, call.own, *locations).encode()
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
+        return Heard(step, message, answers)
+
+    def _understood(
+        self, transport: Transport, call: Call, heard: Heard, deadline: float
+    ) -> Exchanged:
+        """What every rank calls, to the end."""
+        step, message, answers = heard
         if any(common_of(answer) != call.common for answer in answers):
             raise self._disagreement(answers)
         lengths = [length_of(answer) for answer in answers]
@@ -170,3 +210,8 @@ class Collectives:
 
 def _location(array: Array) -> Location:
     return Location(address(array), *block_of(array))
+
+
+def _place_of(array: Array) -> tuple[Any, ...]:
+    """Where an array of one dimension lies, and all that there is to know of it."""
+    return (*_location(array), array.dtype, array.shape, array.strides)

@@ -14,6 +14,7 @@ shared memory are mapped, and need no pull or push; their sums in place are made
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from weft import faults
 from weft._core.adding import add_up, can_add_up
@@ -34,10 +35,12 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
         _combine_slots(transport, plan, call.layout.pieces, exchanged.step)
         return False
     transport.map_new((*call.source, *call.early_target), exchanged)
-    mapped = _all_mapped(transport, exchanged)
-    if mapped and _add_up_in_place(transport, plan, exchanged):
+    sums = sums_in_place(transport, plan, exchanged)
+    if sums is not None:
+        for one in sums:
+            one.add_up(call.source[one.array])
         return True
-    if transport.peers is not None or mapped:
+    if transport.peers is not None or _all_mapped(transport, exchanged):
         _combine_directly(transport, plan, exchanged)
         return True
     room = transport.slots.room
@@ -94,26 +97,43 @@ def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchan
                 transport.give(rank, location, piece.start, made)
 
 
-def _add_up_in_place(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
-    """Sums that go to where the numbers are, all of which are mapped: one pass over memory. Whether
-    there is a loop for it."""
-    call, said = exchanged.call, exchanged.ranks
-    in_place = plan.root is None and all(one.sources == one.targets for one in said)
-    if plan.op != "sum" or not in_place or not all(map(can_add_up, call.source, plan.elements)):
-        return False
-    for piece in call.layout.blocks_of(transport.rank, transport.size, _MOST):
+class InPlace(NamedTuple):
+    """Some numbers of one array, which are to be summed where they are: all ranks' are mapped."""
+
+    array: int
+    which: slice
+    #: of every rank; None in the place of this one's own
+    parts: Sequence[Array | None]
+
+    def add_up(self, own: Array) -> None:
+        """Have the numbers, of which these are this rank's array, be the sums."""
         if faults.armed:
             faults.reach("collective.block")
-        mine = _own(said[transport.rank].sources, call.source, piece)
-        add_up(
-            [
-                mine.array
-                if rank == transport.rank
-                else transport.see(rank, one.sources[piece.array], piece, mine)
-                for rank, one in enumerate(said)
-            ]
-        )
-    return True
+        add_up([own[self.which] if part is None else part for part in self.parts])
+
+
+def sums_in_place(
+    transport: Transport, plan: Combination, exchanged: Exchanged
+) -> list[InPlace] | None:
+    """This rank's part of sums that a loop in C makes by one pass over memory; None if it cannot
+    make these."""
+    call, said = exchanged.call, exchanged.ranks
+    in_place = plan.root is None and all(one.sources == one.targets for one in said)
+    mapped = in_place and _all_mapped(transport, exchanged)
+    if plan.op != "sum" or not mapped or not all(map(can_add_up, call.source, plan.elements)):
+        return None
+    found = []
+    for piece in call.layout.blocks_of(transport.rank, transport.size, _MOST):
+        dtype = call.source[piece.array].dtype
+        parts = [
+            None
+            if rank == transport.rank
+            else transport.mapped.view(one.sources[piece.array], piece.start, piece.stop, dtype)
+            for rank, one in enumerate(said)
+        ]
+        which = slice(piece.start // dtype.itemsize, piece.stop // dtype.itemsize)
+        found.append(InPlace(piece.array, which, parts))
+    return found
 
 
 def _own(locations: Sequence[Location], arrays: Sequence[Array], piece: Piece) -> Located:

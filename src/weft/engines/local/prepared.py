@@ -1,12 +1,15 @@
-"""The quick way for a small array that was reduced before: everything but the numbers is prepared.
+"""The quick way for arrays that were reduced before: everything but the numbers is prepared.
 
 A sum of a thousand numbers takes less time than describing them, so a loop that reduces arrays of
-the same shape again and again should do neither twice. What is prepared says and does exactly what
-`Collectives` does for a call that fits the slots: not every rank need have prepared it.
+the same shape again and again should do neither twice. The same goes for one array in shared
+memory that is summed in place at each step of a training, after which nothing of this code is in
+the processor's cache. What is prepared says and does exactly what `Collectives` does for such a
+call: not every rank need have prepared it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +17,46 @@ import numpy as np
 
 from weft import faults
 from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combine
+from weft._core.timeouts import seconds_until
+from weft.engines.local.combining import InPlace
 from weft.engines.local.meeting import COLLECTIVE
-from weft.engines.local.transport import Transport
+from weft.engines.local.transport import Heard, Transport
 from weft.errors import WeftError
+
+
+class PreparedSum:
+    """all_reduce of one array, in place, where all ranks' arrays are mapped and lie where they lay
+    at the last call."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        heard: Heard,
+        pieces: Sequence[InPlace],
+        go_on: Callable[[Array, Heard, float], None],
+    ) -> None:
+        """`pieces` are this rank's. `go_on` carries out a call whose ranks have said something
+        else."""
+        self._transport, self._heard = transport, heard
+        self._pieces, self._go_on = pieces, go_on
+
+    def run(self, value: Array, out: Array, seconds: float) -> Array:
+        meeting, deadline = self._transport.meeting, time.monotonic() + seconds
+        step = meeting.begin_step(seconds)
+        answers = meeting.exchange(COLLECTIVE, self._heard.message, seconds)
+        if answers != self._heard.answers:
+            heard = self._heard._replace(step=step, answers=answers)
+            self._go_on(value, heard, seconds_until(deadline))
+            return out
+        if faults.armed:
+            faults.reach("collective.met")
+        for piece in self._pieces:
+            piece.add_up(value)
+        if faults.armed:
+            faults.reach("collective.carried")
+        self._transport.step(seconds_until(deadline))
+        return out
 
 
 class PreparedReduction:

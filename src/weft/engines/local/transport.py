@@ -26,6 +26,14 @@ _LENGTH = struct.Struct("Q")
 _END = b"\0"
 
 
+class Heard(NamedTuple):
+    """The first step of a collective: when it was, what this rank said, and what all have."""
+
+    step: int
+    message: bytes
+    answers: list[bytes]
+
+
 class Exchanged(NamedTuple):
     """A collective whose ranks have met: this rank's call, and what every rank said."""
 
