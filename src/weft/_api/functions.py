@@ -172,8 +172,11 @@ class Function:
         return join([Partial(*one) for one in results if one is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
-        keys = {key, self._name_of(key)}
-        return not keys & self._whole and (self._split is None or bool(keys & self._split))
+        if key not in self._splits:
+            keys = {key, self._name_of(key)}
+            chosen = self._split is None or bool(keys & self._split)
+            self._splits[key] = chosen and not keys & self._whole
+        return self._splits[key]
 
     def _name_of(self, key: int | str) -> str:
         if isinstance(key, str):
@@ -186,13 +189,7 @@ class Function:
         """The arguments that are split, by position or name."""
         given: Iterable[tuple[int | str, Any]]
         given = itertools.chain(enumerate(arguments), keywords.items())
-        found = {}
-        for key, value in given:
-            is_split = self._splits.get(key)
-            if is_split is None:
-                is_split = self._splits[key] = self._is_split(key)
-            if is_split:
-                found[key] = value
+        found = {key: value for key, value in given if self._is_split(key)}
         if not found:
             raise InvalidValue(
                 f"{self.name!r} was called without an argument to split; give it one, or call "

@@ -24,26 +24,27 @@ from weft._api.sharing import share
 from weft.engines.base import Group
 from weft.errors import InvalidType
 
-#: numbers that fill a line of the cache: a gradient begins with one
+#: the first gradient begins at a multiple of this: a line of the cache, in float32
 _LINE = 16
-#: different sets of parameters of one optimizer that have a place at a time
+#: different sets of parameters of one optimizer that have an array at a time
 _SETS = 4
 
-#: shape, dtype and strides of each parameter, and whether other ranks are to see its gradient
-Key = tuple[Any, ...]
-_places: weakref.WeakKeyDictionary[Any, dict[Key, Gradients]] = weakref.WeakKeyDictionary()
+#: By optimizer, and by what makes an array fit: they go with the optimizer, of which a rank may get
+#: another under the same number.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
+_made = weakref.WeakKeyDictionary()
 
 
-def gradients_of(optimizer: Any, parameters: Sequence[Any], *, shared: bool) -> Gradients:
-    """The place of the gradients of an optimizer's parameters: at each step the same, if it can
-    be."""
+def gradients_for(optimizer: Any, parameters: Sequence[Any], *, shared: bool) -> Gradients:
+    """Where the gradients of an optimizer's parameters go: at each step to the same array, unless
+    somebody holds one. `shared`: other ranks are to see them."""
     key = (shared, *((one.shape, one.dtype, one.stride()) for one in parameters))
-    places = _places.setdefault(optimizer, {})
-    if key not in places or places[key].in_use:
-        if len(places) >= _SETS:
-            places.clear()
-        places[key] = Gradients(parameters, shared=shared)
-    return places[key]
+    made = _made.setdefault(optimizer, {})
+    if key not in made or made[key].in_use:
+        if len(made) >= _SETS:
+            made.clear()
+        made[key] = Gradients(parameters, shared=shared)
+    return made[key]
 
 
 class Gradients:
@@ -66,7 +67,7 @@ class Gradients:
             for one, start in zip(parameters, starts, strict=True)
         ]
         self._parts: list[Any] = []
-        #: what lives for as long as anybody has a gradient
+        #: a weak reference to the array under all gradients given out: there while one is
         self._given: Callable[[], Any] = lambda: None
 
     @property
@@ -105,4 +106,4 @@ class Gradients:
         for place, (one, part) in enumerate(zip(parameters, parts, strict=True), 1):
             if self._flat[place]:
                 one.grad = part if self._dtype is one.dtype else part.to(one.dtype)
-        return float(self._flat[0].real)
+        return float(self._flat[0].real)  # complex parameters make the array complex

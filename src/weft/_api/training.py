@@ -62,8 +62,8 @@ class _TrainStep:
         self.team = team
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
         self._loss = Kept(team, loss, "the loss")
-        #: how many the loss can be called with
-        self._inputs: set[int] = set()
+        #: numbers of inputs that the loss is known to take
+        self._counts: set[int] = set()
         # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
         number = team.engine.keep(optimizer, "the optimizer")
         weakref.finalize(self, team.engine.drop, number).atexit = False
@@ -76,9 +76,9 @@ class _TrainStep:
         parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
-        if len(batch) not in self._inputs:
+        if len(batch) not in self._counts:
             _check_loss(self._loss_given, len(batch))
-            self._inputs.add(len(batch))
+            self._counts.add(len(batch))
         if self._differs or not self._values.are(_Values.of(self._model, self._optimizer)):
             self._take_over()
         numbers = (*self._numbers, self._loss.number())
@@ -187,7 +187,7 @@ def _step_of_torch(
 
     The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
     """
-    from weft._api.gradients import gradients_of
+    from weft._api.gradients import gradients_for
 
     model, optimizer, loss = (member.kept[number] for number in numbers)
     value = 0.0
@@ -202,7 +202,7 @@ def _step_of_torch(
         parameters = [
             one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
         ]
-        gradients = gradients_of(optimizer, parameters, shared=member.size > 1)
+        gradients = gradients_for(optimizer, parameters, shared=member.size > 1)
         gradients.put(value, parameters)
     except Exception as error:
         member.group.refuse("train_step", error)

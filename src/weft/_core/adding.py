@@ -26,7 +26,8 @@ def add_to(array: Array, delta: Array) -> None:
 
 
 def can_add_up(array: Array, element: str) -> bool:
-    """Whether `add_up` takes arrays like this one; what the dtype does not tell is bfloat16."""
+    """Whether `add_up` takes arrays like this one. `element` is what its numbers are: those of
+    bfloat16 have the dtype of uint16."""
     native = array.dtype.isnative and array.dtype.name == element
     return native and kernels.add_up_loop(element) is not None
 

@@ -89,6 +89,7 @@ class _Look:
             self.may_change = True
         if depth > _DEEPEST or self._left <= 0 or (depth and self._is_kept(value)):
             return None
+        # no adapter has these, and to ask them all takes longer than the rest
         adapter = adapters.of(value) if type(value) not in _PARTS else None
         if adapter is not None:
             state: Hashable = adapter.state(value)

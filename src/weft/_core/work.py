@@ -75,7 +75,7 @@ class Done(NamedTuple):
     seconds: float
     #: bytes of arrays that went through shared memory
     shared: int
-    #: the core that it runs on
+    #: the core that the worker was on when it answered
     core: int
 
 

@@ -6,7 +6,6 @@ import builtins
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,13 @@ def keep_in_a_thread(array: np.ndarray[Any, Any]) -> None:
     """A thread that outlives the call has it."""
 
     def hold(own: np.ndarray[Any, Any]) -> None:
-        never.wait()
-        own.sum()
+        asked.wait()
+        keep(own[-1:].copy())
 
-    never = threading.Event()
-    keep(array[:1])
-    threading.Thread(target=hold, args=(array,), daemon=True).start()
+    asked = threading.Event()
+    thread = threading.Thread(target=hold, args=(array,), daemon=True)
+    thread.start()
+    vars(builtins).setdefault("weft_asked", []).append((asked, thread))
 
 
 def keep_and_fail(array: np.ndarray[Any, Any]) -> None:
@@ -61,6 +61,9 @@ def keep_and_fail(array: np.ndarray[Any, Any]) -> None:
 
 
 def kept(_: Any) -> list[float]:
+    for asked, thread in vars(builtins).get("weft_asked", []):
+        asked.set()
+        thread.join()
     return [float(array[-1]) for array in vars(builtins)["weft_kept"]]
 
 
@@ -127,15 +130,13 @@ def fork_and_die(item: tuple[np.ndarray[Any, Any], str]) -> None:
     array, path = item
     if os.fork() == 0:
         os.setsid()  # out of the reach of who ends the worker's own group
-        parent = os.getppid()
-        while os.getppid() == parent:
-            time.sleep(0.01)
-        time.sleep(0.3)
+        Path(path).with_suffix(".born").touch()
+        wait_until(Path(path).with_suffix(".go").exists)
         Path(path).write_text(str(set(array.tolist())))
         array[:] = -7
         Path(path).with_suffix(".done").touch()
         os._exit(0)
-    time.sleep(0.1)
+    wait_until(Path(path).with_suffix(".born").exists)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -147,6 +148,7 @@ def test_a_child_that_outlives_the_worker(tmp_path: Path) -> None:
     with pytest.raises(weft.WorkerLost):
         weft.map(fork_and_die, [(np.full(50_000, 5.0), str(file))], n=1)
     shared = [weft.share(np.full(50_000, 9.0)) for _ in range(4)]
+    file.with_suffix(".go").touch()
     wait_until(file.with_suffix(".done").exists)
     assert file.read_text() == "{5.0}"
     assert {float(one[0]) for one in shared} == {9.0}

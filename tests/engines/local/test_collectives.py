@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import weft
 from tests.support import run_ranks
 from weft.engines.base import Group
+from weft.engines.local.prepared import PreparedSum
 from weft.errors import Disagreement, InvalidValue
 
 
@@ -104,6 +106,14 @@ def test_a_sum_in_place_again_and_again(size: int) -> None:
         def shared() -> Any:
             return weft.share(np.zeros(length, np.float32)).view(np.ndarray)
 
+        quickly: list[int] = []
+        run = PreparedSum.run
+
+        def counted(self: PreparedSum, *arguments: Any) -> Any:
+            quickly.append(turn)
+            return run(self, *arguments)
+
+        PreparedSum.run = counted  # type: ignore[method-assign]
         first, found = shared(), []
         for turn in range(12):
             own = first
@@ -118,10 +128,14 @@ def test_a_sum_in_place_again_and_again(size: int) -> None:
                 found.append((own[0], own[-1], own.sum(dtype=float)))
             except Disagreement as error:
                 found.append("max" in str(error) and "sum" in str(error))
-        return found
+        return [found, quickly]
 
     length = 700_001
-    results = run_ranks(size, body, length)
+    results, quickly = zip(*run_ranks(size, body, length), strict=True)
+    if not os.environ.get("WEFT_KERNELS"):
+        others = {0: [0, 6], 1: [0, 4, 8]}  # those for which nothing was prepared
+        for rank, turns in enumerate(quickly):
+            assert turns == [turn for turn in range(12) if turn not in others.get(rank, [0])]
     assert all(one == results[0] for one in results)
     for turn, found in enumerate(results[0]):
         expected = size * (np.arange(length) % 7 + turn) + sum(range(size))

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.engines.local.references import Place
+from weft.engines.local.references import Extent
 from weft.engines.local.segment import Segment, whole_pages
 from weft.errors import OutOfMemory
 
@@ -105,8 +105,9 @@ class Range:
     length: int
 
     @property
-    def place(self) -> Place:
-        return Place(self.arena, self.offset, self.length)
+    def extent(self) -> Extent:
+        """The same in numbers, for other processes."""
+        return Extent(self.arena, self.offset, self.length)
 
 
 class Arenas:

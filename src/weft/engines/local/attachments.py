@@ -1,4 +1,9 @@
-"""The blocks that this process got from others. The asking side of `keeper.py`."""
+"""The blocks that this process got from others. The asking side of `keeper.py`.
+
+A block is leased: its owner was asked for it, and is told when it is no longer in use here. One
+that comes with a call can be borrowed where its segment is mapped already: whoever sent it keeps it
+until the answer, so nobody is asked or told. What is still in use by then is leased first.
+"""
 
 from __future__ import annotations
 
@@ -125,12 +130,14 @@ class Attachments:
 
     def borrow(self, reference: Reference) -> Block | None:
         """A block whose segment is mapped here already, without a word to its owner; None if it is
-        not. It is of use for as long as the reference is; by then `keep_borrowed` is called."""
-        place, source = reference.place, reference.sources[0]
+        not. It is of use for as long as the reference is; by then `lease_borrowed` is called."""
+        extent, source = reference.extent, reference.sources[0]
+        if extent is None:
+            return None
         with self._lock:
             owner = self._owners.get(source)
-            segment = None if owner is None or place is None else owner.segments.get(place.segment)
-            if owner is None or place is None or segment is None:
+            segment = owner.segments.get(extent.segment) if owner is not None else None
+            if owner is None or segment is None:
                 return None
             known = self._views.get(reference.block)
             if known is not None:
@@ -139,21 +146,21 @@ class Attachments:
             self._borrowed[reference.block] = owner
             self._origins[reference.block] = source
             return self._views.open(
-                reference.block, segment, place.offset, place.length, lambda: None
+                reference.block, segment, extent.offset, extent.length, lambda: None
             )
 
-    def keep_borrowed(self) -> None:
-        """Have leases of what was borrowed and is still in use here."""
+    def lease_borrowed(self) -> None:
+        """Lease what was borrowed and is still in use here. Raises SegmentGone, Stalled."""
         while self._borrowed:
             name, owner = next(iter(self._borrowed.items()))
-            block = self._views.get(name)
+            block = self._views.get(name)  # held, so that it is not dropped meanwhile
             if block is None:
                 self._origins.pop(name, None)
             else:
-                self._keep(name, owner)
+                self._lease(name, owner)
             self._borrowed.pop(name, None)
 
-    def _keep(self, name: int, owner: _Owner) -> None:
+    def _lease(self, name: int, owner: _Owner) -> None:
         """Have a lease of a block that is in use here."""
         with self._lock:
             request = next(self._numbers)
@@ -162,7 +169,10 @@ class Attachments:
             except Closed:
                 return  # it has ended: its memory is nobody's to use again
             if isinstance(answer, Gone):
-                raise SegmentGone("an array of this call was given up before the call was over")
+                raise SegmentGone(
+                    f"block {name} of process {owner.source.pid}, an array of this call, was given "
+                    "up before the call was over; run the call again"
+                )
             os.close(descriptors[0])
             self._leases[request] = owner.source
             self._views.when_dropped(name, partial(self._drop, name, request, owner))
@@ -187,9 +197,9 @@ class Attachments:
             raise SegmentGone(f"block {name} is no longer attached here")
         with self._lock:
             source = self._origins.get(name)
+            if source is None:  # a view of before was dropped while this one was made
+                return keeper.refer_on_behalf(name, block)
             try:
-                if source is None:  # a view of before was dropped while this one was made
-                    raise Closed("nobody knows whose it is")
                 answer, _ = self._ask(self._owner(source), Pin(next(self._numbers), name))
             except Closed:
                 return keeper.refer_on_behalf(name, block)
@@ -282,7 +292,7 @@ class Attachments:
 
     def _close_unused(self) -> None:
         """Hang up on keepers from whom this process has nothing any more."""
-        used = {*self._leases.copy().values()}
+        used = set(self._leases.copy().values())
         used.update(owner.source for owner in self._borrowed.copy().values())
         unused = [source for source in self._owners if source not in used]
         for source in unused:

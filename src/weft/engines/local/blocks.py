@@ -5,8 +5,8 @@
     reference = mention(buffer)    the same, of use while the buffer lives here
     block = attach(reference)      the same memory there, not a copy
 
-    borrowing(action)              what `action` attaches is its owner's, who waits for an answer:
-    keep_borrowed()                most costs no message; before the answer, what is still in use
+    with borrowing(): ...          what is attached meanwhile stays until its sender has an answer:
+    lease_borrowed()               most costs no message; before the answer, what is still in use
                                    becomes this process's too
 
 `keeper.py` looks after the blocks that this process made, `attachments.py`
@@ -21,8 +21,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 from weft import faults
 from weft.engines.local.attachments import Attachments
@@ -33,7 +32,6 @@ from weft.engines.local.segment import Block
 from weft.engines.local.views import Views
 from weft.errors import InvalidValue, SegmentGone, Stalled
 
-T = TypeVar("T")
 #: seconds that an owner may take to give up a pin that is not needed
 _PATIENCE = 1.0
 
@@ -123,19 +121,20 @@ def patience(seconds: float) -> Iterator[None]:
         _manner.seconds = before
 
 
-def borrowing(action: Callable[..., T], *arguments: Any) -> T:
-    """What an action comes to. What it attaches stays as it is until the sender of the references,
+@contextlib.contextmanager
+def borrowing() -> Iterator[None]:
+    """Have what this thread attaches meanwhile stay as it is until the sender of the references,
     who waits for an answer, has got it: so nobody need be asked, if the segment is mapped here."""
-    _manner.borrows = True
+    before, _manner.borrows = _manner.borrows, True
     try:
-        return action(*arguments)
+        yield
     finally:
-        _manner.borrows = False
+        _manner.borrows = before
 
 
-def keep_borrowed() -> None:
-    """Have what was borrowed and is still in use stay so. Raises Stalled."""
-    _here.attachments.keep_borrowed()
+def lease_borrowed() -> None:
+    """Have what was borrowed and is still in use stay so. Raises SegmentGone, Stalled."""
+    _here.attachments.lease_borrowed()
 
 
 def attach(reference: Reference, timeout: float | None = None) -> Block:
@@ -149,7 +148,8 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
     if faults.armed:
         faults.reach("share.attach")
     block = _here.attachments.borrow(reference) if _manner.borrows else None
-    block = block or _ask_for(reference, timeout)
+    if block is None:
+        block = _ask_for(reference, timeout)
     if _here.attachments.need_thread:
         _here.keeper.start()
     if block is not None:
@@ -165,6 +165,7 @@ def attach(reference: Reference, timeout: float | None = None) -> Block:
 
 
 def _ask_for(reference: Reference, timeout: float | None) -> Block | None:
+    """From its owner, or who sent it; None if both have ended, or given it back."""
     for source in reference.sources:
         if source.pid == os.getpid() and source.start == this_process().start:
             block = _here.keeper.open(reference.block, reference.pin)
@@ -190,7 +191,7 @@ _ends: tuple[socket.socket, socket.socket] | None = None
 
 def _before_fork() -> None:
     global _ends
-    keep_borrowed()  # the child may have it for longer than the call takes
+    lease_borrowed()  # the child may have it for longer than the call takes
     _ends = socket.socketpair() if _here.views.buffers() else None
 
 

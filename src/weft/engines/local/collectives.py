@@ -66,11 +66,13 @@ class Collectives:
         """
         deadline = time.monotonic() + seconds
         transport = self._transport or self._set_up(deadline)
-        self._go_on(transport, call, self._say(transport, call, deadline), deadline)
+        self._after_meeting(transport, call, self._meet(transport, call, deadline), deadline)
 
-    def _go_on(self, transport: Transport, call: Call, heard: Heard, deadline: float) -> None:
+    def _after_meeting(
+        self, transport: Transport, call: Call, heard: Heard, deadline: float
+    ) -> None:
         """What follows the first step."""
-        exchanged = self._understood(transport, call, heard, deadline)
+        exchanged = self._hear_out(transport, call, heard, deadline)
         if faults.armed:
             faults.reach("collective.met")
         try:
@@ -99,8 +101,8 @@ class Collectives:
         found = self._prepared.get((op, value.dtype, value.shape))
         if found is not None and found.takes(out):
             return found
-        in_place = out is value and op == "sum" and value.ndim == 1
-        return self._sums.get(_place_of(value)) if in_place and self._sums else None
+        in_place = out is value and op == "sum" and value.ndim == 1  # as its pieces are
+        return self._sums.get(_key_of(value)) if in_place and self._sums else None
 
     def prepare(self, call: Call, value: Any, op: str) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
@@ -130,18 +132,18 @@ class Collectives:
             return
 
         def go_on(value: Array, heard: Heard, seconds: float) -> None:
-            given: dict[str, Any] = {"op": "sum", "weight": None, "out": value}
-            call = Reduce("all_reduce", transport.rank, transport.size, value, **given)
-            self._go_on(transport, call, heard, time.monotonic() + seconds)
+            rank, size = transport.rank, transport.size
+            call = Reduce("all_reduce", rank, size, value, op="sum", weight=None, out=value)
+            self._after_meeting(transport, call, heard, time.monotonic() + seconds)
 
         if len(self._sums) >= _SUMS:
             self._sums.clear()
         made = PreparedSum(transport, heard=heard, pieces=pieces, go_on=go_on)
-        self._sums[_place_of(exchanged.call.source[0])] = made
+        self._sums[_key_of(exchanged.call.source[0])] = made
 
     # the first step
 
-    def _say(self, transport: Transport, call: Call, deadline: float) -> Heard:
+    def _meet(self, transport: Transport, call: Call, deadline: float) -> Heard:
         """Meet, and hear what every rank calls, or the beginning of it."""
         meeting = self._meeting
         step = meeting.begin_step(seconds_until(deadline))
@@ -158,7 +160,7 @@ class Collectives:
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
         return Heard(step, message, answers)
 
-    def _understood(
+    def _hear_out(
         self, transport: Transport, call: Call, heard: Heard, deadline: float
     ) -> Exchanged:
         """What every rank calls, to the end."""
@@ -212,6 +214,6 @@ def _location(array: Array) -> Location:
     return Location(address(array), *block_of(array))
 
 
-def _place_of(array: Array) -> tuple[Any, ...]:
+def _key_of(array: Array) -> tuple[Any, ...]:
     """Where an array of one dimension lies, and all that there is to know of it."""
     return (*_location(array), array.dtype, array.shape, array.strides)

@@ -25,7 +25,7 @@ from weft.engines.local.first_message import Location
 from weft.engines.local.transport import BLOCK, Exchanged, Located, Transport
 
 #: bytes that are added up in one call, so that a signal is heard soon
-_MOST = 32 << 20
+_AT_ONCE = 32 << 20
 
 
 def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
@@ -97,11 +97,11 @@ def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchan
                 transport.give(rank, location, piece.start, made)
 
 
-class InPlace(NamedTuple):
+class SumInPlace(NamedTuple):
     """Some numbers of one array, which are to be summed where they are: all ranks' are mapped."""
 
     array: int
-    which: slice
+    numbers: slice
     #: of every rank; None in the place of this one's own
     parts: Sequence[Array | None]
 
@@ -109,12 +109,12 @@ class InPlace(NamedTuple):
         """Have the numbers, of which these are this rank's array, be the sums."""
         if faults.armed:
             faults.reach("collective.block")
-        add_up([own[self.which] if part is None else part for part in self.parts])
+        add_up([own[self.numbers] if part is None else part for part in self.parts])
 
 
 def sums_in_place(
     transport: Transport, plan: Combination, exchanged: Exchanged
-) -> list[InPlace] | None:
+) -> list[SumInPlace] | None:
     """This rank's part of sums that a loop in C makes by one pass over memory; None if it cannot
     make these."""
     call, said = exchanged.call, exchanged.ranks
@@ -123,7 +123,7 @@ def sums_in_place(
     if plan.op != "sum" or not mapped or not all(map(can_add_up, call.source, plan.elements)):
         return None
     found = []
-    for piece in call.layout.blocks_of(transport.rank, transport.size, _MOST):
+    for piece in call.layout.blocks_of(transport.rank, transport.size, _AT_ONCE):
         dtype = call.source[piece.array].dtype
         parts = [
             None
@@ -131,8 +131,8 @@ def sums_in_place(
             else transport.mapped.view(one.sources[piece.array], piece.start, piece.stop, dtype)
             for rank, one in enumerate(said)
         ]
-        which = slice(piece.start // dtype.itemsize, piece.stop // dtype.itemsize)
-        found.append(InPlace(piece.array, which, parts))
+        numbers = slice(piece.start // dtype.itemsize, piece.stop // dtype.itemsize)
+        found.append(SumInPlace(piece.array, numbers, parts))
     return found
 
 
@@ -152,8 +152,8 @@ def _parts(
     transport: Transport, exchanged: Exchanged, piece: Piece, mine: Located, made: Located
 ) -> Iterator[Array]:
     """One block of every rank in turn. The first one copied here may lie where the result is made,
-    unless this rank's own numbers are there, or the sum of the first two is by then; the others use
-    two scratch blocks by turns."""
+    unless this rank's own numbers are there or, from the third rank on, the sum so far; the others
+    use two scratch blocks by turns."""
     spare = [transport.scratch(mine.array, number) for number in (0, 1)]
     first = spare[0] if made.address == mine.address else made
     turn = 0

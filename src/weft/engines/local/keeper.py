@@ -13,9 +13,9 @@ Only the owner reuses a block's memory. A lease also ends with its connection, s
 dies holds nothing. When the owner ends, its memory lives on in the processes that map it and is
 never reused.
 
-The keeper thread runs only while there is something to keep: a block that others may ask for, large
-memory that goes back to the system when it is no longer used, or what was sent with a call, after
-which there may soon be another. Finalizers may run anywhere,
+The keeper thread runs only while there is something to keep: a block that others may ask for, or
+large memory that goes back to the system when it is no longer used; and for some seconds after a
+call that was sent an array: the next one finds it at the same address. Finalizers may run anywhere,
 even while the lock is held, so they take none: they append to a queue and ring a bell.
 """
 
@@ -121,7 +121,7 @@ class Keeper:
             source = self._serve()
             self._expected_until = time.monotonic() + WARM_SECONDS
             self._kept[name].referred = True
-            return Reference(name, NO_PIN, (source,), self._kept[name].taken.place)
+            return Reference(name, NO_PIN, (source,), self._kept[name].taken.extent)
 
     def unpin(self, name: int, pin: int) -> None:
         """Give up a pin: nobody will attach what it stands for."""

@@ -11,8 +11,8 @@ from weft._core.work import Done
 #: seconds in which a message comes sooner to who stays awake: to be put to sleep and woken takes
 #: as long
 BRIEF = 0.0002
-#: the part of the time that a call took for which it is looked for the next one awake, and how many
-#: seconds at most
+#: after a call a worker stays awake for this part of the time that the call took, at most so many
+#: seconds
 _PART, _LONGEST = 1 / 40, 0.001
 
 
@@ -24,9 +24,8 @@ def readable(descriptor: int, seconds: float = 0.0) -> bool:
 
 
 def awake_after(answer: object) -> float:
-    """For how many seconds a worker that has given this answer looks for its next message awake:
-    after a call there often comes another, and where it comes soon, that is soon beside the time
-    that they take."""
+    """Seconds for which a worker looks for its next message awake after this answer: the next call
+    often follows at once. BRIEF at least, and after long calls a small part of their time."""
     if not isinstance(answer, Done):
         return 0.0
     return max(BRIEF, min(_PART * answer.seconds, _LONGEST))

@@ -18,7 +18,7 @@ import numpy as np
 from weft import faults
 from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combine
 from weft._core.timeouts import seconds_until
-from weft.engines.local.combining import InPlace
+from weft.engines.local.combining import SumInPlace
 from weft.engines.local.meeting import COLLECTIVE
 from weft.engines.local.transport import Heard, Transport
 from weft.errors import WeftError
@@ -33,7 +33,7 @@ class PreparedSum:
         transport: Transport,
         *,
         heard: Heard,
-        pieces: Sequence[InPlace],
+        pieces: Sequence[SumInPlace],
         go_on: Callable[[Array, Heard, float], None],
     ) -> None:
         """`pieces` are this rank's. `go_on` carries out a call whose ranks have said something
@@ -42,9 +42,11 @@ class PreparedSum:
         self._pieces, self._go_on = pieces, go_on
 
     def run(self, value: Array, out: Array, seconds: float) -> Array:
+        """The result, which is `value` and `out`: the array that this was prepared for."""
         meeting, deadline = self._transport.meeting, time.monotonic() + seconds
         step = meeting.begin_step(seconds)
-        answers = meeting.exchange(COLLECTIVE, self._heard.message, seconds)
+        # all of it: it was heard in one step
+        answers = meeting.exchange(COLLECTIVE, self._heard.message, seconds_until(deadline))
         if answers != self._heard.answers:
             heard = self._heard._replace(step=step, answers=answers)
             self._go_on(value, heard, seconds_until(deadline))

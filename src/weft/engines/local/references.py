@@ -23,7 +23,7 @@ class Source:
         return Source, (self.address, self.pid, self.start)
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """Where a block lies in its owner's segments."""
 
     segment: int
@@ -41,14 +41,15 @@ class Reference:
     pin: int
     #: whom to ask: the owner, then who sent it
     sources: tuple[Source, ...]
-    #: for who has the owner's segment mapped already
-    place: Place | None = None
+    #: for who has the owner's segment mapped already; not in `encode`, whose readers have to ask
+    extent: Extent | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reference, (self.block, self.pin, self.sources, self.place)
+        return Reference, (self.block, self.pin, self.sources, self.extent)
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        sources = [asdict(source) for source in self.sources]
+        return json.dumps({"block": self.block, "pin": self.pin, "sources": sources}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Reference:

@@ -62,6 +62,7 @@ class TeamWorkers:
         """A worker has ended, or has to; the error that says so."""
         self.watch.remove(worker)
         rank = self.workers.index(worker) + 1
+        # before it is waited for, which may be interrupted
         self.broken = f"it has lost a worker and what that kept, rank {rank}"
         ended = self.pool.end(worker)
         how = "ended" if ended is None else end_as_text(ended.code)
@@ -211,7 +212,7 @@ class Round:
         self._failures.append(self._team_workers.lose(worker))
         task = self._busy.pop(worker, None)
         if task is not None:
-            task[1].release()  # now: it might have written there
+            task[1].release()  # only now: until its end it may write there
 
     def _stalled(self, timeout: float) -> Stalled:
         late = ", ".join(f"rank {rank} ({worker})" for worker, (rank, _) in self._busy.items())

@@ -370,7 +370,7 @@ class Run:
         ended = self._workers.end(worker)
         task = self._busy.pop(worker, None)
         if task is not None:
-            task.packed.release()  # now: it might have written there
+            task.packed.release()  # only now: until its end it may write there
         return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:

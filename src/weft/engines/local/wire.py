@@ -268,18 +268,22 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
         return pickle.loads(payload)
 
 
-def load_lent(payload: bytes) -> Any:
+def load_borrowed(payload: bytes) -> Any:
     """What was packed by somebody who waits for an answer, and keeps the memory that it refers to
     until then."""
     blocks = sys.modules.get("weft.engines.local.blocks")
-    return blocks.borrowing(pickle.loads, payload) if blocks else pickle.loads(payload)
+    if blocks is None:  # nothing is mapped yet
+        return pickle.loads(payload)
+    with blocks.borrowing():
+        return pickle.loads(payload)
 
 
-def keep_lent() -> None:
-    """Before the answer: have what is still used of that memory stay."""
+def lease_borrowed() -> None:
+    """Before the answer: have what is still used of that memory stay. Raises SegmentGone,
+    Stalled."""
     blocks = sys.modules.get("weft.engines.local.blocks")
-    if blocks:
-        blocks.keep_borrowed()
+    if blocks is not None:
+        blocks.lease_borrowed()
 
 
 def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:

@@ -39,7 +39,7 @@ from weft.engines.local.libc import current_core
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.placing import use
 from weft.engines.local.polling import awake_after, poll_awake
-from weft.engines.local.wire import Packed, keep_lent, load, load_lent, pack
+from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
@@ -85,7 +85,7 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             if isinstance(message, Work):
                 note(LOADING + message.first)
                 answer = _reply(message, functions[message.digest], note, take_permit)
-                keep_lent()
+                lease_borrowed()
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
@@ -187,7 +187,7 @@ def _reply(
     if isinstance(function, Failure):
         return Unreadable(function, about_function=True)
     try:
-        items = load_lent(work.items)
+        items = load_borrowed(work.items)
     except Exception as error:  # whatever a class's own unpickling raises
         return Unreadable(describe(error), about_function=False)
     if faults.armed:

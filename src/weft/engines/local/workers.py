@@ -118,7 +118,7 @@ class Workers:
         if ended is None:  # the fork server would have ended what it has started
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
-            if worker.pidfd >= 0:
+            if worker.pidfd >= 0:  # what it may write to is used again
                 readable(worker.pidfd, _LAST_WORDS)
         worker.close()
         return ended
