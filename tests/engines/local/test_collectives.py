@@ -140,3 +140,52 @@ def test_a_sum_in_place_again_and_again(size: int) -> None:
     for turn, found in enumerate(results[0]):
         expected = size * (np.arange(length) % 7 + turn) + sum(range(size))
         assert found is True if turn == 8 else found == (expected[0], expected[-1], expected.sum())
+
+
+def _shared(number: float, shape: Any = 300_001) -> Any:
+    return weft.share(np.full(shape, number, np.float32)).view(np.ndarray)
+
+
+def test_ranks_that_go_different_ways_keep_step() -> None:
+    """One has a sum prepared, the other not; meanwhile other blocks have taken the array's place
+    among those that are mapped."""
+
+    def body(group: Group) -> list[float]:
+        array, held = _shared(1.0), []
+        for _ in range(2):
+            group.all_reduce(array, out=array)
+        for number in range(12):
+            held.append(_shared(number))
+            group.all_reduce(held[-1], "max", out=held[-1])
+        group.all_reduce(array, out=array, timeout=None if group.rank == 0 else 60.0)
+        return [float(array[0]), float(array[-1]), float(group.all_reduce(np.ones(1))[0])]
+
+    assert run_ranks(2, body) == [[8.0, 8.0, 2.0]] * 2
+
+
+def test_what_is_prepared_is_the_same_call() -> None:
+    """Not that of an array of another shape over the same memory, nor of a list, nor of one that
+    has become read-only."""
+
+    def body(group: Group) -> list[Any]:
+        square = _shared(1.0, (600, 600))
+        group.all_reduce(square, out=square)
+        flat = square.reshape(-1) if group.rank == 0 else _shared(2.0, 360_000)
+        found: list[Any] = [float(group.all_reduce(flat, out=flat)[0])]
+        array = _shared(1.0)
+        group.all_reduce([array], out=[array])
+        given: Any = array if group.rank == 0 else [array]
+        try:
+            group.all_reduce(given, out=given)
+        except Disagreement as error:
+            found.append(type(error).__name__)
+        for _ in range(2):
+            group.all_reduce(array, out=array)
+        array.flags.writeable = False
+        try:
+            group.all_reduce(array, out=array)
+        except InvalidValue as error:
+            found.append("cannot be written to" in str(error))
+        return [*found, float(array[0])]
+
+    assert run_ranks(2, body) == [[4.0, "Disagreement", True, 8.0]] * 2

@@ -17,6 +17,7 @@ rendezvous.py   how ranks find each other
 arena.py        which parts of which segments are free
 views.py        which blocks this process sees
 references.py   what stands for a block in another process
+keeper_sockets.py  where others ask for blocks
 keeper.py       the blocks that it made
 attachments.py  the blocks that it got from others
 blocks.py       all of these as one: allocate, refer, attach

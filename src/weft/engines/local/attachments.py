@@ -149,33 +149,38 @@ class Attachments:
                 reference.block, segment, extent.offset, extent.length, lambda: None
             )
 
-    def lease_borrowed(self) -> None:
+    def lease_borrowed(self, timeout: float | None = None) -> None:
         """Lease what was borrowed and is still in use here. Raises SegmentGone, Stalled."""
         while self._borrowed:
-            name, owner = next(iter(self._borrowed.items()))
-            block = self._views.get(name)  # held, so that it is not dropped meanwhile
-            if block is None:
-                self._origins.pop(name, None)
-            else:
-                self._lease(name, owner)
-            self._borrowed.pop(name, None)
+            with self._lock:
+                if not self._borrowed:
+                    return  # another thread has done it
+                name, owner = self._borrowed.popitem()
+                block = self._views.get(name)  # held, so that it is not dropped meanwhile
+                if block is None:
+                    self._origins.pop(name, None)
+                    continue
+                try:
+                    self._lease(name, owner, timeout)
+                except Stalled:
+                    self._borrowed[name] = owner
+                    raise
 
-    def _lease(self, name: int, owner: _Owner) -> None:
+    def _lease(self, name: int, owner: _Owner, timeout: float | None) -> None:
         """Have a lease of a block that is in use here."""
-        with self._lock:
-            request = next(self._numbers)
-            try:
-                answer, descriptors = self._ask(owner, Attach(request, name, NO_PIN))
-            except Closed:
-                return  # it has ended: its memory is nobody's to use again
-            if isinstance(answer, Gone):
-                raise SegmentGone(
-                    f"block {name} of process {owner.source.pid}, an array of this call, was given "
-                    "up before the call was over; run the call again"
-                )
-            os.close(descriptors[0])
-            self._leases[request] = owner.source
-            self._views.when_dropped(name, partial(self._drop, name, request, owner))
+        request = next(self._numbers)
+        try:
+            answer, descriptors = self._ask(owner, Attach(request, name, NO_PIN), timeout)
+        except Closed:
+            return  # it has ended: its memory is nobody's to use again
+        if isinstance(answer, Gone):
+            raise SegmentGone(
+                f"block {name} of process {owner.source.pid}, an array of this call, was given up "
+                "before the call was over; run the call again"
+            )
+        os.close(descriptors[0])
+        self._leases[request] = owner.source
+        self._views.when_dropped(name, partial(self._drop, name, request, owner))
 
     def _known(self, name: int, pin: int, source: Source) -> Block | None:
         """A block that this process has from that source already; the owner, which may be busy, is

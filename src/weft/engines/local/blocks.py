@@ -32,7 +32,7 @@ from weft.engines.local.segment import Block
 from weft.engines.local.views import Views
 from weft.errors import InvalidValue, SegmentGone, Stalled
 
-#: seconds that an owner may take to give up a pin that is not needed
+#: seconds that an owner may take to give up a pin that is not needed, or to lend before a fork
 _PATIENCE = 1.0
 
 
@@ -191,8 +191,10 @@ _ends: tuple[socket.socket, socket.socket] | None = None
 
 def _before_fork() -> None:
     global _ends
-    lease_borrowed()  # the child may have it for longer than the call takes
-    _ends = socket.socketpair() if _here.views.buffers() else None
+    try:  # the child may have it for longer than the call takes
+        _here.attachments.lease_borrowed(_PATIENCE)
+    finally:
+        _ends = socket.socketpair() if _here.views.buffers() else None
 
 
 def _in_parent() -> None:

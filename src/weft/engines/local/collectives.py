@@ -101,8 +101,13 @@ class Collectives:
         found = self._prepared.get((op, value.dtype, value.shape))
         if found is not None and found.takes(out):
             return found
-        in_place = out is value and op == "sum" and value.ndim == 1  # as its pieces are
+        in_place = out is value and op == "sum" and value.flags.behaved
         return self._sums.get(_key_of(value)) if in_place and self._sums else None
+
+    def close(self) -> None:
+        """Give up what is prepared, and with it what is mapped of other ranks' memory."""
+        self._prepared.clear()
+        self._sums.clear()
 
     def prepare(self, call: Call, value: Any, op: str) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
@@ -124,22 +129,28 @@ class Collectives:
     def _prepare_sum(
         self, transport: Transport, plan: Combination, heard: Heard, exchanged: Exchanged
     ) -> None:
-        """The same for an array that was summed where it lies."""
+        """The same for an array of one dimension that was summed where it lies."""
         if exchanged.ranks[0].in_slot or exchanged.several_steps:
             return
         pieces = combining.sums_in_place(transport, plan, exchanged)
-        if pieces is None:
-            return
+        (flat,) = exchanged.call.source
+        if pieces is None or self._sum_of(flat).common != exchanged.call.common:
+            return  # it was given in another shape, or in a list
 
         def go_on(value: Array, heard: Heard, seconds: float) -> None:
-            rank, size = transport.rank, transport.size
-            call = Reduce("all_reduce", rank, size, value, op="sum", weight=None, out=value)
-            self._after_meeting(transport, call, heard, time.monotonic() + seconds)
+            self._after_meeting(transport, self._sum_of(value), heard, time.monotonic() + seconds)
 
-        if len(self._sums) >= _SUMS:
+        key = _key_of(flat)
+        if key not in self._sums and len(self._sums) >= _SUMS:
             self._sums.clear()
-        made = PreparedSum(transport, heard=heard, pieces=pieces, go_on=go_on)
-        self._sums[_key_of(exchanged.call.source[0])] = made
+        locations = [(*said.sources, *said.targets) for said in exchanged.ranks]
+        self._sums[key] = PreparedSum(
+            transport, heard=heard, locations=locations, pieces=pieces, go_on=go_on
+        )
+
+    def _sum_of(self, value: Array) -> Reduce:
+        rank, size = self._meeting.rank, len(self._meeting.members)
+        return Reduce("all_reduce", rank, size, value, op="sum", weight=None, out=value)
 
     # the first step
 

@@ -125,7 +125,7 @@ class LocalGroup(Group):
             )
             successor._former = (*self._former[-3:], self._background)
             self.successor = successor
-            self._collectives = None
+            self._close_collectives()
             _unfinished.pop(self._meeting, None)
             self._background.close()
             return successor
@@ -178,7 +178,7 @@ class LocalGroup(Group):
             if self._world:
                 self._meeting.roster.leave()
             self._meeting.leave()
-            self._collectives = None
+            self._close_collectives()
 
     # collectives
 
@@ -267,6 +267,11 @@ class LocalGroup(Group):
 
     def _operation(self, name: str) -> str:
         return self._operations.setdefault(name, name + self._suffix)
+
+    def _close_collectives(self) -> None:
+        if self._collectives is not None:
+            self._collectives.close()
+            self._collectives = None
 
     def _new_collectives(self) -> Collectives:
         from weft.engines.local.collectives import Collectives

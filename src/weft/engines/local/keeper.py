@@ -22,7 +22,6 @@ even while the lock is held, so they take none: they append to a queue and ring 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -34,17 +33,13 @@ from functools import partial
 from weft._core.messages import Attach, Attached, Gone, Pin, Pinned, Release, Unpin
 from weft.engines import threads
 from weft.engines.local.arena import WARM_SECONDS, Arenas, Range
-from weft.engines.local.channel import Channel, Closed, Listener
+from weft.engines.local.channel import Channel, Closed
+from weft.engines.local.keeper_sockets import PAUSE, Sockets, open_bell
 from weft.engines.local.polling import readable
-from weft.engines.local.processes import this_process
 from weft.engines.local.references import NO_PIN, Reference, Source, new_name
 from weft.engines.local.segment import Block
-from weft.engines.local.translation import translated
 from weft.engines.local.views import Views
 from weft.errors import WeftError
-
-#: seconds between two tries of something that is impossible just now
-_PAUSE = 0.02
 
 
 @dataclass(eq=False)
@@ -78,7 +73,7 @@ class Keeper:
         self._on_behalf: dict[int, Block] = {}
         #: blocks of others that this process has told somebody to ask it for
         self._handed_on: set[int] = set()
-        self._server: _Server | None = None
+        self._server: Sockets | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._bell = -1
@@ -119,7 +114,10 @@ class Keeper:
         """A block of this process that is seen here for as long as the reference is of use."""
         with self._lock:
             source = self._serve()
-            self._expected_until = time.monotonic() + WARM_SECONDS
+            now = time.monotonic()
+            if self._expected_until <= now:
+                self.ring()  # it has to know when to wake
+            self._expected_until = now + WARM_SECONDS
             self._kept[name].referred = True
             return Reference(name, NO_PIN, (source,), self._kept[name].taken.extent)
 
@@ -242,8 +240,8 @@ class Keeper:
         if self._server is None:
             if self._bell < 0:
                 # never closed: a finalizer may be about to ring it
-                self._bell = _open_bell()
-            server = _Server(self._bell)
+                self._bell = open_bell()
+            server = Sockets(self._bell)
             thread = threading.Thread(
                 target=self._run, args=(server,), name="weft keeper", daemon=True
             )
@@ -257,7 +255,7 @@ class Keeper:
 
     # the keeper thread
 
-    def _run(self, server: _Server) -> None:
+    def _run(self, server: Sockets) -> None:
         with self._lock:
             if self._server is not server:
                 return  # a signal handler raised in who started this thread
@@ -271,7 +269,7 @@ class Keeper:
                     self._server = None
                 server.close()
 
-    def _tidy_up(self, server: _Server) -> bool:
+    def _tidy_up(self, server: Sockets) -> bool:
         """Reuse, trim, run the errand; whether the thread is needed any longer."""
         wanted, soon = self._errand()
         with self._lock:
@@ -292,7 +290,7 @@ class Keeper:
         referred = any(kept.referred for kept in self._kept.values())
         return bool(referred or self._on_behalf or self._handed_on or self._arenas.needs_trimming)
 
-    def _answer(self, channel: Channel, server: _Server) -> None:
+    def _answer(self, channel: Channel, server: Sockets) -> None:
         """One message of a process that has attached blocks or is about to."""
         try:
             message, _ = channel.receive(Attach, Pin, Release, Unpin)
@@ -311,7 +309,7 @@ class Keeper:
                 self._end_leases([lease for lease in self._leases if lease[0] is channel])
         except (WeftError, OSError):
             # nonsense, or an answer that could not be sent: leases end with their connection only
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
     def _pin_for(self, channel: Channel, message: Pin) -> None:
         kept = self._kept.get(message.block)
@@ -342,8 +340,9 @@ class Keeper:
         if block is None:
             channel.send(Gone(message.request))
         else:
-            size, place = block.segment.size, (block.offset, block.length)
-            attached = Attached(message.request, message.block, 0, size, *place)
+            attached = Attached(
+                message.request, message.block, 0, block.segment.size, block.offset, block.length
+            )
             channel.send(attached, [block.segment.descriptor])
 
     def _end_leases(self, leases: list[tuple[Channel, int]]) -> None:
@@ -352,49 +351,3 @@ class Keeper:
             if name is not None:
                 self._kept[name].leases.discard(lease)
                 self._free_if_unused(name)
-
-
-class _Server:
-    """The keeper thread's sockets."""
-
-    def __init__(self, bell: int) -> None:
-        process = this_process()
-        self.source = Source(f"{os.geteuid()}/{os.urandom(8).hex()}", process.pid, process.start)
-        self._listener = Listener(self.source.address)
-        self._bell = bell
-        self.channels: dict[int, Channel] = {}
-
-    def wait(self, seconds: float | None, watched: list[int]) -> list[Channel]:
-        """Channels with something to read. Returns early for the bell and the watched."""
-        poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._bell, *watched, *self.channels):
-            poll.register(descriptor, select.POLLIN)
-        longest = None if seconds is None else max(0.0, seconds) * 1000 + 1
-        ready = [fd for fd, _ in poll.poll(longest)]
-        if self._bell in ready:
-            os.eventfd_read(self._bell)
-        if self._listener.fileno() in ready:
-            try:
-                channel = self._listener.accept()
-            except (WeftError, OSError):  # no descriptor is left: the caller waits until one is
-                time.sleep(_PAUSE)
-                channel = None
-            if channel is not None:
-                self.channels[channel.fileno()] = channel
-        return [self.channels[fd] for fd in ready if fd in self.channels]
-
-    def forget(self, channel: Channel) -> None:
-        self.channels.pop(channel.fileno(), None)
-        channel.close()
-
-    def close(self) -> None:
-        self._listener.close()
-        for channel in list(self.channels.values()):
-            self.forget(channel)
-
-
-def _open_bell() -> int:
-    try:
-        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    except OSError as error:
-        raise translated(error) from error

@@ -19,6 +19,7 @@ from weft import faults
 from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combine
 from weft._core.timeouts import seconds_until
 from weft.engines.local.combining import SumInPlace
+from weft.engines.local.first_message import Location
 from weft.engines.local.meeting import COLLECTIVE
 from weft.engines.local.transport import Heard, Transport
 from weft.errors import WeftError
@@ -33,12 +34,13 @@ class PreparedSum:
         transport: Transport,
         *,
         heard: Heard,
+        locations: Sequence[Sequence[Location]],
         pieces: Sequence[SumInPlace],
         go_on: Callable[[Array, Heard, float], None],
     ) -> None:
-        """`pieces` are this rank's. `go_on` carries out a call whose ranks have said something
-        else."""
-        self._transport, self._heard = transport, heard
+        """`locations` are where the ranks' arrays are, `pieces` this rank's part of the sum.
+        `go_on` carries out a call whose ranks have said something else."""
+        self._transport, self._heard, self._locations = transport, heard, locations
         self._pieces, self._go_on = pieces, go_on
 
     def run(self, value: Array, out: Array, seconds: float) -> Array:
@@ -47,7 +49,8 @@ class PreparedSum:
         step = meeting.begin_step(seconds)
         # all of it: it was heard in one step
         answers = meeting.exchange(COLLECTIVE, self._heard.message, seconds_until(deadline))
-        if answers != self._heard.answers:
+        # asked on every rank alike: which blocks stay mapped depends on which were used
+        if answers != self._heard.answers or self._transport.mapped.new(self._locations):
             heard = self._heard._replace(step=step, answers=answers)
             self._go_on(value, heard, seconds_until(deadline))
             return out
