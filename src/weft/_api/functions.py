@@ -159,15 +159,15 @@ class Function:
         return {**self.__dict__, "_team": None, "_kept": None}
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
-        arguments: list[tuple[Any, ...] | None] = []
         size = self.team.size
         parts = [part(rows, size, rank) for rank in range(size)]
-        several = sum(count(own) > 0 for own in parts[1:]) > 1
-        sent = self._for_several(call) if several else call
-        for rank, own in enumerate(parts):
-            idle = rank > 0 and count(own) == 0  # of no rows at all the driver makes what it makes
-            share = None if idle else self._share(sent if rank else call, own, rank == 0)
-            arguments.append(None if share is None else (call.number, modes, *share))
+        # of no rows at all the driver makes what it makes
+        busy = [rank for rank in range(1, size) if count(parts[rank])]
+        sent = self._for_several(call) if len(busy) > 1 else call
+        arguments: list[tuple[Any, ...] | None] = [None] * size
+        arguments[0] = (call.number, modes, *self._share(call, parts[0], here=True))
+        for rank in busy:
+            arguments[rank] = (call.number, modes, *self._share(sent, parts[rank], here=False))
         results = self.team.engine.call(_compute, arguments)
         return join([Partial(*one) for one in results if one is not None], modes)
 
@@ -211,13 +211,12 @@ class Function:
             },
         )
 
-    def _share(self, call: _Call, rows: Any, here: bool) -> Share:
+    def _share(self, call: _Call, rows: Any, *, here: bool) -> Share:
         """What a rank gets of a call."""
+        sees, split = self.team.engine.sees, call.split
 
         def given(key: int | str, value: Any) -> Any:
-            if key not in call.split:
-                return value
-            return portion(value, rows, is_seen=here or self.team.engine.sees(value))
+            return portion(value, rows, is_seen=here or sees(value)) if key in split else value
 
         return Share(
             [given(position, value) for position, value in enumerate(call.arguments)],

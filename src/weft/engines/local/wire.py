@@ -18,7 +18,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import cloudpickle
@@ -106,16 +106,14 @@ class Packed:
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
         if "numpy" not in sys.modules:
             return {}
-        from weft.engines.local import large_arrays
-
+        large_arrays = _large_arrays()
         found: dict[type, Callable[[Any], Any]] = dict.fromkeys(large_arrays.KINDS, self._array)
         if "torch" in sys.modules:
             found[sys.modules["torch"].Tensor] = large_arrays.reduce_tensor
         return found
 
     def _array(self, array: Any) -> Any:
-        from weft.engines.local import large_arrays
-
+        large_arrays = _large_arrays()
         if not large_arrays.is_large(array):
             return large_arrays.reduce_small(array)
         if id(array) not in self._reduced:
@@ -135,9 +133,15 @@ class ForSeveral(Packed):
     """Sent to several workers, each of which may change its arrays: none sees another's changes."""
 
     def _array(self, array: Any) -> Any:
-        from weft.engines.local import large_arrays
+        return _large_arrays().private_there(super()._array(array))
 
-        return large_arrays.private_there(super()._array(array))
+
+@cache
+def _large_arrays() -> Any:
+    """The module, which loads NumPy: only once there is an array to be sent."""
+    from weft.engines.local import large_arrays
+
+    return large_arrays
 
 
 class Once:
