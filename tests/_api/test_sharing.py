@@ -203,8 +203,11 @@ def reserved():
     files = {}
     for name in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{name}"
-        if os.path.lexists(path) and os.readlink(path).startswith(("/memfd:weft", "/dev/shm")):
-            status = os.stat(path)
+        try:
+            target, status = os.readlink(path), os.stat(path)
+        except OSError:  # the keeper's thread has closed it since
+            continue
+        if target.startswith(("/memfd:weft", "/dev/shm")):
             files[status.st_ino] = status.st_blocks * 512
     return sum(files.values())
 
