@@ -4,8 +4,10 @@
    the same bits. kernels.py is the Python side; everything works, more slowly, where this was not
    compiled. */
 
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -31,24 +33,40 @@ const uint32_t kernels_source = SOURCE;
 /* how far ahead memory is asked for */
 #define COPY_AHEAD 4096
 
-void copy(char *to, const char *from, int64_t count)
+/* Write a whole line past the cache, where that can be done. */
+static inline void write_line(char *to, const void *line)
 {
 #ifdef __SSE2__
+    __m128i parts[4];
+    for (int i = 0; i < 4; i++)
+        parts[i] = _mm_loadu_si128((const __m128i *)line + i);
+    for (int i = 0; i < 4; i++)
+        _mm_stream_si128((__m128i *)to + i, parts[i]);
+#else
+    memcpy(to, line, LINE);
+#endif
+}
+
+/* For after the last line, before anything that says that it is done. */
+static inline void finish_writing(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
+void copy(char *to, const char *from, int64_t count)
+{
     int64_t head = (int64_t)(-(uintptr_t)to % LINE);
     if (head > count)
         head = count;
     memcpy(to, from, (size_t)head);
     for (to += head, from += head, count -= head; count >= LINE;
          to += LINE, from += LINE, count -= LINE) {
-        _mm_prefetch(from + COPY_AHEAD, _MM_HINT_NTA);
-        __m128i parts[4];
-        for (int i = 0; i < 4; i++)
-            parts[i] = _mm_loadu_si128((const __m128i *)from + i);
-        for (int i = 0; i < 4; i++)
-            _mm_stream_si128((__m128i *)to + i, parts[i]);
+        __builtin_prefetch(from + COPY_AHEAD, 0, 0);
+        write_line(to, from);
     }
-    _mm_sfence(); /* before anything that says that it is done */
-#endif
+    finish_writing();
     memcpy(to, from, (size_t)count);
 }
 
@@ -124,6 +142,235 @@ ADD_UP(float32, float)
 ADD_UP(float64, double)
 ADD_UP(int32, uint32_t)
 ADD_UP(int64, uint64_t)
+
+
+/* Sums that several processes make together of arrays of their own, through memory that all of
+   them see: a chunk at a time, which stays in the cache that they share.
+
+       every rank, chunk by chunk
+         gives        what others add up of its chunk, by copying it into its place
+         adds up      its own part, once all have given theirs; the sums are its result, and go
+                      where its place has kept that part free
+         takes over   the others' parts of the result, once all have added up
+
+   It does so with the oldest chunk first, and is at most CHUNKS chunks ahead of the slowest rank.
+   `joint_sum_*` returns when there was nothing to do for some time: who calls looks why, and calls
+   again. Ranks meet before each sum, so nobody is still busy with the one before.
+
+   This is the quickest way where cores share a cache, and the slowest where they do not: lines that
+   another core has just written come singly from there. So the first chunk's additions are timed,
+   and if those of one rank were slow, all ranks leave the rest. */
+
+#define CHUNKS 4
+
+/* how far a rank is in all sums of its group; on lines of its own, as others look at it */
+struct counts {
+    int64_t given, added, taken;
+    int64_t pace; /* nanoseconds for a kilobyte of one other rank's, when it added a first chunk */
+    int64_t unused[12];
+};
+#define COUNTS (sizeof(struct counts) / sizeof(int64_t))
+
+/* one sum, as one rank sees it; kernels.py has the same */
+struct joint_sum {
+    int64_t rank, ranks;
+    const char *source;
+    char *target;          /* the source, or apart from it; NULL if this rank gets no result */
+    int64_t size;          /* of the source */
+    int64_t chunk;         /* bytes of a chunk: lines for each rank */
+    double divisor;        /* of the sum, for a mean; else 1 */
+    char *memory;          /* counts of each rank, then for CHUNKS chunks a place of each rank */
+    int64_t before;        /* the counts of those who have just begun this sum */
+    int64_t slowest;       /* the pace at which to go on after the first chunk; 0 for any */
+    int64_t chunks;        /* to be summed; 1 if the rest is left */
+    int64_t given, added, taken;
+};
+
+typedef void add_parts(char *const *parts, int64_t ranks, char *sums, char *target, int64_t size,
+                       double divisor);
+
+static struct counts *counts_of(const struct joint_sum *sum, int64_t rank)
+{
+    return (struct counts *)sum->memory + rank;
+}
+
+/* How many chunks of this sum all ranks are done with: `count` is the first rank's. */
+static int64_t done_by_all(const struct joint_sum *sum, const int64_t *count)
+{
+    int64_t least = INT64_MAX;
+    for (int64_t rank = 0; rank < sum->ranks; rank++, count += COUNTS) {
+        int64_t done = __atomic_load_n(count, __ATOMIC_ACQUIRE) - sum->before;
+        least = done < least ? done : least;
+    }
+    return least > 0 ? least : 0;
+}
+
+static int64_t size_of(const struct joint_sum *sum, int64_t chunk)
+{
+    int64_t left = sum->size - chunk * sum->chunk;
+    return left < sum->chunk ? left : sum->chunk;
+}
+
+/* Where a rank's part of a chunk of some size begins; it ends where the next one's does. */
+static int64_t part_at(const struct joint_sum *sum, int64_t rank, int64_t size)
+{
+    int64_t at = rank * (sum->chunk / sum->ranks);
+    return at < size ? at : size;
+}
+
+static char *place_of(const struct joint_sum *sum, int64_t rank, int64_t chunk)
+{
+    char *places = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
+    return places + (chunk % CHUNKS * sum->ranks + rank) * sum->chunk;
+}
+
+static void say(int64_t *count, int64_t value)
+{
+    __atomic_store_n(count, value, __ATOMIC_RELEASE);
+}
+
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Each of the three does its work on one chunk, if it can; whether it could. */
+
+static int take_over(struct joint_sum *sum)
+{
+    const int64_t chunk = sum->taken;
+    if (chunk == sum->added || chunk >= done_by_all(sum, &counts_of(sum, 0)->added))
+        return 0;
+    const int64_t size = size_of(sum, chunk);
+    for (int64_t rank = 0; rank < sum->ranks && sum->target; rank++) {
+        int64_t start = part_at(sum, rank, size), stop = part_at(sum, rank + 1, size);
+        if (rank != sum->rank)
+            copy(sum->target + chunk * sum->chunk + start, place_of(sum, rank, chunk) + start,
+                 stop - start);
+    }
+    say(&counts_of(sum, sum->rank)->taken, sum->before + ++sum->taken);
+    return 1;
+}
+
+static int add_own_part(struct joint_sum *sum, add_parts *add)
+{
+    const int64_t chunk = sum->added, first = chunk * sum->chunk;
+    if (chunk == sum->given || chunk >= done_by_all(sum, &counts_of(sum, 0)->given) ||
+        chunk - done_by_all(sum, &counts_of(sum, 0)->taken) >= CHUNKS)
+        return 0;
+    if (chunk == 1) { /* every rank's pace is known when all have added the first */
+        if (done_by_all(sum, &counts_of(sum, 0)->added) < 1)
+            return 0;
+        for (int64_t rank = 0; rank < sum->ranks && sum->slowest; rank++)
+            if (counts_of(sum, rank)->pace > sum->slowest)
+                sum->chunks = 1;
+        if (sum->chunks == 1)
+            return 0;
+    }
+    const int64_t size = size_of(sum, chunk);
+    const int64_t start = part_at(sum, sum->rank, size), stop = part_at(sum, sum->rank + 1, size);
+    char *parts[sum->ranks];
+    for (int64_t rank = 0; rank < sum->ranks; rank++)
+        parts[rank] = (rank == sum->rank ? (char *)sum->source + first
+                                         : place_of(sum, rank, chunk)) + start;
+    const int64_t began = now();
+    add(parts, sum->ranks, place_of(sum, sum->rank, chunk) + start,
+        sum->target ? sum->target + first + start : NULL, stop - start, sum->divisor);
+    struct counts *own = counts_of(sum, sum->rank);
+    if (chunk == 0)
+        own->pace = (now() - began) * 1024 / ((stop - start) * (sum->ranks - 1) + 1);
+    say(&own->added, sum->before + ++sum->added);
+    return 1;
+}
+
+static int give(struct joint_sum *sum)
+{
+    const int64_t chunk = sum->given;
+    if (chunk >= sum->chunks || chunk - done_by_all(sum, &counts_of(sum, 0)->added) >= CHUNKS)
+        return 0;
+    const int64_t size = size_of(sum, chunk), start = part_at(sum, sum->rank, size);
+    const int64_t stop = part_at(sum, sum->rank + 1, size);
+    const char *source = sum->source + chunk * sum->chunk;
+    char *place = place_of(sum, sum->rank, chunk);
+    memcpy(place, source, (size_t)start);
+    memcpy(place + stop, source + stop, (size_t)(size - stop));
+    say(&counts_of(sum, sum->rank)->given, sum->before + ++sum->given);
+    return 1;
+}
+
+/* Do up to `steps` of the three, and return if nothing could be done at `looks` looks, of which
+   the first `awake` leave the core to nobody; whether the sum is done. */
+static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t looks, int64_t awake)
+{
+    for (int64_t idle = 0; sum->taken < sum->chunks && steps > 0 && idle < looks;) {
+        if (take_over(sum) || add_own_part(sum, add) || give(sum)) {
+            steps--;
+            idle = 0;
+        } else if (idle++ >= awake)
+            sched_yield();
+#ifdef __SSE2__
+        else
+            _mm_pause();
+#endif
+    }
+    return sum->taken == sum->chunks;
+}
+
+/* What the parts' numbers at a place come to, a number or a line: `all`. */
+#define SUM_AT(kind, place)                                                                     \
+    kind all = *(const kind *)(parts[0] + place);                                               \
+    for (int64_t rank = 1; rank < ranks; rank++)                                                \
+        all += *(const kind *)(parts[rank] + place);                                            \
+    if (by != 1)                                                                                \
+        all /= by;                                                                              \
+    *(kind *)(sums + place) = all;
+
+#define JOINT_SUM(name, type)                                                                   \
+    WIDEST static void add_parts_##name(char *const *parts, int64_t ranks, char *sums,          \
+                                        char *target, int64_t size, double divisor)             \
+    {                                                                                           \
+        typedef LINE_OF(type) line;                                                             \
+        const type by = (type)divisor;                                                          \
+        const int64_t head = target ? (int64_t)(-(uintptr_t)target % LINE) : 0;                 \
+        for (int64_t at = 0; at < size;) {                                                      \
+            if (at < head || size - at < LINE) {                                                \
+                SUM_AT(type, at)                                                                \
+                if (target)                                                                     \
+                    *(type *)(target + at) = all;                                               \
+                at += (int64_t)sizeof(type);                                                    \
+            } else {                                                                            \
+                SUM_AT(line, at)                                                                \
+                if (target)                                                                     \
+                    write_line(target + at, &all);                                              \
+                at += LINE;                                                                     \
+            }                                                                                   \
+        }                                                                                       \
+        finish_writing();                                                                       \
+    }                                                                                           \
+    int joint_sum_##name(struct joint_sum *sum, int64_t steps, int64_t looks, int64_t awake)    \
+    {                                                                                           \
+        return go_on(sum, add_parts_##name, steps, looks, awake);                               \
+    }
+
+/* The bytes of the memory for sums of so many ranks, in chunks of this size. */
+int64_t joint_sum_bytes(int64_t ranks, int64_t chunk)
+{
+    return ranks * ((int64_t)sizeof(struct counts) + CHUNKS * chunk);
+}
+
+/* Whether a rank needs nobody any more, nor is needed, for a sum. */
+int joint_sum_is_done(const struct joint_sum *sum, int64_t rank)
+{
+    return __atomic_load_n(&counts_of(sum, rank)->taken, __ATOMIC_ACQUIRE) >=
+           sum->before + sum->chunks;
+}
+
+JOINT_SUM(float32, float)
+JOINT_SUM(float64, double)
+JOINT_SUM(int32, uint32_t)
+JOINT_SUM(int64, uint64_t)
 
 
 /* Add one row of `delta` after the other to the rows of a table that are named; returns how many

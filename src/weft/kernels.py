@@ -22,6 +22,10 @@ Add = Callable[[int, int, int], None]
 #: adds several arrays up, in their order: where they are, and how many numbers each has. All are
 #: the sums then.
 AddUp = Callable[[Sequence[int], int], None]
+#: goes on with a joint sum: does so many steps at the most, and returns if there was nothing to do
+#: at so many looks, after the first so many of which it leaves the core to others. Whether it is
+#: done.
+GoOn = Callable[["JointSum", int, int, int], bool]
 #: adds to some rows of a table: where it is, how many rows it has, where the ids of those rows are,
 #: how many, where one delta for each is, and how many columns there are. A row may be named several
 #: times. Returns how many were added: less than all if an id is not in the table.
@@ -44,6 +48,28 @@ _KINDS = {
 }
 _FLOATS = ("float32", "float64")
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class JointSum(ctypes.Structure):
+    """A sum that several processes make together, as one of them sees it: kernels.c has what the
+    fields are, and how it is made."""
+
+    _fields_ = (
+        ("rank", _NUMBER),
+        ("ranks", _NUMBER),
+        ("source", _POINTER),
+        ("target", _POINTER),
+        ("size", _NUMBER),
+        ("chunk", _NUMBER),
+        ("divisor", ctypes.c_double),
+        ("memory", _POINTER),
+        ("before", _NUMBER),
+        ("slowest", _NUMBER),
+        ("chunks", _NUMBER),
+        ("given", _NUMBER),
+        ("added", _NUMBER),
+        ("taken", _NUMBER),
+    )
 
 
 def copy_loop() -> Copy | None:
@@ -72,6 +98,24 @@ def add_up_loop(kind: str) -> AddUp | None:
         loop((_POINTER * len(arrays))(*arrays), len(arrays), count)
 
     return add_up
+
+
+def joint_sum_loop(kind: str) -> GoOn | None:
+    """What goes on with joint sums of a kind of number; None if there is nothing for it."""
+    arguments = (ctypes.POINTER(JointSum), _NUMBER, _NUMBER, _NUMBER)
+    found: GoOn | None = _loop("joint_sum", kind, arguments, ctypes.c_int)
+    return found
+
+
+def joint_sum_bytes(ranks: int, chunk: int) -> int:
+    """The bytes of the memory for joint sums of so many ranks, in chunks of so many bytes."""
+    size: int = _loaded().joint_sum_bytes(_NUMBER(ranks), _NUMBER(chunk))
+    return size
+
+
+def joint_sum_is_done(joint_sum: JointSum, rank: int) -> bool:
+    """Whether a rank needs nobody any more, nor is needed, for a joint sum."""
+    return bool(_loaded().joint_sum_is_done(ctypes.byref(joint_sum), _NUMBER(rank)))
 
 
 def add_rows_loop(kind: str) -> AddRows | None:
@@ -112,6 +156,12 @@ def _loop(name: str, kind: str, arguments: tuple[type, ...], result: type | None
     function = getattr(_library, f"{name}_{_KINDS[kind]}")
     function.argtypes, function.restype = arguments, result
     return function
+
+
+def _loaded() -> ctypes.CDLL:
+    if _library is None:
+        raise RuntimeError(f"the loops in C are not there: {_missing}")
+    return _library
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:

@@ -26,6 +26,7 @@ import numpy as np
 from weft import faults
 from weft._core.calls import Call, Reduce, UnlikeArrays
 from weft._core.elements import Array
+from weft._core.joint_sum import has_loops
 from weft._core.plans import Combination
 from weft._core.timeouts import seconds_until
 from weft._core.values import address
@@ -212,11 +213,12 @@ class Collectives:
             for other in range(size)
             if other != rank
         )
-        answers = meeting.exchange(UNDER_WAY, bytes([reach]), seconds_until(deadline))
+        answers = meeting.exchange(UNDER_WAY, bytes([reach, has_loops()]), seconds_until(deadline))
         self._transport = Transport(
             meeting,
             slots=slots.Slots(block, rank=rank, size=size),
             peers=peers if all(answer[0] for answer in answers) else None,
+            loops=all(answer[1] for answer in answers),
         )
         return self._transport
 

@@ -1,6 +1,8 @@
-"""Carrying out a combination: through the slots, or from memory to memory.
+"""Carrying out a combination: through the slots, jointly, or from memory to memory.
 
-Directly, each rank makes its part of the blocks:
+Small arrays pass through the slots. Large ones are summed jointly (joint_sums.py), if a loop in C
+can do so and the ranks' cores share a cache; else directly, where each rank makes its part of the
+blocks:
 
     for each block of my part
       every other rank's numbers  --pull-->  scratch, or where the result is made
@@ -19,6 +21,7 @@ from typing import NamedTuple
 from weft import faults
 from weft._core.adding import add_up, can_add_up
 from weft._core.elements import Array, combine
+from weft._core.joint_sum import can_join
 from weft._core.plans import Combination
 from weft._core.split import Piece, elements
 from weft.engines.local.first_message import Location
@@ -40,11 +43,13 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
         for one in sums:
             one.add_up(call.source[one.array])
         return True
-    if transport.peers is not None or _all_mapped(transport, exchanged):
-        _combine_directly(transport, plan, exchanged)
+    directly = transport.peers is not None or _all_mapped(transport, exchanged)
+    done = _sum_jointly(transport, plan, exchanged, or_leave=directly)
+    if directly and done < call.layout.size:
+        _combine_directly(transport, plan, exchanged, done)
         return True
     room = transport.slots.room
-    for start in range(0, call.layout.size, room):
+    for start in range(done, call.layout.size, room):
         pieces = call.layout.window(start, start + room)
         step = transport.meeting.step + 1
         transport.slots.fill(step, call.source, pieces)
@@ -74,14 +79,44 @@ def _combine_slots(
         combine(parts, out, plan.op, plan.elements[piece.array], plan.weights)
 
 
+# jointly
+
+
+def _sum_jointly(
+    transport: Transport, plan: Combination, exchanged: Exchanged, *, or_leave: bool
+) -> int:
+    """Sum, or take the mean; how many bytes of the call's arrays, one after the other, are done."""
+    call = exchanged.call
+    if plan.weights is not None or not can_join(plan.op, call.source, plan.elements):
+        return 0
+    sums = transport.joint_sums(exchanged)
+    if sums is None:
+        return 0
+    for index, source in enumerate(call.source):
+        done = sums.add_up(
+            source,
+            plan.target[index] if plan.target else None,
+            mean=plan.op == "mean",
+            or_leave=or_leave,
+            deadline=exchanged.deadline,
+        )
+        if done < source.nbytes:
+            return call.layout.starts[index] + done
+    return call.layout.size
+
+
 # from memory to memory
 
 
-def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchanged) -> None:
-    """Combine this rank's part of the blocks, and hand each to whoever gets the result."""
+def _combine_directly(
+    transport: Transport, plan: Combination, exchanged: Exchanged, begin: int
+) -> None:
+    """Combine this rank's part of the blocks from byte `begin` on, and hand each to whoever gets
+    the result."""
     source, said = exchanged.call.source, exchanged.ranks
     receivers = range(transport.size) if plan.root is None else (plan.root,)
-    for piece in exchanged.call.layout.blocks_of(transport.rank, transport.size, BLOCK):
+    blocks = exchanged.call.layout.blocks_of(transport.rank, transport.size, BLOCK, begin=begin)
+    for piece in blocks:
         if faults.armed:
             faults.reach("collective.block")
         mine = _own(said[transport.rank].sources, source, piece)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from weft import faults
 from weft.engines.local.meeting_memory import (
@@ -274,7 +274,7 @@ class Meeting:
             if lost:
                 raise self._lost(lost)
             if absent and time.monotonic() >= deadline:
-                raise self._stalled(absent)
+                raise self.stalled(map(self.places.index, absent))
             return False
 
         return check
@@ -289,7 +289,7 @@ class Meeting:
             if self._gone_places([place]):
                 return True
             if time.monotonic() >= deadline:
-                raise self._stalled([place])
+                raise self.stalled([self.places.index(place)])
             return False
 
         self._waiter.wait(self._memory.head(place, word), wanted, deadline, check)
@@ -353,8 +353,9 @@ class Meeting:
         calls = [operation for operation in calls if not operation.startswith("survivors")]
         return f"gave up {calls[-1] if calls else state.operation}"
 
-    def _stalled(self, places: Sequence[int]) -> Stalled:
-        ranks = [self.places.index(place) for place in places]
+    def stalled(self, ranks: Iterable[int]) -> Stalled:
+        """The error of ranks that have not come when the time is up."""
+        ranks = list(ranks)
         return Stalled(
             f"{_ranks(ranks)} of group {self.name!r} did not come in time, but "
             f"{'is' if len(ranks) == 1 else 'are'} alive. Every rank must make the call, also "

@@ -15,10 +15,12 @@ from weft._core.timeouts import seconds_until
 from weft._core.values import address
 from weft.engines.local.direct import Peers
 from weft.engines.local.first_message import FirstMessage, Location
+from weft.engines.local.joint_sums import JointSums
 from weft.engines.local.mapped import Mapped, attach, refer
 from weft.engines.local.meeting import UNDER_WAY, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.slots import Slots
+from weft.errors import SetupError
 
 #: bytes that are pulled, combined and pushed at a time: they stay in the cache meanwhile
 BLOCK = 512 << 10
@@ -62,11 +64,13 @@ class Located(NamedTuple):
 class Transport:
     """The ways of one rank of a group."""
 
-    def __init__(self, meeting: Meeting, *, slots: Slots, peers: Peers | None) -> None:
-        self.meeting, self.slots = meeting, slots
+    def __init__(self, meeting: Meeting, *, slots: Slots, peers: Peers | None, loops: bool) -> None:
+        """`peers` is None where some rank cannot reach another's memory; `loops` tells whether all
+        ranks have the loops in C."""
+        self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
-        #: None where some rank cannot reach another's memory
-        self.peers = peers
+        self._can_join = loops and self.size > 1
+        self._joint_sums: JointSums | None = None
         self.mapped = Mapped()
         self._scratch = np.empty(3 * BLOCK, np.uint8)
         self._scratch_at = address(self._scratch)
@@ -74,6 +78,16 @@ class Transport:
     def step(self, seconds: float) -> None:
         """Meet in the course of a collective."""
         self.meeting.meet(UNDER_WAY, seconds)
+
+    def joint_sums(self, exchanged: Exchanged) -> JointSums | None:
+        """What sums are made with by all ranks together; None where they cannot. Every rank asks
+        when one does."""
+        if self._joint_sums is None and self._can_join:
+            try:
+                self._joint_sums = JointSums(self.meeting, exchanged.seconds)
+            except SetupError:  # on every rank; the other ways need no memory
+                self._can_join = False
+        return self._joint_sums
 
     def scratch(self, like: Array, number: int) -> Located:
         """One of three blocks to work with, as an array like another."""

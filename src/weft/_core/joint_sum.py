@@ -1,0 +1,123 @@
+"""A sum that several processes make together, by a loop in C (kernels.c draws it)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft import kernels
+from weft._core.elements import Array
+from weft._core.split import LINE
+from weft._core.values import address
+
+#: bytes of a chunk: small enough for the chunks of two ranks to stay in a cache of a few megabytes.
+#: Measured (docs/performance.md).
+_CHUNK = 512 << 10
+#: bytes of the chunks of all ranks together, where there are many
+_ALL_CHUNKS = 32 << 20
+#: Nanoseconds for a kilobyte of each other rank's above which another way is quicker: it takes 30
+#: to 100 where cores share a cache, and 250 to 1,000 where they do not.
+_SLOWEST = 220
+#: chunks that are given, added up or taken over in one call, so that a signal is heard soon
+_STEPS = 64
+
+_MEANS = ("float32", "float64")
+
+
+def has_loops() -> bool:
+    """Whether this process can take part in joint sums: all of a group's must."""
+    return not kernels.missing()
+
+
+def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
+    """Whether arrays like these can be summed jointly; `elements` are what their numbers are."""
+    if op not in ("sum", "mean"):
+        return False
+    return all(
+        array.dtype.isnative
+        and array.dtype.name == element
+        and (op == "sum" or element in _MEANS)
+        and kernels.joint_sum_loop(element) is not None
+        for array, element in zip(arrays, elements, strict=True)
+    )
+
+
+def bytes_for(ranks: int) -> int:
+    """The bytes of the memory that ranks sum in."""
+    return kernels.joint_sum_bytes(ranks, _chunk_for(ranks))
+
+
+def _chunk_for(ranks: int) -> int:
+    lines = min(_CHUNK, _ALL_CHUNKS // ranks) // LINE
+    return max(1, lines // ranks) * ranks * LINE
+
+
+class JointSum:
+    """One rank's part in one sum.
+
+    `memory` is seen by all ranks, and was zero before their first sum there. `before` is the
+    `after` of the sum before; the ranks have met since.
+    """
+
+    def __init__(
+        self,
+        memory: int,
+        before: int,
+        *,
+        rank: int,
+        ranks: int,
+        source: Array,
+        target: Array | None,
+    ) -> None:
+        """Source and target are flat and aligned, and the same or apart; a rank without a target
+        gets no result."""
+        loop = kernels.joint_sum_loop(source.dtype.name)
+        if loop is None:
+            raise TypeError(f"there is no loop that sums arrays of {source.dtype}")
+        chunk = _chunk_for(ranks)
+        chunks = -(-source.nbytes // chunk)
+        self.after = before + chunks
+        self._loop = loop
+        self._arrays = source, target  # which must live as long
+        self._sum = kernels.JointSum(
+            rank=rank,
+            ranks=ranks,
+            source=address(source),
+            target=None if target is None else address(target),
+            size=source.nbytes,
+            chunk=chunk,
+            divisor=1,
+            memory=memory,
+            before=before,
+            slowest=0,
+            chunks=chunks,
+        )
+
+    def take_mean(self) -> None:
+        """Have it be the mean of all ranks'."""
+        self._sum.divisor = self._sum.ranks
+
+    def leave_if_slow(self) -> None:
+        """Have it end with the first chunk, on all ranks, where others' memory turns out to be slow
+        to reach."""
+        self._sum.slowest = _SLOWEST
+
+    def go_on(self, looks: int, awake: int) -> bool:
+        """Do what can be done, until at `looks` looks in a row there was nothing; after the first
+        `awake` of these leave the core to others. Whether it is done."""
+        return self._loop(self._sum, _STEPS, looks, awake)
+
+    @property
+    def progress(self) -> int:
+        """What grows with whatever is done."""
+        done: int = self._sum.given + self._sum.added + self._sum.taken
+        return done
+
+    @property
+    def summed(self) -> int:
+        """How many bytes, from the beginning, are summed when it is done."""
+        bytes_: int = min(self._sum.size, self._sum.chunks * self._sum.chunk)
+        return bytes_
+
+    def is_done_by(self, rank: int) -> bool:
+        """Whether a rank needs nobody any more, nor is needed."""
+        return kernels.joint_sum_is_done(self._sum, rank)
