@@ -16,15 +16,22 @@ import pytest
 from tests.support import launch
 
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
+REDUCTIONS = ("reduce", "all_reduce")
 #: the ways that arrays go, and the points that they pass
 WAYS = {
     "small": ("collective.filled", "collective.met", "collective.carried"),  # in the slots
     "middle": ("collective.filled", "collective.met", "collective.carried"),  # work is shared
     "large": ("collective.met", "collective.block", "collective.carried"),  # memory to memory
+    "joint": ("collective.block", "collective.block@2", "collective.block@4"),  # by a loop in C
     "mapped": ("collective.met", "collective.block", "collective.carried"),  # shared memory
     "rounds": ("collective.met", "collective.round", "collective.carried"),  # slot by slot
 }
 MEETING = ("meet.before", "meet.after", "wait.block")
+#: arrays go another way where there are no loops in C, or where peers cannot reach each other
+ENVIRONMENT = {
+    "large": {"WEFT_KERNELS": "0"},
+    "rounds": {"WEFT_KERNELS": "0", "WEFT_PORTABLE": "1"},
+}
 CODES = {"kill": 137, "exit=7": 7}
 
 #: what every program here begins with
@@ -38,7 +45,7 @@ from weft.errors import Disagreement, NotInitialized, PeerLost, SetupError, Stal
 from weft.errors import UsedAfterFork
 
 SIZES = {"small": 12, "middle": 32 << 10, "large": slots.ROOM // 8 + 1200}
-SIZES["mapped"] = SIZES["rounds"] = SIZES["large"]
+SIZES["mapped"] = SIZES["rounds"] = SIZES["joint"] = SIZES["large"]
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
 
 def call(group, name, way="small", root=0, *, asynchronous=False, **options):
@@ -149,14 +156,17 @@ tell(done=me)
 
 def run_series(attempts: list[tuple[Any, ...]], way: str, size: int) -> list[dict[str, Any]]:
     """What the ranks told of their attempts."""
-    env = {"WEFT_PORTABLE": "1"} if way == "rounds" else {}
-    options = ("--keep-going", "--no-prefix")
+    options, env = ("--keep-going", "--no-prefix"), ENVIRONMENT.get(way)
     outcome = launch(SERIES, size, json.dumps(attempts), options=options, env=env, limit=100)
     told = [json.loads(line) for line in outcome.out.splitlines()]
     codes = [CODES[action] for *_, action in attempts if action in CODES]
     assert outcome.code == (codes[0] if codes else 0), outcome
     assert sum("done" in line for line in told) == size - len(codes), outcome
     return [line for line in told if "case" in line]
+
+
+def calls_that_go(way: str) -> tuple[str, ...]:
+    return REDUCTIONS if way == "joint" else CALLS
 
 
 def attempts_for(name: str, way: str, actions: tuple[str, ...], size: int) -> list[tuple[Any, ...]]:
@@ -180,9 +190,10 @@ def victim_of(name: str, point: str, turn: int, size: int) -> int:
     return 0 if (name, point) == ("scatter", "collective.block") else turn % size
 
 
-REDUCTIONS = ("reduce", "all_reduce")
 SHRINKING = [
-    (name, way) for way in WAYS for name in (REDUCTIONS if way in ("middle", "mapped") else CALLS)
+    (name, way)
+    for way in WAYS
+    for name in (REDUCTIONS if way in ("middle", "mapped", "joint") else CALLS)
 ]
 
 
@@ -205,7 +216,7 @@ def test_a_rank_raises_or_is_late_in_a_collective(way: str) -> None:
     leaves half way, the others are told at once that it gave up, and all can go on together."""
     attempts = [
         (name, way, asynchronous, point, victim_of(name, point, turn + asynchronous, 3), action)
-        for turn, name in enumerate(CALLS)
+        for turn, name in enumerate(calls_that_go(way))
         for asynchronous in (False, True)
         for point in (*WAYS[way], *MEETING)
         for action in (["raise"] if (turn + asynchronous) % 2 else ["raise", "delay=0.02"])
@@ -230,7 +241,7 @@ def test_a_rank_is_stopped_in_a_collective() -> None:
     is waiting for deadlines: two ways at a time."""
 
     def told(way: str) -> list[dict[str, Any]]:
-        attempts = [attempts_for(name, way, ("stop",), 3)[0] for name in CALLS]
+        attempts = [attempts_for(name, way, ("stop",), 3)[0] for name in calls_that_go(way)]
         lines = run_series(attempts, way, 3)
         assert len(lines) == 3 * len(attempts)
         return lines

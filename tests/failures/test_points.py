@@ -232,8 +232,10 @@ def _line(point: str, size: int, timeout: int, folder: Path) -> list[str]:
 
 
 def _environment(point: str, fault: str) -> dict[str, str]:
-    """Where a rank can reach its peers' memory, nothing goes in rounds."""
-    portable = {"WEFT_PORTABLE": "1"} if point == "collective.round" else {}
+    """Where a rank can reach its peers' memory, or sums are made by a loop, nothing goes in
+    rounds."""
+    in_rounds = {"WEFT_PORTABLE": "1", "WEFT_KERNELS": "0"}
+    portable = in_rounds if point == "collective.round" else {}
     return {**os.environ, **portable, "WEFT_FAULT": f"{point}:{fault}"}
 
 

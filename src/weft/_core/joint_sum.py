@@ -17,9 +17,6 @@ _ALL_CHUNKS = 32 << 20
 #: Nanoseconds for a kilobyte of each other rank's above which another way is quicker: it takes 30
 #: to 100 where cores share a cache, and 250 to 1,000 where they do not.
 _SLOWEST = 220
-#: chunks that are given, added up or taken over in one call, so that a signal is heard soon
-_STEPS = 64
-
 _MEANS = ("float32", "float64")
 
 
@@ -101,10 +98,11 @@ class JointSum:
         to reach."""
         self._sum.slowest = _SLOWEST
 
-    def go_on(self, looks: int, awake: int) -> bool:
-        """Do what can be done, until at `looks` looks in a row there was nothing; after the first
-        `awake` of these leave the core to others. Whether it is done."""
-        return self._loop(self._sum, _STEPS, looks, awake)
+    def go_on(self, steps: int, looks: int, awake: int) -> bool:
+        """Do what can be done: give, add up or take over `steps` chunks, or until at `looks` looks
+        in a row there was nothing; after the first `awake` of these leave the core to others.
+        Whether all is done."""
+        return bool(self._loop(self._sum, steps, looks, awake))
 
     @property
     def progress(self) -> int:

@@ -17,6 +17,8 @@ from weft.engines.local.meeting import UNDER_WAY, Meeting
 from weft.engines.local.segment import Block
 from weft.engines.local.waiting import SLICE
 
+#: chunks that are given, added up or taken over before Python is back and hears a signal
+_STEPS = 64
 #: looks for something to do while awake, where every rank has a core: some 100 us
 _AWAKE = 2000
 #: looks after each of which another process may have the core: each takes 0.3 us or more
@@ -72,9 +74,12 @@ class JointSums:
     def _carry_out(self, one: JointSum, deadline: float) -> None:
         progress, nap = 0, 0.0
         while True:
+            steps = _STEPS
             if faults.armed:
                 faults.reach("collective.block")
-            if one.go_on(self._awake + _YIELDS if not nap else 1, self._awake):
+                steps = 1  # to pass it between any two
+            looks = 1 if nap else self._awake + _YIELDS
+            if one.go_on(steps, looks, self._awake):
                 return
             if one.progress != progress:
                 progress, nap = one.progress, 0.0
