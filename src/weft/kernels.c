@@ -33,7 +33,10 @@ const uint32_t kernels_source = SOURCE;
 /* how far ahead memory is asked for */
 #define COPY_AHEAD 4096
 
-/* Write a whole line past the cache, where that can be done. */
+/* what a line is written past the cache by, and must begin at a multiple of */
+#define QUARTER (LINE / 4)
+
+/* Write as much as a line past the cache, where that can be done. */
 static inline void write_line(char *to, const void *line)
 {
 #ifdef __SSE2__
@@ -145,7 +148,7 @@ ADD_UP(int64, uint64_t)
 
 
 /* Sums that several processes make together of arrays of their own, through memory that all of
-   them see: a chunk at a time, which stays in the cache that they share.
+   them see, a chunk at a time:
 
        every rank, chunk by chunk
          gives        what others add up of its chunk, by copying it into its place
@@ -157,17 +160,18 @@ ADD_UP(int64, uint64_t)
    `joint_sum_*` returns when there was nothing to do for some time: who calls looks why, and calls
    again. Ranks meet before each sum, so nobody is still busy with the one before.
 
-   This is the quickest way where cores share a cache, and the slowest where they do not: lines that
-   another core has just written come singly from there. So the first chunk's additions are timed,
-   and if those of one rank were slow, all ranks leave the rest. */
+   Where cores share a cache, what is given and taken over had best stay in it. Where they do not,
+   lines that another core has just written come from there, one by one, and it is six times quicker
+   to write them past the caches. Which of both it is, and where a process runs, can change at any
+   time, so a rank times its additions of the first chunk, which is a small one. */
 
 #define CHUNKS 4
 
-/* how far a rank is in all sums of its group; on lines of its own, as others look at it */
+/* how many chunks a rank is done with, in all sums of its group; on lines of its own, as others look
+   at it */
 struct counts {
     int64_t given, added, taken;
-    int64_t pace; /* nanoseconds for a kilobyte of one other rank's, when it added a first chunk */
-    int64_t unused[12];
+    int64_t unused[13];
 };
 #define COUNTS (sizeof(struct counts) / sizeof(int64_t))
 
@@ -175,19 +179,21 @@ struct counts {
 struct joint_sum {
     int64_t rank, ranks;
     const char *source;
-    char *target;          /* the source, or apart from it; NULL if this rank gets no result */
-    int64_t size;          /* of the source */
-    int64_t chunk;         /* bytes of a chunk: lines for each rank */
-    double divisor;        /* of the sum, for a mean; else 1 */
-    char *memory;          /* counts of each rank, then for CHUNKS chunks a place of each rank */
-    int64_t before;        /* the counts of those who have just begun this sum */
-    int64_t slowest;       /* the pace at which to go on after the first chunk; 0 for any */
-    int64_t chunks;        /* to be summed; 1 if the rest is left */
+    char *target;         /* the source, or apart from it; NULL if this rank gets no result */
+    int64_t size;         /* of the source */
+    double divisor;       /* of the sum, for a mean; else 1 */
+    char *memory;         /* counts of each rank, then for CHUNKS chunks a place of each rank */
+    int64_t first, chunk; /* bytes of the first chunk and of the others: lines for each rank */
+    int64_t chunks;       /* how many */
+    int64_t before;       /* what the counts were when this sum began */
+    int64_t slowest;      /* nanoseconds for a kilobyte of one other rank's in a shared cache */
+    int64_t past_cache;   /* whether it took longer */
     int64_t given, added, taken;
 };
 
+/* Adds parts up, of this many bytes, to `sums` and, if it is not NULL, to `target`. */
 typedef void add_parts(char *const *parts, int64_t ranks, char *sums, char *target, int64_t size,
-                       double divisor);
+                       double divisor, int past_cache);
 
 static struct counts *counts_of(const struct joint_sum *sum, int64_t rank)
 {
@@ -202,31 +208,37 @@ static int64_t done_by_all(const struct joint_sum *sum, const int64_t *count)
         int64_t done = __atomic_load_n(count, __ATOMIC_ACQUIRE) - sum->before;
         least = done < least ? done : least;
     }
-    return least > 0 ? least : 0;
-}
-
-static int64_t size_of(const struct joint_sum *sum, int64_t chunk)
-{
-    int64_t left = sum->size - chunk * sum->chunk;
-    return left < sum->chunk ? left : sum->chunk;
-}
-
-/* Where a rank's part of a chunk of some size begins; it ends where the next one's does. */
-static int64_t part_at(const struct joint_sum *sum, int64_t rank, int64_t size)
-{
-    int64_t at = rank * (sum->chunk / sum->ranks);
-    return at < size ? at : size;
-}
-
-static char *place_of(const struct joint_sum *sum, int64_t rank, int64_t chunk)
-{
-    char *places = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
-    return places + (chunk % CHUNKS * sum->ranks + rank) * sum->chunk;
+    return least;
 }
 
 static void say(int64_t *count, int64_t value)
 {
     __atomic_store_n(count, value, __ATOMIC_RELEASE);
+}
+
+/* a chunk, where it is in the arrays, and what each rank adds up of it */
+struct chunk {
+    int64_t number, at, size, part;
+};
+
+static struct chunk chunk_of(const struct joint_sum *sum, int64_t number)
+{
+    const int64_t at = number ? sum->first + (number - 1) * sum->chunk : 0;
+    const int64_t whole = number ? sum->chunk : sum->first, left = sum->size - at;
+    return (struct chunk){number, at, left < whole ? left : whole, whole / sum->ranks};
+}
+
+/* Where a rank's part of a chunk begins; it ends where the next one's does. */
+static int64_t part_of(struct chunk chunk, int64_t rank)
+{
+    const int64_t begin = rank * chunk.part;
+    return begin < chunk.size ? begin : chunk.size;
+}
+
+static char *place_of(const struct joint_sum *sum, int64_t rank, struct chunk chunk)
+{
+    char *places = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
+    return places + (chunk.number % CHUNKS * sum->ranks + rank) * sum->chunk;
 }
 
 static int64_t now(void)
@@ -240,15 +252,14 @@ static int64_t now(void)
 
 static int take_over(struct joint_sum *sum)
 {
-    const int64_t chunk = sum->taken;
-    if (chunk == sum->added || chunk >= done_by_all(sum, &counts_of(sum, 0)->added))
+    const struct chunk chunk = chunk_of(sum, sum->taken);
+    if (chunk.number == sum->added ||
+        chunk.number >= done_by_all(sum, &counts_of(sum, 0)->added))
         return 0;
-    const int64_t size = size_of(sum, chunk);
     for (int64_t rank = 0; rank < sum->ranks && sum->target; rank++) {
-        int64_t start = part_at(sum, rank, size), stop = part_at(sum, rank + 1, size);
+        const int64_t begin = part_of(chunk, rank), end = part_of(chunk, rank + 1);
         if (rank != sum->rank)
-            copy(sum->target + chunk * sum->chunk + start, place_of(sum, rank, chunk) + start,
-                 stop - start);
+            copy(sum->target + chunk.at + begin, place_of(sum, rank, chunk) + begin, end - begin);
     }
     say(&counts_of(sum, sum->rank)->taken, sum->before + ++sum->taken);
     return 1;
@@ -256,46 +267,42 @@ static int take_over(struct joint_sum *sum)
 
 static int add_own_part(struct joint_sum *sum, add_parts *add)
 {
-    const int64_t chunk = sum->added, first = chunk * sum->chunk;
-    if (chunk == sum->given || chunk >= done_by_all(sum, &counts_of(sum, 0)->given) ||
-        chunk - done_by_all(sum, &counts_of(sum, 0)->taken) >= CHUNKS)
+    const struct chunk chunk = chunk_of(sum, sum->added);
+    if (chunk.number == sum->given ||
+        chunk.number >= done_by_all(sum, &counts_of(sum, 0)->given) ||
+        chunk.number - done_by_all(sum, &counts_of(sum, 0)->taken) >= CHUNKS)
         return 0;
-    if (chunk == 1) { /* every rank's pace is known when all have added the first */
-        if (done_by_all(sum, &counts_of(sum, 0)->added) < 1)
-            return 0;
-        for (int64_t rank = 0; rank < sum->ranks && sum->slowest; rank++)
-            if (counts_of(sum, rank)->pace > sum->slowest)
-                sum->chunks = 1;
-        if (sum->chunks == 1)
-            return 0;
-    }
-    const int64_t size = size_of(sum, chunk);
-    const int64_t start = part_at(sum, sum->rank, size), stop = part_at(sum, sum->rank + 1, size);
+    const int64_t begin = part_of(chunk, sum->rank), end = part_of(chunk, sum->rank + 1);
     char *parts[sum->ranks];
     for (int64_t rank = 0; rank < sum->ranks; rank++)
-        parts[rank] = (rank == sum->rank ? (char *)sum->source + first
-                                         : place_of(sum, rank, chunk)) + start;
+        parts[rank] = place_of(sum, rank, chunk) + begin;
+    parts[sum->rank] = (char *)sum->source + chunk.at + begin;
     const int64_t began = now();
-    add(parts, sum->ranks, place_of(sum, sum->rank, chunk) + start,
-        sum->target ? sum->target + first + start : NULL, stop - start, sum->divisor);
-    struct counts *own = counts_of(sum, sum->rank);
-    if (chunk == 0)
-        own->pace = (now() - began) * 1024 / ((stop - start) * (sum->ranks - 1) + 1);
-    say(&own->added, sum->before + ++sum->added);
+    add(parts, sum->ranks, place_of(sum, sum->rank, chunk) + begin,
+        sum->target ? sum->target + chunk.at + begin : NULL, end - begin, sum->divisor,
+        (int)sum->past_cache);
+    if (chunk.number == 0)
+        sum->past_cache = (now() - began) * 1024 > (end - begin) * (sum->ranks - 1) * sum->slowest;
+    say(&counts_of(sum, sum->rank)->added, sum->before + ++sum->added);
     return 1;
 }
 
 static int give(struct joint_sum *sum)
 {
-    const int64_t chunk = sum->given;
-    if (chunk >= sum->chunks || chunk - done_by_all(sum, &counts_of(sum, 0)->added) >= CHUNKS)
+    const struct chunk chunk = chunk_of(sum, sum->given);
+    if (chunk.number == sum->chunks || (chunk.number > 0 && sum->added == 0) ||
+        chunk.number - done_by_all(sum, &counts_of(sum, 0)->added) >= CHUNKS)
         return 0;
-    const int64_t size = size_of(sum, chunk), start = part_at(sum, sum->rank, size);
-    const int64_t stop = part_at(sum, sum->rank + 1, size);
-    const char *source = sum->source + chunk * sum->chunk;
+    const int64_t begin = part_of(chunk, sum->rank), end = part_of(chunk, sum->rank + 1);
+    const char *source = sum->source + chunk.at;
     char *place = place_of(sum, sum->rank, chunk);
-    memcpy(place, source, (size_t)start);
-    memcpy(place + stop, source + stop, (size_t)(size - stop));
+    if (sum->past_cache) {
+        copy(place, source, begin);
+        copy(place + end, source + end, chunk.size - end);
+    } else {
+        memcpy(place, source, (size_t)begin);
+        memcpy(place + end, source + end, (size_t)(chunk.size - end));
+    }
     say(&counts_of(sum, sum->rank)->given, sum->before + ++sum->given);
     return 1;
 }
@@ -324,24 +331,30 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
     for (int64_t rank = 1; rank < ranks; rank++)                                                \
         all += *(const kind *)(parts[rank] + place);                                            \
     if (by != 1)                                                                                \
-        all /= by;                                                                              \
-    *(kind *)(sums + place) = all;
+        all /= by;
 
 #define JOINT_SUM(name, type)                                                                   \
     WIDEST static void add_parts_##name(char *const *parts, int64_t ranks, char *sums,          \
-                                        char *target, int64_t size, double divisor)             \
+                                        char *target, int64_t size, double divisor,             \
+                                        int past_cache)                                         \
     {                                                                                           \
         typedef LINE_OF(type) line;                                                             \
         const type by = (type)divisor;                                                          \
         const int64_t head = target ? (int64_t)(-(uintptr_t)target % LINE) : 0;                 \
+        past_cache = past_cache && ((uintptr_t)sums + (uintptr_t)head) % QUARTER == 0;          \
         for (int64_t at = 0; at < size;) {                                                      \
             if (at < head || size - at < LINE) {                                                \
                 SUM_AT(type, at)                                                                \
+                *(type *)(sums + at) = all;                                                     \
                 if (target)                                                                     \
                     *(type *)(target + at) = all;                                               \
                 at += (int64_t)sizeof(type);                                                    \
             } else {                                                                            \
                 SUM_AT(line, at)                                                                \
+                if (past_cache)                                                                 \
+                    write_line(sums + at, &all);                                                \
+                else                                                                            \
+                    *(line *)(sums + at) = all;                                                 \
                 if (target)                                                                     \
                     write_line(target + at, &all);                                              \
                 at += LINE;                                                                     \

@@ -9,14 +9,17 @@ from weft._core.elements import Array
 from weft._core.split import LINE
 from weft._core.values import address
 
-#: bytes of a chunk: small enough for the chunks of two ranks to stay in a cache of a few megabytes.
-#: Measured (docs/performance.md).
+#: bytes of the first chunk, of each rank: enough to be timed
+_FIRST = 64 << 10
+#: bytes of the others: few enough for some of them to stay in a cache of a few megabytes. Measured
+#: (docs/performance.md).
 _CHUNK = 512 << 10
-#: bytes of the chunks of all ranks together, where there are many
+#: bytes of one chunk of all ranks together, where there are many
 _ALL_CHUNKS = 32 << 20
-#: Nanoseconds for a kilobyte of each other rank's above which another way is quicker: it takes 30
-#: to 100 where cores share a cache, and 250 to 1,000 where they do not.
-_SLOWEST = 220
+#: Nanoseconds that adding a kilobyte of one other rank's may take where cores share a cache. It
+#: takes 30 to 100 there, and 250 to 1,000 where they do not.
+_SLOWEST = 200
+
 _MEANS = ("float32", "float64")
 
 
@@ -43,8 +46,9 @@ def bytes_for(ranks: int) -> int:
     return kernels.joint_sum_bytes(ranks, _chunk_for(ranks))
 
 
-def _chunk_for(ranks: int) -> int:
-    lines = min(_CHUNK, _ALL_CHUNKS // ranks) // LINE
+def _chunk_for(ranks: int, size: int = _CHUNK) -> int:
+    """The bytes of a chunk: of about that size, and as many lines for each rank."""
+    lines = min(size, _ALL_CHUNKS // ranks) // LINE
     return max(1, lines // ranks) * ranks * LINE
 
 
@@ -64,14 +68,15 @@ class JointSum:
         ranks: int,
         source: Array,
         target: Array | None,
+        mean: bool = False,
     ) -> None:
         """Source and target are flat and aligned, and the same or apart; a rank without a target
-        gets no result."""
+        gets no result. It can be the mean instead of the sum."""
         loop = kernels.joint_sum_loop(source.dtype.name)
         if loop is None:
             raise TypeError(f"there is no loop that sums arrays of {source.dtype}")
-        chunk = _chunk_for(ranks)
-        chunks = -(-source.nbytes // chunk)
+        first, chunk = _chunk_for(ranks, _FIRST), _chunk_for(ranks)
+        chunks = 1 + -(-(source.nbytes - first) // chunk) if source.nbytes > first else 1
         self.after = before + chunks
         self._loop = loop
         self._arrays = source, target  # which must live as long
@@ -81,22 +86,14 @@ class JointSum:
             source=address(source),
             target=None if target is None else address(target),
             size=source.nbytes,
-            chunk=chunk,
-            divisor=1,
+            divisor=ranks if mean else 1,
             memory=memory,
-            before=before,
-            slowest=0,
+            first=first,
+            chunk=chunk,
             chunks=chunks,
+            before=before,
+            slowest=_SLOWEST,
         )
-
-    def take_mean(self) -> None:
-        """Have it be the mean of all ranks'."""
-        self._sum.divisor = self._sum.ranks
-
-    def leave_if_slow(self) -> None:
-        """Have it end with the first chunk, on all ranks, where others' memory turns out to be slow
-        to reach."""
-        self._sum.slowest = _SLOWEST
 
     def go_on(self, steps: int, looks: int, awake: int) -> bool:
         """Do what can be done: give, add up or take over `steps` chunks, or until at `looks` looks
@@ -109,12 +106,6 @@ class JointSum:
         """What grows with whatever is done."""
         done: int = self._sum.given + self._sum.added + self._sum.taken
         return done
-
-    @property
-    def summed(self) -> int:
-        """How many bytes, from the beginning, are summed when it is done."""
-        bytes_: int = min(self._sum.size, self._sum.chunks * self._sum.chunk)
-        return bytes_
 
     def is_done_by(self, rank: int) -> bool:
         """Whether a rank needs nobody any more, nor is needed."""

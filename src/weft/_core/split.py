@@ -68,17 +68,16 @@ class Layout:
                 pieces.append(Piece(index, low - start, high - start, low - first))
         return pieces
 
-    def blocks_of(self, rank: int, size: int, block: int, *, begin: int = 0) -> Iterator[Piece]:
-        """The blocks that one of `size` ranks works on: every byte from `begin` on, where a line
-        begins, is in one block of one rank.
+    def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
+        """The blocks that one of `size` ranks works on: every byte is in one block of one rank.
 
         Blocks are cut on lines, so that no element is in two of them; a block is of one array.
         """
-        done = begin // LINE
-        first, last = part_of(-(-self.size // LINE) - done, size, rank)
-        for index, start, stop, _ in self.window((done + first) * LINE, (done + last) * LINE):
-            for at in range(start, stop, block):
-                yield Piece(index, at, min(at + block, stop), 0)
+        lines = -(-self.size // LINE)
+        first, last = part_of(lines, size, rank)
+        for index, start, stop, _ in self.window(first * LINE, last * LINE):
+            for begin in range(start, stop, block):
+                yield Piece(index, begin, min(begin + block, stop), 0)
 
 
 def elements(arrays: Sequence[Array], piece: Piece) -> Array:

@@ -1,8 +1,7 @@
 """Carrying out a combination: through the slots, jointly, or from memory to memory.
 
-Small arrays pass through the slots. Large ones are summed jointly (joint_sums.py), if a loop in C
-can do so and the ranks' cores share a cache; else directly, where each rank makes its part of the
-blocks:
+Small arrays pass through the slots. Large ones are summed jointly (joint_sums.py), if there is a
+loop in C for it. Else they are combined directly, where each rank makes its part of the blocks:
 
     for each block of my part
       every other rank's numbers  --pull-->  scratch, or where the result is made
@@ -43,13 +42,13 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
         for one in sums:
             one.add_up(call.source[one.array])
         return True
-    directly = transport.peers is not None or _all_mapped(transport, exchanged)
-    done = _sum_jointly(transport, plan, exchanged, or_leave=directly)
-    if directly and done < call.layout.size:
-        _combine_directly(transport, plan, exchanged, done)
+    if _sum_jointly(transport, plan, exchanged):
+        return False
+    if transport.peers is not None or _all_mapped(transport, exchanged):
+        _combine_directly(transport, plan, exchanged)
         return True
     room = transport.slots.room
-    for start in range(done, call.layout.size, room):
+    for start in range(0, call.layout.size, room):
         pieces = call.layout.window(start, start + room)
         step = transport.meeting.step + 1
         transport.slots.fill(step, call.source, pieces)
@@ -82,41 +81,28 @@ def _combine_slots(
 # jointly
 
 
-def _sum_jointly(
-    transport: Transport, plan: Combination, exchanged: Exchanged, *, or_leave: bool
-) -> int:
-    """Sum, or take the mean; how many bytes of the call's arrays, one after the other, are done."""
-    call = exchanged.call
-    if plan.weights is not None or not can_join(plan.op, call.source, plan.elements):
-        return 0
+def _sum_jointly(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
+    """Sum, or take the mean, if this can be done jointly; whether it was."""
+    source = exchanged.call.source
+    if plan.weights is not None or not can_join(plan.op, source, plan.elements):
+        return False
     sums = transport.joint_sums(exchanged)
     if sums is None:
-        return 0
-    for index, source in enumerate(call.source):
-        done = sums.add_up(
-            source,
-            plan.target[index] if plan.target else None,
-            mean=plan.op == "mean",
-            or_leave=or_leave,
-            deadline=exchanged.deadline,
-        )
-        if done < source.nbytes:
-            return call.layout.starts[index] + done
-    return call.layout.size
+        return False
+    targets: Sequence[Array | None] = plan.target or [None] * len(source)
+    for array, target in zip(source, targets, strict=True):
+        sums.add_up(array, target, mean=plan.op == "mean", deadline=exchanged.deadline)
+    return True
 
 
 # from memory to memory
 
 
-def _combine_directly(
-    transport: Transport, plan: Combination, exchanged: Exchanged, begin: int
-) -> None:
-    """Combine this rank's part of the blocks from byte `begin` on, and hand each to whoever gets
-    the result."""
+def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchanged) -> None:
+    """Combine this rank's part of the blocks, and hand each to whoever gets the result."""
     source, said = exchanged.call.source, exchanged.ranks
     receivers = range(transport.size) if plan.root is None else (plan.root,)
-    blocks = exchanged.call.layout.blocks_of(transport.rank, transport.size, BLOCK, begin=begin)
-    for piece in blocks:
+    for piece in exchanged.call.layout.blocks_of(transport.rank, transport.size, BLOCK):
         if faults.armed:
             faults.reach("collective.block")
         mine = _own(said[transport.rank].sources, source, piece)

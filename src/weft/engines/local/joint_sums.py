@@ -47,14 +47,8 @@ class JointSums:
             point="collective.made",
         )
 
-    def add_up(
-        self, source: Array, target: Array | None, *, mean: bool, or_leave: bool, deadline: float
-    ) -> int:
-        """Sum the ranks' arrays, or take their mean; how many bytes of each are done.
-
-        With `or_leave` that may be less than all: where another way is quicker. All ranks leave the
-        same. Nobody uses a rank's own memory when it returns.
-        """
+    def add_up(self, source: Array, target: Array | None, *, mean: bool, deadline: float) -> None:
+        """Sum the ranks' arrays, or take their mean; nobody uses a rank's own memory for it."""
         one = JointSum(
             self._block.address,
             self._chunks,
@@ -62,14 +56,10 @@ class JointSums:
             ranks=self._ranks,
             source=source if source.flags.aligned else source.copy(),
             target=target,
+            mean=mean,
         )
         self._chunks = one.after
-        if mean:
-            one.take_mean()
-        if or_leave:
-            one.leave_if_slow()
         self._carry_out(one, deadline)
-        return one.summed
 
     def _carry_out(self, one: JointSum, deadline: float) -> None:
         progress, nap = 0, 0.0
