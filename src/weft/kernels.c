@@ -162,16 +162,17 @@ ADD_UP(int64, uint64_t)
 
    Where cores share a cache, what is given and taken over had best stay in it. Where they do not,
    lines that another core has just written come from there, one by one, and it is six times quicker
-   to write them past the caches. Which of both it is, and where a process runs, can change at any
-   time, so a rank times its additions of the first chunk, which is a small one. */
+   to write them past the caches. Where a process runs can change at any time, so each rank times
+   its additions of the first chunk, which is a small one, and all go by the slowest. */
 
 #define CHUNKS 4
 
-/* how many chunks a rank is done with, in all sums of its group; on lines of its own, as others look
-   at it */
+/* how many chunks a rank is done with, in all sums of its group; on lines of its own, as others
+   look at it */
 struct counts {
     int64_t given, added, taken;
-    int64_t unused[13];
+    int64_t pace; /* nanoseconds for a kilobyte of one other rank's, in its last first chunk */
+    int64_t unused[12];
 };
 #define COUNTS (sizeof(struct counts) / sizeof(int64_t))
 
@@ -182,18 +183,18 @@ struct joint_sum {
     char *target;         /* the source, or apart from it; NULL if this rank gets no result */
     int64_t size;         /* of the source */
     double divisor;       /* of the sum, for a mean; else 1 */
-    char *memory;         /* counts of each rank, then for CHUNKS chunks a place of each rank */
+    char *memory;         /* that all ranks see: the counts of each, then their places */
     int64_t first, chunk; /* bytes of the first chunk and of the others: lines for each rank */
     int64_t chunks;       /* how many */
     int64_t before;       /* what the counts were when this sum began */
-    int64_t slowest;      /* nanoseconds for a kilobyte of one other rank's in a shared cache */
-    int64_t past_cache;   /* whether it took longer */
+    int64_t slowest;      /* the longest pace in a shared cache */
     int64_t given, added, taken;
 };
 
-/* Adds parts up, of this many bytes, to `sums` and, if it is not NULL, to `target`. */
-typedef void add_parts(char *const *parts, int64_t ranks, char *sums, char *target, int64_t size,
-                       double divisor, int past_cache);
+/* Adds parts up, of this many bytes, to `sums` and, if it is not NULL, to `target`; past the cache
+   to each of them or not. */
+typedef void add_parts(char *const *parts, int64_t ranks, int64_t size, double divisor, char *sums,
+                       int sums_past_cache, char *target, int target_past_cache);
 
 static struct counts *counts_of(const struct joint_sum *sum, int64_t rank)
 {
@@ -235,10 +236,15 @@ static int64_t part_of(struct chunk chunk, int64_t rank)
     return begin < chunk.size ? begin : chunk.size;
 }
 
+/* Where a rank gives a chunk, and the sums of its part. The first chunk, whose parts are others,
+   has places of its own. */
 static char *place_of(const struct joint_sum *sum, int64_t rank, struct chunk chunk)
 {
-    char *places = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
-    return places + (chunk.number % CHUNKS * sum->ranks + rank) * sum->chunk;
+    char *first = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
+    char *others = first + sum->ranks * sum->first;
+    if (chunk.number == 0)
+        return first + rank * sum->first;
+    return others + (chunk.number % CHUNKS * sum->ranks + rank) * sum->chunk;
 }
 
 static int64_t now(void)
@@ -246,6 +252,29 @@ static int64_t now(void)
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Whether the result is to be written past the cache: not where the source has just been read. */
+static int target_past_cache(const struct joint_sum *sum)
+{
+    return sum->target != sum->source;
+}
+
+/* Whether places are. */
+static int places_past_cache(const struct joint_sum *sum)
+{
+    for (int64_t rank = 0; rank < sum->ranks; rank++)
+        if (__atomic_load_n(&counts_of(sum, rank)->pace, __ATOMIC_RELAXED) > sum->slowest)
+            return 1;
+    return 0;
+}
+
+static void copy_to(char *to, const char *from, int64_t count, int past_cache)
+{
+    if (past_cache)
+        copy(to, from, count);
+    else
+        memcpy(to, from, (size_t)count);
 }
 
 /* Each of the three does its work on one chunk, if it can; whether it could. */
@@ -259,7 +288,8 @@ static int take_over(struct joint_sum *sum)
     for (int64_t rank = 0; rank < sum->ranks && sum->target; rank++) {
         const int64_t begin = part_of(chunk, rank), end = part_of(chunk, rank + 1);
         if (rank != sum->rank)
-            copy(sum->target + chunk.at + begin, place_of(sum, rank, chunk) + begin, end - begin);
+            copy_to(sum->target + chunk.at + begin, place_of(sum, rank, chunk) + begin, end - begin,
+                    target_past_cache(sum));
     }
     say(&counts_of(sum, sum->rank)->taken, sum->before + ++sum->taken);
     return 1;
@@ -278,12 +308,13 @@ static int add_own_part(struct joint_sum *sum, add_parts *add)
         parts[rank] = place_of(sum, rank, chunk) + begin;
     parts[sum->rank] = (char *)sum->source + chunk.at + begin;
     const int64_t began = now();
-    add(parts, sum->ranks, place_of(sum, sum->rank, chunk) + begin,
-        sum->target ? sum->target + chunk.at + begin : NULL, end - begin, sum->divisor,
-        (int)sum->past_cache);
-    if (chunk.number == 0)
-        sum->past_cache = (now() - began) * 1024 > (end - begin) * (sum->ranks - 1) * sum->slowest;
-    say(&counts_of(sum, sum->rank)->added, sum->before + ++sum->added);
+    add(parts, sum->ranks, end - begin, sum->divisor, place_of(sum, sum->rank, chunk) + begin,
+        chunk.number > 0 && places_past_cache(sum),
+        sum->target ? sum->target + chunk.at + begin : NULL, target_past_cache(sum));
+    struct counts *own = counts_of(sum, sum->rank);
+    if (chunk.number == 0 && begin < end)
+        say(&own->pace, (now() - began) * 1024 / (end - begin) / (sum->ranks - 1));
+    say(&own->added, sum->before + ++sum->added);
     return 1;
 }
 
@@ -296,13 +327,9 @@ static int give(struct joint_sum *sum)
     const int64_t begin = part_of(chunk, sum->rank), end = part_of(chunk, sum->rank + 1);
     const char *source = sum->source + chunk.at;
     char *place = place_of(sum, sum->rank, chunk);
-    if (sum->past_cache) {
-        copy(place, source, begin);
-        copy(place + end, source + end, chunk.size - end);
-    } else {
-        memcpy(place, source, (size_t)begin);
-        memcpy(place + end, source + end, (size_t)(chunk.size - end));
-    }
+    const int past_cache = chunk.number > 0 && places_past_cache(sum);
+    copy_to(place, source, begin, past_cache);
+    copy_to(place + end, source + end, chunk.size - end, past_cache);
     say(&counts_of(sum, sum->rank)->given, sum->before + ++sum->given);
     return 1;
 }
@@ -334,14 +361,14 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
         all /= by;
 
 #define JOINT_SUM(name, type)                                                                   \
-    WIDEST static void add_parts_##name(char *const *parts, int64_t ranks, char *sums,          \
-                                        char *target, int64_t size, double divisor,             \
-                                        int past_cache)                                         \
+    WIDEST static void add_parts_##name(char *const *parts, int64_t ranks, int64_t size,        \
+                                        double divisor, char *sums, int sums_past_cache,        \
+                                        char *target, int target_past_cache)                    \
     {                                                                                           \
         typedef LINE_OF(type) line;                                                             \
         const type by = (type)divisor;                                                          \
         const int64_t head = target ? (int64_t)(-(uintptr_t)target % LINE) : 0;                 \
-        past_cache = past_cache && ((uintptr_t)sums + (uintptr_t)head) % QUARTER == 0;          \
+        sums_past_cache = sums_past_cache && (uintptr_t)(sums + head) % QUARTER == 0;           \
         for (int64_t at = 0; at < size;) {                                                      \
             if (at < head || size - at < LINE) {                                                \
                 SUM_AT(type, at)                                                                \
@@ -351,12 +378,14 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
                 at += (int64_t)sizeof(type);                                                    \
             } else {                                                                            \
                 SUM_AT(line, at)                                                                \
-                if (past_cache)                                                                 \
+                if (sums_past_cache)                                                            \
                     write_line(sums + at, &all);                                                \
                 else                                                                            \
                     *(line *)(sums + at) = all;                                                 \
-                if (target)                                                                     \
+                if (target && target_past_cache)                                                \
                     write_line(target + at, &all);                                              \
+                else if (target)                                                                \
+                    *(line *)(target + at) = all;                                               \
                 at += LINE;                                                                     \
             }                                                                                   \
         }                                                                                       \
@@ -367,10 +396,10 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
         return go_on(sum, add_parts_##name, steps, looks, awake);                               \
     }
 
-/* The bytes of the memory for sums of so many ranks, in chunks of this size. */
-int64_t joint_sum_bytes(int64_t ranks, int64_t chunk)
+/* The bytes of the memory for sums of so many ranks, in chunks of these sizes. */
+int64_t joint_sum_bytes(int64_t ranks, int64_t first, int64_t chunk)
 {
-    return ranks * ((int64_t)sizeof(struct counts) + CHUNKS * chunk);
+    return ranks * ((int64_t)sizeof(struct counts) + first + CHUNKS * chunk);
 }
 
 /* Whether a rank needs nobody any more, nor is needed, for a sum. */

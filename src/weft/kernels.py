@@ -11,6 +11,7 @@ import ctypes
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,6 @@ class JointSum(ctypes.Structure):
         ("chunks", _NUMBER),
         ("before", _NUMBER),
         ("slowest", _NUMBER),
-        ("past_cache", _NUMBER),
         ("given", _NUMBER),
         ("added", _NUMBER),
         ("taken", _NUMBER),
@@ -109,10 +109,12 @@ def joint_sum_loop(kind: str) -> GoOn | None:
     return found
 
 
-def joint_sum_bytes(ranks: int, chunk: int) -> int:
-    """The bytes of the memory for joint sums of so many ranks, in chunks of so many bytes."""
-    size: int = _loaded().joint_sum_bytes(_NUMBER(ranks), _NUMBER(chunk))
-    return size
+def joint_sum_bytes(ranks: int, first: int, chunk: int) -> int:
+    """The bytes of the memory for joint sums of so many ranks: with a first chunk of so many bytes,
+    and others of so many."""
+    size = _loaded().joint_sum_bytes
+    size.restype = _NUMBER
+    return int(size(_NUMBER(ranks), _NUMBER(first), _NUMBER(chunk)))
 
 
 def joint_sum_is_done(joint_sum: JointSum, rank: int) -> bool:
@@ -152,6 +154,7 @@ def missing() -> str:
     return _missing
 
 
+@cache
 def _loop(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
     if _library is None or kind not in _KINDS:
         return None

@@ -18,7 +18,7 @@ _CHUNK = 512 << 10
 _ALL_CHUNKS = 32 << 20
 #: Nanoseconds that adding a kilobyte of one other rank's may take where cores share a cache. It
 #: takes 30 to 100 there, and 250 to 1,000 where they do not.
-_SLOWEST = 200
+_SLOWEST = 240
 
 _MEANS = ("float32", "float64")
 
@@ -43,13 +43,16 @@ def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
 
 def bytes_for(ranks: int) -> int:
     """The bytes of the memory that ranks sum in."""
-    return kernels.joint_sum_bytes(ranks, _chunk_for(ranks))
+    return kernels.joint_sum_bytes(ranks, *_chunks_for(ranks))
 
 
-def _chunk_for(ranks: int, size: int = _CHUNK) -> int:
-    """The bytes of a chunk: of about that size, and as many lines for each rank."""
-    lines = min(size, _ALL_CHUNKS // ranks) // LINE
-    return max(1, lines // ranks) * ranks * LINE
+def _chunks_for(ranks: int) -> tuple[int, int]:
+    """The bytes of the first chunk and of the others: as many lines for each rank."""
+    most = _ALL_CHUNKS // ranks
+    first, chunk = (
+        max(1, min(size, most) // LINE // ranks) * ranks * LINE for size in (_FIRST, _CHUNK)
+    )
+    return first, chunk
 
 
 class JointSum:
@@ -75,8 +78,8 @@ class JointSum:
         loop = kernels.joint_sum_loop(source.dtype.name)
         if loop is None:
             raise TypeError(f"there is no loop that sums arrays of {source.dtype}")
-        first, chunk = _chunk_for(ranks, _FIRST), _chunk_for(ranks)
-        chunks = 1 + -(-(source.nbytes - first) // chunk) if source.nbytes > first else 1
+        first, chunk = _chunks_for(ranks)
+        chunks = 1 + max(0, -(-(source.nbytes - first) // chunk))
         self.after = before + chunks
         self._loop = loop
         self._arrays = source, target  # which must live as long

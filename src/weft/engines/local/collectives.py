@@ -37,7 +37,7 @@ from weft.engines.local.first_message import FirstMessage, Location, common_of, 
 from weft.engines.local.mapped import block_of
 from weft.engines.local.meeting import COLLECTIVE, UNDER_WAY, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
-from weft.engines.local.prepared import PreparedReduction, PreparedSum
+from weft.engines.local.prepared import PreparedJointSum, PreparedReduction, PreparedSum
 from weft.engines.local.segment import portable
 from weft.engines.local.transport import Exchanged, Heard, Transport
 from weft.errors import WeftError
@@ -55,7 +55,8 @@ class Collectives:
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._transport: Transport | None = None
-        self._prepared: dict[tuple[Any, ...], PreparedReduction] = {}
+        #: by operation, dtype and shape
+        self._prepared: dict[tuple[Any, ...], PreparedReduction | PreparedJointSum] = {}
         #: by where the array lies
         self._sums: dict[tuple[Any, ...], PreparedSum] = {}
 
@@ -95,12 +96,14 @@ class Collectives:
         if isinstance(plan, Combination) and len(call.source) == 1:
             self._prepare_sum(transport, plan, heard, exchanged)
 
-    def prepared(self, value: Any, op: Any, out: Any) -> PreparedReduction | PreparedSum | None:
+    def prepared(
+        self, value: Any, op: Any, out: Any
+    ) -> PreparedReduction | PreparedJointSum | PreparedSum | None:
         """The quick way for an all_reduce of a plain array like one before, if there is one."""
         if type(value) is not np.ndarray or type(op) is not str:
             return None
         found = self._prepared.get((op, value.dtype, value.shape))
-        if found is not None and found.takes(out):
+        if found is not None and found.takes(value, out):
             return found
         in_place = out is value and op == "sum" and value.flags.behaved
         return self._sums.get(_key_of(value)) if in_place and self._sums else None
@@ -112,19 +115,22 @@ class Collectives:
 
     def prepare(self, call: Call, value: Any, op: str) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
-        transport, length = self._transport, call.layout.size
+        transport = self._transport
         if transport is None or call.own or type(value) is not np.ndarray:
             return
-        if length > transport.slots.room or not value.dtype.isnative:
+        small = call.layout.size <= transport.slots.room
+        sums = transport.joint_sums if not small and call.joint else None
+        if not value.dtype.isnative or not (small or sums):
             return
         if len(self._prepared) >= _PREPARED:
             self._prepared.clear()
-        self._prepared[op, value.dtype, value.shape] = PreparedReduction(
-            transport,
-            message=FirstMessage(True, call.common, b"").encode(),
-            like=value,
-            op=op,
-            disagreement=self._disagreement,
+        message = FirstMessage(small, call.common, b"").encode()
+        self._prepared[op, value.dtype, value.shape] = (
+            PreparedReduction(
+                transport, message=message, like=value, op=op, disagreement=self._disagreement
+            )
+            if sums is None
+            else PreparedJointSum(sums, transport, message=message, op=op, go_on=self._go_on)
         )
 
     def _prepare_sum(
@@ -135,23 +141,25 @@ class Collectives:
             return
         pieces = combining.sums_in_place(transport, plan, exchanged)
         (flat,) = exchanged.call.source
-        if pieces is None or self._sum_of(flat).common != exchanged.call.common:
+        if pieces is None or self._reduce(flat, flat, "sum").common != exchanged.call.common:
             return  # it was given in another shape, or in a list
-
-        def go_on(value: Array, heard: Heard, seconds: float) -> None:
-            self._after_meeting(transport, self._sum_of(value), heard, time.monotonic() + seconds)
-
         key = _key_of(flat)
         if key not in self._sums and len(self._sums) >= _SUMS:
             self._sums.clear()
         locations = [(*said.sources, *said.targets) for said in exchanged.ranks]
         self._sums[key] = PreparedSum(
-            transport, heard=heard, locations=locations, pieces=pieces, go_on=go_on
+            transport, heard=heard, locations=locations, pieces=pieces, go_on=self._go_on
         )
 
-    def _sum_of(self, value: Array) -> Reduce:
+    def _go_on(self, value: Array, out: Array, op: str, heard: Heard, deadline: float) -> None:
+        """Carry out an all_reduce that was prepared, but at whose first step ranks have said
+        something else."""
+        transport = self._transport or self._set_up(deadline)
+        self._after_meeting(transport, self._reduce(value, out, op), heard, deadline)
+
+    def _reduce(self, value: Array, out: Array, op: str) -> Reduce:
         rank, size = self._meeting.rank, len(self._meeting.members)
-        return Reduce("all_reduce", rank, size, value, op="sum", weight=None, out=value)
+        return Reduce("all_reduce", rank, size, value, op=op, weight=None, out=out)
 
     # the first step
 
@@ -165,9 +173,7 @@ class Collectives:
             if faults.armed:
                 faults.reach("collective.filled")
         else:
-            locations = [
-                list(map(_location, arrays)) for arrays in (call.source, call.early_target)
-            ]
+            locations = _locations(call, joint=transport.can_join and call.joint)
             message = FirstMessage(False, call.common, call.own, *locations).encode()
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
         return Heard(step, message, answers)
@@ -221,6 +227,13 @@ class Collectives:
             loops=all(answer[1] for answer in answers),
         )
         return self._transport
+
+
+def _locations(call: Call, *, joint: bool) -> tuple[tuple[Location, ...], ...]:
+    """Where a rank's sources and targets are. It does not say so if they are to be summed jointly,
+    but for arrays in shared memory, which may be summed where they are."""
+    found = tuple(tuple(map(_location, arrays)) for arrays in (call.source, call.early_target))
+    return () if joint and not all(one.block for one in found[0]) else found
 
 
 def _location(array: Array) -> Location:

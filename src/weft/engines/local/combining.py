@@ -20,7 +20,6 @@ from typing import NamedTuple
 from weft import faults
 from weft._core.adding import add_up, can_add_up
 from weft._core.elements import Array, combine
-from weft._core.joint_sum import can_join
 from weft._core.plans import Combination
 from weft._core.split import Piece, elements
 from weft.engines.local.first_message import Location
@@ -36,15 +35,17 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
     if exchanged.ranks[0].in_slot:  # if one rank's arrays are, all are: they are alike
         _combine_slots(transport, plan, call.layout.pieces, exchanged.step)
         return False
-    transport.map_new((*call.source, *call.early_target), exchanged)
-    sums = sums_in_place(transport, plan, exchanged)
-    if sums is not None:
-        for one in sums:
-            one.add_up(call.source[one.array])
-        return True
-    if _sum_jointly(transport, plan, exchanged):
+    located = all(said.sources for said in exchanged.ranks)
+    if located:
+        transport.map_new((*call.source, *call.early_target), exchanged)
+        sums = sums_in_place(transport, plan, exchanged)
+        if sums is not None:
+            for one in sums:
+                one.add_up(call.source[one.array])
+            return True
+    if call.joint and _sum_jointly(transport, plan, exchanged):
         return False
-    if transport.peers is not None or _all_mapped(transport, exchanged):
+    if located and (transport.peers is not None or _all_mapped(transport, exchanged)):
         _combine_directly(transport, plan, exchanged)
         return True
     room = transport.slots.room
@@ -82,11 +83,8 @@ def _combine_slots(
 
 
 def _sum_jointly(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
-    """Sum, or take the mean, if this can be done jointly; whether it was."""
-    source = exchanged.call.source
-    if plan.weights is not None or not can_join(plan.op, source, plan.elements):
-        return False
-    sums = transport.joint_sums(exchanged)
+    """Sum, or take the mean; False if that cannot be done jointly."""
+    sums, source = transport.ready_for_joint_sums(exchanged), exchanged.call.source
     if sums is None:
         return False
     targets: Sequence[Array | None] = plan.target or [None] * len(source)
@@ -139,7 +137,7 @@ def sums_in_place(
     """This rank's part of sums that a loop in C makes by one pass over memory; None if it cannot
     make these."""
     call, said = exchanged.call, exchanged.ranks
-    in_place = plan.root is None and all(one.sources == one.targets for one in said)
+    in_place = plan.root is None and all(one.sources == one.targets != () for one in said)
     mapped = in_place and _all_mapped(transport, exchanged)
     if plan.op != "sum" or not mapped or not all(map(can_add_up, call.source, plan.elements)):
         return None

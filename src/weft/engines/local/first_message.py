@@ -1,7 +1,8 @@
 """What a rank says at the first step of a collective.
 
     whether its arrays are in its slot | how long the message is | common | 0
-    where its arrays are, if they are not in the slot: how many sources and targets, then each
+    where its arrays are, if they are not in the slot: how many sources and targets, then each; none
+    if that does not matter, because all ranks know that they sum jointly
     own
 
 A message may be longer than a mailbox; then what is heard first is its beginning.
@@ -10,7 +11,6 @@ A message may be longer than a mailbox; then what is heard first is its beginnin
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +35,8 @@ class FirstMessage(NamedTuple):
     common: bytes
     own: bytes
     #: where the arrays are that are not in the slot; the targets only if they are known already
-    sources: Sequence[Location] = ()
-    targets: Sequence[Location] = ()
+    sources: tuple[Location, ...] = ()
+    targets: tuple[Location, ...] = ()
 
     def encode(self) -> bytes:
         rest = self.common + _END
@@ -56,7 +56,7 @@ class FirstMessage(NamedTuple):
         sources, targets = _COUNTS.unpack_from(rest)
         end = _COUNTS.size + 24 * (sources + targets)
         table = np.frombuffer(rest[_COUNTS.size : end], np.uint64).reshape(-1, 3).tolist()
-        locations = [Location(*row) for row in table]
+        locations = tuple(Location(*row) for row in table)
         return cls(False, common, rest[end:], locations[:sources], locations[sources:])
 
 

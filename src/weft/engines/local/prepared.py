@@ -20,9 +20,66 @@ from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combin
 from weft._core.timeouts import seconds_until
 from weft.engines.local.combining import SumInPlace
 from weft.engines.local.first_message import Location
+from weft.engines.local.joint_sums import JointSums
+from weft.engines.local.mapped import buffer_of
 from weft.engines.local.meeting import COLLECTIVE
 from weft.engines.local.transport import Heard, Transport
 from weft.errors import WeftError
+
+#: carries out an all_reduce of which the ranks have said something else: of this array, to this
+#: one, by this operation; what was heard, and the deadline
+GoOn = Callable[[Array, Array, str, Heard, float], None]
+
+
+class PreparedJointSum:
+    """all_reduce of large arrays of one dtype and shape, which the ranks sum together."""
+
+    def __init__(
+        self, sums: JointSums, transport: Transport, *, message: bytes, op: str, go_on: GoOn
+    ) -> None:
+        self._sums, self._meeting = sums, transport.meeting
+        self._message, self._op, self._go_on = message, op, go_on
+
+    def takes(self, value: Array, out: Any) -> bool:
+        """Whether this way is open to an array of the prepared dtype and shape: it lies as one in
+        memory, and not in shared memory, where it may be summed as it is."""
+        return (
+            value.flags.c_contiguous
+            and value.flags.aligned
+            and buffer_of(value) is None
+            and (out is None or _can_take(value, out))
+        )
+
+    def run(self, value: Array, out: Array | None, seconds: float) -> Array:
+        """The result."""
+        meeting, deadline = self._meeting, time.monotonic() + seconds
+        step = meeting.begin_step(seconds)
+        answers = meeting.exchange_alike(COLLECTIVE, self._message, seconds_until(deadline))
+        if out is None:
+            out = np.empty_like(value)
+        if answers is not None:
+            heard = Heard(step, self._message, answers)
+            self._go_on(value, out, self._op, heard, deadline)
+            return out
+        if faults.armed:
+            faults.reach("collective.met")
+        self._sums.add_up(
+            value.reshape(-1), out.reshape(-1), mean=self._op == "mean", deadline=deadline
+        )
+        if faults.armed:
+            faults.reach("collective.carried")
+        return out
+
+
+def _can_take(value: Array, out: Any) -> bool:
+    """Whether an array's results can be written there without a further look."""
+    return (
+        type(out) is np.ndarray
+        and out.shape == value.shape
+        and out.dtype is value.dtype
+        and out.flags.carray
+        and (out is value or not np.may_share_memory(value, out))
+    )
 
 
 class PreparedSum:
@@ -36,10 +93,9 @@ class PreparedSum:
         heard: Heard,
         locations: Sequence[Sequence[Location]],
         pieces: Sequence[SumInPlace],
-        go_on: Callable[[Array, Heard, float], None],
+        go_on: GoOn,
     ) -> None:
-        """`locations` are where the ranks' arrays are, `pieces` this rank's part of the sum.
-        `go_on` carries out a call whose ranks have said something else."""
+        """`locations` are where the ranks' arrays are, `pieces` this rank's part of the sum."""
         self._transport, self._heard, self._locations = transport, heard, locations
         self._pieces, self._go_on = pieces, go_on
 
@@ -52,7 +108,7 @@ class PreparedSum:
         # asked on every rank alike: which blocks stay mapped depends on which were used
         if answers != self._heard.answers or self._transport.mapped.new(self._locations):
             heard = self._heard._replace(step=step, answers=answers)
-            self._go_on(value, heard, seconds_until(deadline))
+            self._go_on(value, out, "sum", heard, deadline)
             return out
         if faults.armed:
             faults.reach("collective.met")
@@ -94,7 +150,7 @@ class PreparedReduction:
             op != "mean" and len(self._parts[0]) > 1 and accumulates_as_stored(like.dtype, op)
         )
 
-    def takes(self, out: Any) -> bool:
+    def takes(self, _value: Array, out: Any) -> bool:
         """Whether results can be written there without a further look."""
         return out is None or (
             type(out) is np.ndarray

@@ -69,8 +69,10 @@ class Transport:
         ranks have the loops in C."""
         self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
-        self._can_join = loops and self.size > 1
-        self._joint_sums: JointSums | None = None
+        #: whether all ranks can make sums together
+        self.can_join = loops and self.size > 1
+        #: what they are made with, from the first one on
+        self.joint_sums: JointSums | None = None
         self.mapped = Mapped()
         self._scratch = np.empty(3 * BLOCK, np.uint8)
         self._scratch_at = address(self._scratch)
@@ -79,15 +81,15 @@ class Transport:
         """Meet in the course of a collective."""
         self.meeting.meet(UNDER_WAY, seconds)
 
-    def joint_sums(self, exchanged: Exchanged) -> JointSums | None:
+    def ready_for_joint_sums(self, exchanged: Exchanged) -> JointSums | None:
         """What sums are made with by all ranks together; None where they cannot. Every rank asks
         when one does."""
-        if self._joint_sums is None and self._can_join:
+        if self.joint_sums is None and self.can_join:
             try:
-                self._joint_sums = JointSums(self.meeting, exchanged.seconds)
+                self.joint_sums = JointSums(self.meeting, exchanged.seconds)
             except SetupError:  # on every rank; the other ways need no memory
-                self._can_join = False
-        return self._joint_sums
+                self.can_join = False
+        return self.joint_sums
 
     def scratch(self, like: Array, number: int) -> Located:
         """One of three blocks to work with, as an array like another."""
