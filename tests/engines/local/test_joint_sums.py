@@ -1,0 +1,189 @@
+"""Large sums that all ranks make together: what only shows with processes of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.support import run_ranks
+from weft import faults
+from weft.engines.base import Group
+from weft.engines.local import joint_sums, transport
+from weft.engines.local.joint_sums import JointSums
+from weft.engines.local.prepared import PreparedJointSum
+from weft.errors import Disagreement, InvalidValue, SetupError
+
+needs_loops = pytest.mark.skipif(
+    os.environ.get("WEFT_KERNELS") == "0", reason="the loops are left away"
+)
+#: more than passes through the slots, and not a whole number of lines
+LENGTH = 1_000_003
+
+
+def numbers(rank: int, kind: str = "float32", shape: Any = LENGTH) -> Any:
+    return (np.random.default_rng(rank).normal(size=shape) * 1000).astype(kind)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_bits_are_those_of_other_ways(size: int) -> None:
+    """With and without loops in C, and where only some ranks have them: the same sums and means, to
+    the bit, whatever the arrays are like."""
+
+    def body(group: Group) -> list[bytes]:
+        found = []
+        for kind in ("float32", "float64", "int32", "uint64"):
+            for op in ("sum", "mean"):
+                own = numbers(group.rank, kind)
+                found.append(group.all_reduce(own, op).tobytes())
+                reduced = group.reduce(own, op, root=group.size - 1)
+                found.append(group.broadcast(reduced, root=group.size - 1).tobytes())
+                strided = numbers(group.rank, kind, 2 * LENGTH)[::2]
+                found.append(group.all_reduce(strided, op).tobytes())
+                shifted = np.empty(own.nbytes + 1, np.uint8)[1:].view(kind)
+                shifted[...] = own
+                found.append(group.all_reduce(shifted, op, out=shifted).tobytes())
+                several = [numbers(group.rank + turn, kind, (1000, 300)) for turn in range(3)]
+                found += [one.tobytes() for one in group.all_reduce(several, op)]
+                handle = group.all_reduce(own, op, out=own, async_op=True)
+                found.append(handle.wait().tobytes())
+        return found
+
+    with_loops = run_ranks(size, body)
+    assert all(found == with_loops[0] for found in with_loops)
+    assert run_ranks(size, body, env={"WEFT_KERNELS": "0"}) == with_loops
+    one_without = run_ranks(size, _without_loops_on_rank_0, body)
+    assert one_without == with_loops
+
+
+def _without_loops_on_rank_0(group: Group, body: Any) -> Any:
+    from weft import kernels
+
+    if group.rank == 0:
+        kernels._library, kernels._missing = None, "taken away"
+        kernels._loop.cache_clear()
+    return body(group)
+
+
+@needs_loops
+def test_it_is_prepared_by_shape() -> None:
+    """From the second call on, whichever arrays they are, each rank's for itself; calls that differ
+    are told, and all can go on."""
+
+    def body(group: Group) -> list[Any]:
+        quickly: list[int] = []
+        run = PreparedJointSum.run
+
+        def counted(self: PreparedJointSum, *arguments: Any) -> Any:
+            quickly.append(turn)
+            return run(self, *arguments)
+
+        PreparedJointSum.run = counted  # type: ignore[method-assign]
+        found: list[Any] = []
+        for turn in range(10):
+            own = numbers(group.rank + turn, shape=(500, 1000))
+            out: Any = (None, own, np.zeros_like(own))[turn % 3]
+            if turn == 4 and group.rank == 0:
+                own = own.T.copy().T  # lies otherwise
+            if turn == 5:
+                out = own = weft.share(own) if group.rank else own
+            if turn == 6 and group.rank == 1:
+                out = np.zeros_like(own)[:, ::-1]
+            if turn == 7:
+                out = own.reshape(-1)[::-1].reshape(own.shape)  # the same memory, the other way
+            op = "max" if turn == 8 and group.rank == 1 else "sum"
+            try:
+                found.append(group.all_reduce(own, op, out=out).tobytes())
+            except Disagreement as error:
+                found.append("max" in str(error) and "sum" in str(error))
+        own = numbers(group.rank, shape=(500, 1000))
+        own.flags.writeable = False
+        with pytest.raises(InvalidValue, match="cannot be written to"):
+            group.all_reduce(own, out=own)
+        return [found, quickly]
+
+    (first, quickly_0), (second, quickly_1) = run_ranks(2, body)
+    assert first == second
+    for turn, found in enumerate(first):
+        expected = numbers(turn, shape=(500, 1000)) + numbers(turn + 1, shape=(500, 1000))
+        assert found is True if turn == 8 else found == expected.tobytes()
+    assert quickly_0 == [1, 2, 3, 5, 6, 8, 9]
+    assert quickly_1 == [1, 2, 3, 4, 9]
+
+
+@needs_loops
+def test_without_memory_for_it() -> None:
+    """Where none can be had the sums go another way, at once and from then on."""
+
+    def body(group: Group) -> list[Any]:
+        def refuse(*_: Any, **__: Any) -> None:
+            tried.append(1)
+            raise SetupError("no memory")
+
+        tried: list[int] = []
+        transport.JointSums = refuse  # type: ignore[misc,assignment]
+        own = numbers(group.rank)
+        return [group.all_reduce(own).tobytes() for _ in range(3)] + [len(tried)]
+
+    expected = (numbers(0) + numbers(1)).tobytes()
+    assert run_ranks(2, body) == [[expected] * 3 + [1]] * 2
+
+
+@needs_loops
+def test_waiting_in_the_middle_of_a_sum_costs_little() -> None:
+    """While another is late with its chunk, a rank sleeps, and says in time that it waits."""
+
+    def body(group: Group) -> float:
+        own = numbers(group.rank)
+        group.all_reduce(own)
+        if group.rank == 0:
+            faults._faults, faults.armed = faults.parse("collective.block@3:0:delay=2"), True
+        group.barrier()
+        began = time.process_time()
+        total = group.all_reduce(own)
+        spent = time.process_time() - began
+        assert np.array_equal(total, numbers(0) + numbers(1))
+        return spent
+
+    assert run_ranks(2, body)[1] < 0.06
+
+
+@needs_loops
+def test_its_memory_is_made_when_it_is_needed() -> None:
+    """Small sums, and large ones of another kind, do without."""
+
+    def body(group: Group) -> list[bool]:
+        def made() -> bool:
+            collectives = group._collectives  # type: ignore[attr-defined]
+            return isinstance(collectives._transport.joint_sums, JointSums)
+
+        found = []
+        for value, op in ((np.ones(3), "sum"), (numbers(0), "max"), (numbers(0), "mean")):
+            group.all_reduce(value, op)
+            found.append(made())
+        return found
+
+    assert run_ranks(2, body) == [[False, False, True]] * 2
+
+
+@needs_loops
+def test_a_few_steps_at_a_time() -> None:
+    """A sum of more chunks than are done at once comes to its end, and hears signals meanwhile."""
+
+    def body(group: Group) -> bool:
+        joint_sums._STEPS = 3
+        own = numbers(group.rank, shape=5_000_000)
+        return np.array_equal(group.all_reduce(own, out=own), _sum(group.size))
+
+    assert run_ranks(3, body) == [True] * 3
+
+
+def _sum(size: int) -> Any:
+    total = numbers(0, shape=5_000_000)
+    for rank in range(1, size):
+        total = total + numbers(rank, shape=5_000_000)
+    return total
