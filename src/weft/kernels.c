@@ -160,18 +160,20 @@ ADD_UP(int64, uint64_t)
    `joint_sum_*` returns when there was nothing to do for some time: who calls looks why, and calls
    again. Ranks meet before each sum, so nobody is still busy with the one before.
 
-   Where cores share a cache, what is given and taken over had best stay in it. Where they do not,
-   lines that another core has just written come from there, one by one, and it is six times quicker
-   to write them past the caches. Where a process runs can change at any time, so each rank times
-   its additions of the first chunk, which is a small one, and all go by the slowest. */
+   Where cores share a cache, what is given and added up had best stay in it. Where they do not, it
+   is six times quicker past the caches, because each line would have to be taken away from the core
+   that has read it last. Where processes run can change at any time, so each rank times what it
+   gives, and if that is slow twice, all write past the caches for a while. */
 
 #define CHUNKS 4
+/* after how many times the chunks of a sum it is tried again whether caches are quicker */
+#define WHILE 4
 
 /* how many chunks a rank is done with, in all sums of its group; on lines of its own, as others
    look at it */
 struct counts {
     int64_t given, added, taken;
-    int64_t pace; /* nanoseconds for a kilobyte of one other rank's, in its last first chunk */
+    int64_t past_cache; /* until which count places are to be written past the caches */
     int64_t unused[12];
 };
 #define COUNTS (sizeof(struct counts) / sizeof(int64_t))
@@ -180,14 +182,15 @@ struct counts {
 struct joint_sum {
     int64_t rank, ranks;
     const char *source;
-    char *target;         /* the source, or apart from it; NULL if this rank gets no result */
-    int64_t size;         /* of the source */
-    double divisor;       /* of the sum, for a mean; else 1 */
-    char *memory;         /* that all ranks see: the counts of each, then their places */
-    int64_t first, chunk; /* bytes of the first chunk and of the others: lines for each rank */
-    int64_t chunks;       /* how many */
-    int64_t before;       /* what the counts were when this sum began */
-    int64_t slowest;      /* the longest pace in a shared cache */
+    char *target;   /* the source, or apart from it; NULL if this rank gets no result */
+    int64_t size;   /* of the source */
+    double divisor; /* of the sum, for a mean; else 1 */
+    char *memory;   /* that all see: the counts of each rank, then for CHUNKS chunks their places */
+    int64_t chunk;  /* bytes of a chunk: lines for each rank */
+    int64_t chunks; /* how many */
+    int64_t before; /* what the counts were when this sum began */
+    int64_t slow;   /* nanoseconds for a kilobyte that no shared cache takes */
+    int64_t slowly; /* how many chunks in a row took as long */
     int64_t given, added, taken;
 };
 
@@ -217,34 +220,29 @@ static void say(int64_t *count, int64_t value)
     __atomic_store_n(count, value, __ATOMIC_RELEASE);
 }
 
-/* a chunk, where it is in the arrays, and what each rank adds up of it */
+/* a chunk, and where it is in the arrays */
 struct chunk {
-    int64_t number, at, size, part;
+    int64_t number, at, size;
 };
 
 static struct chunk chunk_of(const struct joint_sum *sum, int64_t number)
 {
-    const int64_t at = number ? sum->first + (number - 1) * sum->chunk : 0;
-    const int64_t whole = number ? sum->chunk : sum->first, left = sum->size - at;
-    return (struct chunk){number, at, left < whole ? left : whole, whole / sum->ranks};
+    const int64_t at = number * sum->chunk, left = sum->size - at;
+    return (struct chunk){number, at, left < sum->chunk ? left : sum->chunk};
 }
 
 /* Where a rank's part of a chunk begins; it ends where the next one's does. */
-static int64_t part_of(struct chunk chunk, int64_t rank)
+static int64_t part_of(const struct joint_sum *sum, struct chunk chunk, int64_t rank)
 {
-    const int64_t begin = rank * chunk.part;
+    const int64_t begin = rank * (sum->chunk / sum->ranks);
     return begin < chunk.size ? begin : chunk.size;
 }
 
-/* Where a rank gives a chunk, and the sums of its part. The first chunk, whose parts are others,
-   has places of its own. */
+/* Where a rank gives a chunk, and the sums of its part. */
 static char *place_of(const struct joint_sum *sum, int64_t rank, struct chunk chunk)
 {
-    char *first = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
-    char *others = first + sum->ranks * sum->first;
-    if (chunk.number == 0)
-        return first + rank * sum->first;
-    return others + (chunk.number % CHUNKS * sum->ranks + rank) * sum->chunk;
+    char *places = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
+    return places + (chunk.number % CHUNKS * sum->ranks + rank) * sum->chunk;
 }
 
 static int64_t now(void)
@@ -264,7 +262,8 @@ static int target_past_cache(const struct joint_sum *sum)
 static int places_past_cache(const struct joint_sum *sum)
 {
     for (int64_t rank = 0; rank < sum->ranks; rank++)
-        if (__atomic_load_n(&counts_of(sum, rank)->pace, __ATOMIC_RELAXED) > sum->slowest)
+        if (__atomic_load_n(&counts_of(sum, rank)->past_cache, __ATOMIC_RELAXED) >
+            sum->before + sum->given)
             return 1;
     return 0;
 }
@@ -286,7 +285,7 @@ static int take_over(struct joint_sum *sum)
         chunk.number >= done_by_all(sum, &counts_of(sum, 0)->added))
         return 0;
     for (int64_t rank = 0; rank < sum->ranks && sum->target; rank++) {
-        const int64_t begin = part_of(chunk, rank), end = part_of(chunk, rank + 1);
+        const int64_t begin = part_of(sum, chunk, rank), end = part_of(sum, chunk, rank + 1);
         if (rank != sum->rank)
             copy_to(sum->target + chunk.at + begin, place_of(sum, rank, chunk) + begin, end - begin,
                     target_past_cache(sum));
@@ -302,35 +301,38 @@ static int add_own_part(struct joint_sum *sum, add_parts *add)
         chunk.number >= done_by_all(sum, &counts_of(sum, 0)->given) ||
         chunk.number - done_by_all(sum, &counts_of(sum, 0)->taken) >= CHUNKS)
         return 0;
-    const int64_t begin = part_of(chunk, sum->rank), end = part_of(chunk, sum->rank + 1);
+    const int64_t begin = part_of(sum, chunk, sum->rank), end = part_of(sum, chunk, sum->rank + 1);
     char *parts[sum->ranks];
     for (int64_t rank = 0; rank < sum->ranks; rank++)
         parts[rank] = place_of(sum, rank, chunk) + begin;
     parts[sum->rank] = (char *)sum->source + chunk.at + begin;
-    const int64_t began = now();
     add(parts, sum->ranks, end - begin, sum->divisor, place_of(sum, sum->rank, chunk) + begin,
-        chunk.number > 0 && places_past_cache(sum),
-        sum->target ? sum->target + chunk.at + begin : NULL, target_past_cache(sum));
-    struct counts *own = counts_of(sum, sum->rank);
-    if (chunk.number == 0 && begin < end)
-        say(&own->pace, (now() - began) * 1024 / (end - begin) / (sum->ranks - 1));
-    say(&own->added, sum->before + ++sum->added);
+        places_past_cache(sum), sum->target ? sum->target + chunk.at + begin : NULL,
+        target_past_cache(sum));
+    say(&counts_of(sum, sum->rank)->added, sum->before + ++sum->added);
     return 1;
 }
 
 static int give(struct joint_sum *sum)
 {
     const struct chunk chunk = chunk_of(sum, sum->given);
-    if (chunk.number == sum->chunks || (chunk.number > 0 && sum->added == 0) ||
+    if (chunk.number == sum->chunks ||
         chunk.number - done_by_all(sum, &counts_of(sum, 0)->added) >= CHUNKS)
         return 0;
-    const int64_t begin = part_of(chunk, sum->rank), end = part_of(chunk, sum->rank + 1);
+    const int64_t begin = part_of(sum, chunk, sum->rank);
+    const int64_t end = part_of(sum, chunk, sum->rank + 1), bytes = begin + chunk.size - end;
     const char *source = sum->source + chunk.at;
     char *place = place_of(sum, sum->rank, chunk);
-    const int past_cache = chunk.number > 0 && places_past_cache(sum);
+    struct counts *own = counts_of(sum, sum->rank);
+    const int past_cache = places_past_cache(sum);
+    const int64_t began = now();
     copy_to(place, source, begin, past_cache);
     copy_to(place + end, source + end, chunk.size - end, past_cache);
-    say(&counts_of(sum, sum->rank)->given, sum->before + ++sum->given);
+    if (!past_cache && chunk.size == sum->chunk) /* once may be an interruption */
+        sum->slowly = (now() - began) * 1024 > bytes * sum->slow ? sum->slowly + 1 : 0;
+    if (sum->slowly == 2)
+        say(&own->past_cache, sum->before + sum->given + WHILE * sum->chunks);
+    say(&own->given, sum->before + ++sum->given);
     return 1;
 }
 
@@ -396,10 +398,10 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
         return go_on(sum, add_parts_##name, steps, looks, awake);                               \
     }
 
-/* The bytes of the memory for sums of so many ranks, in chunks of these sizes. */
-int64_t joint_sum_bytes(int64_t ranks, int64_t first, int64_t chunk)
+/* The bytes of the memory for sums of so many ranks, in chunks of this size. */
+int64_t joint_sum_bytes(int64_t ranks, int64_t chunk)
 {
-    return ranks * ((int64_t)sizeof(struct counts) + first + CHUNKS * chunk);
+    return ranks * ((int64_t)sizeof(struct counts) + CHUNKS * chunk);
 }
 
 /* Whether a rank needs nobody any more, nor is needed, for a sum. */

@@ -63,11 +63,11 @@ class JointSum(ctypes.Structure):
         ("size", _NUMBER),
         ("divisor", ctypes.c_double),
         ("memory", _POINTER),
-        ("first", _NUMBER),
         ("chunk", _NUMBER),
         ("chunks", _NUMBER),
         ("before", _NUMBER),
-        ("slowest", _NUMBER),
+        ("slow", _NUMBER),
+        ("slowly", _NUMBER),
         ("given", _NUMBER),
         ("added", _NUMBER),
         ("taken", _NUMBER),
@@ -109,12 +109,11 @@ def joint_sum_loop(kind: str) -> GoOn | None:
     return found
 
 
-def joint_sum_bytes(ranks: int, first: int, chunk: int) -> int:
-    """The bytes of the memory for joint sums of so many ranks: with a first chunk of so many bytes,
-    and others of so many."""
+def joint_sum_bytes(ranks: int, chunk: int) -> int:
+    """The bytes of the memory for joint sums of so many ranks, in chunks of so many bytes."""
     size = _loaded().joint_sum_bytes
     size.restype = _NUMBER
-    return int(size(_NUMBER(ranks), _NUMBER(first), _NUMBER(chunk)))
+    return int(size(_NUMBER(ranks), _NUMBER(chunk)))
 
 
 def joint_sum_is_done(joint_sum: JointSum, rank: int) -> bool:

@@ -9,16 +9,14 @@ from weft._core.elements import Array
 from weft._core.split import LINE
 from weft._core.values import address
 
-#: bytes of the first chunk, of each rank: enough to be timed
-_FIRST = 64 << 10
-#: bytes of the others: few enough for some of them to stay in a cache of a few megabytes. Measured
+#: bytes of a chunk: few enough for some of them to stay in a cache of a few megabytes. Measured
 #: (docs/performance.md).
 _CHUNK = 512 << 10
 #: bytes of one chunk of all ranks together, where there are many
 _ALL_CHUNKS = 32 << 20
-#: Nanoseconds that adding a kilobyte of one other rank's may take where cores share a cache. It
-#: takes 30 to 100 there, and 250 to 1,000 where they do not.
-_SLOWEST = 240
+#: Nanoseconds for a kilobyte that a cache which the cores share takes in less: 25 to 60, and 80 to
+#: 110 for a first chunk. Where they share none it takes 150 to 500.
+_SLOW = 140
 
 _MEANS = ("float32", "float64")
 
@@ -43,16 +41,13 @@ def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
 
 def bytes_for(ranks: int) -> int:
     """The bytes of the memory that ranks sum in."""
-    return kernels.joint_sum_bytes(ranks, *_chunks_for(ranks))
+    return kernels.joint_sum_bytes(ranks, _chunk_for(ranks))
 
 
-def _chunks_for(ranks: int) -> tuple[int, int]:
-    """The bytes of the first chunk and of the others: as many lines for each rank."""
-    most = _ALL_CHUNKS // ranks
-    first, chunk = (
-        max(1, min(size, most) // LINE // ranks) * ranks * LINE for size in (_FIRST, _CHUNK)
-    )
-    return first, chunk
+def _chunk_for(ranks: int) -> int:
+    """The bytes of a chunk: as many lines for each rank."""
+    lines = min(_CHUNK, _ALL_CHUNKS // ranks) // LINE
+    return max(1, lines // ranks) * ranks * LINE
 
 
 class JointSum:
@@ -78,8 +73,8 @@ class JointSum:
         loop = kernels.joint_sum_loop(source.dtype.name)
         if loop is None:
             raise TypeError(f"there is no loop that sums arrays of {source.dtype}")
-        first, chunk = _chunks_for(ranks)
-        chunks = 1 + max(0, -(-(source.nbytes - first) // chunk))
+        chunk = _chunk_for(ranks)
+        chunks = -(-source.nbytes // chunk)
         self.after = before + chunks
         self._loop = loop
         self._arrays = source, target  # which must live as long
@@ -91,11 +86,10 @@ class JointSum:
             size=source.nbytes,
             divisor=ranks if mean else 1,
             memory=memory,
-            first=first,
             chunk=chunk,
             chunks=chunks,
             before=before,
-            slowest=_SLOWEST,
+            slow=_SLOW,
         )
 
     def go_on(self, steps: int, looks: int, awake: int) -> bool:
