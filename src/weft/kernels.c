@@ -147,8 +147,8 @@ ADD_UP(int32, uint32_t)
 ADD_UP(int64, uint64_t)
 
 
-/* Sums that several processes make together of arrays of their own, through memory that all of
-   them see, a chunk at a time:
+/* What several processes do together with arrays of their own, through memory that all of them see,
+   a chunk at a time. In a broadcast the root gives each chunk and the others take it over; in a sum
 
        every rank, chunk by chunk
          gives        what others add up of its chunk, by copying it into its place
@@ -157,8 +157,9 @@ ADD_UP(int64, uint64_t)
          takes over   the others' parts of the result, once all have added up
 
    It does so with the oldest chunk first, and is at most CHUNKS chunks ahead of the slowest rank.
-   `joint_sum_*` returns when there was nothing to do for some time: who calls looks why, and calls
-   again. Ranks meet before each sum, so nobody is still busy with the one before.
+   `joint_*` returns when there was nothing to do for some time: who calls looks why, and calls
+   again. A rank may go on to the next sum, or the next broadcast, of a call while others are still
+   busy with the one before; between a sum and a broadcast all meet.
 
    Where cores share a cache, what is given and added up had best stay in it. Where they do not, it
    is six times quicker past the caches, because each line would have to be taken away from the core
@@ -178,19 +179,20 @@ struct counts {
 };
 #define COUNTS (sizeof(struct counts) / sizeof(int64_t))
 
-/* one sum, as one rank sees it; kernels.py has the same */
-struct joint_sum {
+/* one sum or broadcast, as one rank sees it; kernels.py has the same */
+struct joint {
     int64_t rank, ranks;
-    const char *source;
-    char *target;   /* the source, or apart from it; NULL if this rank gets no result */
-    int64_t size;   /* of the source */
-    double divisor; /* of the sum, for a mean; else 1 */
-    char *memory;   /* that all see: the counts of each rank, then for CHUNKS chunks their places */
-    int64_t chunk;  /* bytes of a chunk: lines for each rank */
-    int64_t chunks; /* how many */
-    int64_t before; /* what the counts were when this sum began */
-    int64_t slow;   /* nanoseconds for a kilobyte that no shared cache takes */
-    int64_t slowly; /* how many chunks in a row took as long */
+    int64_t root;       /* of a broadcast */
+    const char *source; /* NULL if this rank gives nothing */
+    char *target;       /* the source, or apart from it; NULL if this rank gets no result */
+    int64_t size;       /* of either */
+    double divisor;     /* of the sum, for a mean; else 1 */
+    char *memory;       /* that all see: the counts of each rank, then CHUNKS places of each */
+    int64_t chunk;      /* bytes of a chunk: lines for each rank */
+    int64_t chunks;     /* how many */
+    int64_t before;     /* what the counts were when this began */
+    int64_t slow;       /* nanoseconds for a kilobyte that no shared cache takes */
+    int64_t slowly;     /* how many chunks in a row took as long */
     int64_t given, added, taken;
 };
 
@@ -199,17 +201,17 @@ struct joint_sum {
 typedef void add_parts(char *const *parts, int64_t ranks, int64_t size, double divisor, char *sums,
                        int sums_past_cache, char *target, int target_past_cache);
 
-static struct counts *counts_of(const struct joint_sum *sum, int64_t rank)
+static struct counts *counts_of(const struct joint *work, int64_t rank)
 {
-    return (struct counts *)sum->memory + rank;
+    return (struct counts *)work->memory + rank;
 }
 
-/* How many chunks of this sum all ranks are done with: `count` is the first rank's. */
-static int64_t done_by_all(const struct joint_sum *sum, const int64_t *count)
+/* How many chunks of this all ranks are done with: `count` is the first rank's. */
+static int64_t done_by_all(const struct joint *work, const int64_t *count)
 {
     int64_t least = INT64_MAX;
-    for (int64_t rank = 0; rank < sum->ranks; rank++, count += COUNTS) {
-        int64_t done = __atomic_load_n(count, __ATOMIC_ACQUIRE) - sum->before;
+    for (int64_t rank = 0; rank < work->ranks; rank++, count += COUNTS) {
+        int64_t done = __atomic_load_n(count, __ATOMIC_ACQUIRE) - work->before;
         least = done < least ? done : least;
     }
     return least;
@@ -225,24 +227,28 @@ struct chunk {
     int64_t number, at, size;
 };
 
-static struct chunk chunk_of(const struct joint_sum *sum, int64_t number)
+static struct chunk chunk_of(const struct joint *work, int64_t number)
 {
-    const int64_t at = number * sum->chunk, left = sum->size - at;
-    return (struct chunk){number, at, left < sum->chunk ? left : sum->chunk};
+    const int64_t at = number * work->chunk, left = work->size - at;
+    return (struct chunk){number, at, left < work->chunk ? left : work->chunk};
 }
 
 /* Where a rank's part of a chunk begins; it ends where the next one's does. */
-static int64_t part_of(const struct joint_sum *sum, struct chunk chunk, int64_t rank)
+static int64_t part_of(const struct joint *work, struct chunk chunk, int64_t rank)
 {
-    const int64_t begin = rank * (sum->chunk / sum->ranks);
+    const int64_t begin = rank * (work->chunk / work->ranks);
     return begin < chunk.size ? begin : chunk.size;
 }
 
-/* Where a rank gives a chunk, and the sums of its part. */
-static char *place_of(const struct joint_sum *sum, int64_t rank, struct chunk chunk)
+static char *place(const struct joint *work, int64_t number)
 {
-    char *places = sum->memory + sum->ranks * (int64_t)sizeof(struct counts);
-    return places + (chunk.number % CHUNKS * sum->ranks + rank) * sum->chunk;
+    return work->memory + work->ranks * (int64_t)sizeof(struct counts) + number * work->chunk;
+}
+
+/* Where a rank gives a chunk, and the sums of its part. */
+static char *place_of(const struct joint *work, int64_t rank, struct chunk chunk)
+{
+    return place(work, chunk.number % CHUNKS * work->ranks + rank);
 }
 
 static int64_t now(void)
@@ -253,17 +259,17 @@ static int64_t now(void)
 }
 
 /* Whether the result is to be written past the cache: not where the source has just been read. */
-static int target_past_cache(const struct joint_sum *sum)
+static int target_past_cache(const struct joint *work)
 {
-    return sum->target != sum->source;
+    return work->target != work->source;
 }
 
 /* Whether places are. */
-static int places_past_cache(const struct joint_sum *sum)
+static int places_past_cache(const struct joint *work)
 {
-    for (int64_t rank = 0; rank < sum->ranks; rank++)
-        if (__atomic_load_n(&counts_of(sum, rank)->past_cache, __ATOMIC_RELAXED) >
-            sum->before + sum->given)
+    for (int64_t rank = 0; rank < work->ranks; rank++)
+        if (__atomic_load_n(&counts_of(work, rank)->past_cache, __ATOMIC_RELAXED) >
+            work->before + work->given)
             return 1;
     return 0;
 }
@@ -276,72 +282,110 @@ static void copy_to(char *to, const char *from, int64_t count, int past_cache)
         memcpy(to, from, (size_t)count);
 }
 
-/* Each of the three does its work on one chunk, if it can; whether it could. */
-
-static int take_over(struct joint_sum *sum)
+/* Note how long it took to give so many bytes of a chunk, not past the caches. */
+static void note_pace(struct joint *work, struct chunk chunk, int64_t bytes, int64_t began)
 {
-    const struct chunk chunk = chunk_of(sum, sum->taken);
-    if (chunk.number == sum->added ||
-        chunk.number >= done_by_all(sum, &counts_of(sum, 0)->added))
+    if (chunk.size < work->chunk)
+        return;
+    work->slowly = (now() - began) * 1024 > bytes * work->slow ? work->slowly + 1 : 0;
+    if (work->slowly == 2) /* once may be an interruption */
+        say(&counts_of(work, work->rank)->past_cache,
+            work->before + work->given + WHILE * work->chunks);
+}
+
+/* Each of these does its work on one chunk, if it can; whether it could. */
+
+static int take_over(struct joint *work)
+{
+    const struct chunk chunk = chunk_of(work, work->taken);
+    if (chunk.number == work->added ||
+        chunk.number >= done_by_all(work, &counts_of(work, 0)->added))
         return 0;
-    for (int64_t rank = 0; rank < sum->ranks && sum->target; rank++) {
-        const int64_t begin = part_of(sum, chunk, rank), end = part_of(sum, chunk, rank + 1);
-        if (rank != sum->rank)
-            copy_to(sum->target + chunk.at + begin, place_of(sum, rank, chunk) + begin, end - begin,
-                    target_past_cache(sum));
+    for (int64_t rank = 0; rank < work->ranks && work->target; rank++) {
+        const int64_t begin = part_of(work, chunk, rank), end = part_of(work, chunk, rank + 1);
+        if (rank != work->rank)
+            copy_to(work->target + chunk.at + begin, place_of(work, rank, chunk) + begin,
+                    end - begin, target_past_cache(work));
     }
-    say(&counts_of(sum, sum->rank)->taken, sum->before + ++sum->taken);
+    say(&counts_of(work, work->rank)->taken, work->before + ++work->taken);
     return 1;
 }
 
-static int add_own_part(struct joint_sum *sum, add_parts *add)
+static int add_own_part(struct joint *work, add_parts *add)
 {
-    const struct chunk chunk = chunk_of(sum, sum->added);
-    if (chunk.number == sum->given ||
-        chunk.number >= done_by_all(sum, &counts_of(sum, 0)->given) ||
-        chunk.number - done_by_all(sum, &counts_of(sum, 0)->taken) >= CHUNKS)
+    const struct chunk chunk = chunk_of(work, work->added);
+    if (chunk.number == work->given ||
+        chunk.number >= done_by_all(work, &counts_of(work, 0)->given) ||
+        chunk.number - done_by_all(work, &counts_of(work, 0)->taken) >= CHUNKS)
         return 0;
-    const int64_t begin = part_of(sum, chunk, sum->rank), end = part_of(sum, chunk, sum->rank + 1);
-    char *parts[sum->ranks];
-    for (int64_t rank = 0; rank < sum->ranks; rank++)
-        parts[rank] = place_of(sum, rank, chunk) + begin;
-    parts[sum->rank] = (char *)sum->source + chunk.at + begin;
-    add(parts, sum->ranks, end - begin, sum->divisor, place_of(sum, sum->rank, chunk) + begin,
-        places_past_cache(sum), sum->target ? sum->target + chunk.at + begin : NULL,
-        target_past_cache(sum));
-    say(&counts_of(sum, sum->rank)->added, sum->before + ++sum->added);
+    const int64_t begin = part_of(work, chunk, work->rank);
+    const int64_t end = part_of(work, chunk, work->rank + 1);
+    char *parts[work->ranks];
+    for (int64_t rank = 0; rank < work->ranks; rank++)
+        parts[rank] = place_of(work, rank, chunk) + begin;
+    parts[work->rank] = (char *)work->source + chunk.at + begin;
+    add(parts, work->ranks, end - begin, work->divisor, place_of(work, work->rank, chunk) + begin,
+        places_past_cache(work), work->target ? work->target + chunk.at + begin : NULL,
+        target_past_cache(work));
+    say(&counts_of(work, work->rank)->added, work->before + ++work->added);
     return 1;
 }
 
-static int give(struct joint_sum *sum)
+static int give(struct joint *work)
 {
-    const struct chunk chunk = chunk_of(sum, sum->given);
-    if (chunk.number == sum->chunks ||
-        chunk.number - done_by_all(sum, &counts_of(sum, 0)->added) >= CHUNKS)
+    const struct chunk chunk = chunk_of(work, work->given);
+    if (chunk.number == work->chunks ||
+        chunk.number - done_by_all(work, &counts_of(work, 0)->added) >= CHUNKS)
         return 0;
-    const int64_t begin = part_of(sum, chunk, sum->rank);
-    const int64_t end = part_of(sum, chunk, sum->rank + 1), bytes = begin + chunk.size - end;
-    const char *source = sum->source + chunk.at;
-    char *place = place_of(sum, sum->rank, chunk);
-    struct counts *own = counts_of(sum, sum->rank);
-    const int past_cache = places_past_cache(sum);
+    const int64_t begin = part_of(work, chunk, work->rank);
+    const int64_t end = part_of(work, chunk, work->rank + 1);
+    const char *source = work->source + chunk.at;
+    char *to = place_of(work, work->rank, chunk);
+    const int past_cache = places_past_cache(work);
     const int64_t began = now();
-    copy_to(place, source, begin, past_cache);
-    copy_to(place + end, source + end, chunk.size - end, past_cache);
-    if (!past_cache && chunk.size == sum->chunk) /* once may be an interruption */
-        sum->slowly = (now() - began) * 1024 > bytes * sum->slow ? sum->slowly + 1 : 0;
-    if (sum->slowly == 2)
-        say(&own->past_cache, sum->before + sum->given + WHILE * sum->chunks);
-    say(&own->given, sum->before + ++sum->given);
+    copy_to(to, source, begin, past_cache);
+    copy_to(to + end, source + end, chunk.size - end, past_cache);
+    if (!past_cache)
+        note_pace(work, chunk, begin + chunk.size - end, began);
+    say(&counts_of(work, work->rank)->given, work->before + ++work->given);
     return 1;
 }
 
-/* Do up to `steps` of the three, and return if nothing could be done at `looks` looks, of which
-   the first `awake` leave the core to nobody; whether the sum is done. */
-static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t looks, int64_t awake)
+static int broadcast(struct joint *work)
 {
-    for (int64_t idle = 0; sum->taken < sum->chunks && steps > 0 && idle < looks;) {
-        if (take_over(sum) || add_own_part(sum, add) || give(sum)) {
+    const struct chunk chunk = chunk_of(work, work->taken);
+    const int64_t places = CHUNKS * work->ranks;
+    char *at = place(work, (work->before + chunk.number) % places);
+    struct counts *own = counts_of(work, work->rank);
+    if (work->rank == work->root) {
+        if (chunk.number - done_by_all(work, &counts_of(work, 0)->taken) >= places)
+            return 0;
+        const int past_cache = places_past_cache(work);
+        const int64_t began = now();
+        copy_to(at, work->source + chunk.at, chunk.size, past_cache);
+        if (!past_cache)
+            note_pace(work, chunk, chunk.size, began);
+    } else {
+        const int64_t *given = &counts_of(work, work->root)->given;
+        if (chunk.number >= __atomic_load_n(given, __ATOMIC_ACQUIRE) - work->before)
+            return 0;
+        copy(work->target + chunk.at, at, chunk.size);
+    }
+    work->given = work->added = ++work->taken;
+    say(&own->given, work->before + work->taken);
+    say(&own->added, work->before + work->taken);
+    say(&own->taken, work->before + work->taken);
+    return 1;
+}
+
+typedef int step(struct joint *work);
+
+/* Do up to `steps` chunks' work, and return if nothing could be done at `looks` looks, of which the
+   first `awake` leave the core to nobody; whether all is done. */
+static int go_on(struct joint *work, step *next, int64_t steps, int64_t looks, int64_t awake)
+{
+    for (int64_t idle = 0; work->taken < work->chunks && steps > 0 && idle < looks;) {
+        if (next(work)) {
             steps--;
             idle = 0;
         } else if (idle++ >= awake)
@@ -351,7 +395,12 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
             _mm_pause();
 #endif
     }
-    return sum->taken == sum->chunks;
+    return work->taken == work->chunks;
+}
+
+int joint_broadcast(struct joint *work, int64_t steps, int64_t looks, int64_t awake)
+{
+    return go_on(work, broadcast, steps, looks, awake);
 }
 
 /* What the parts' numbers at a place come to, a number or a line: `all`. */
@@ -393,22 +442,26 @@ static int go_on(struct joint_sum *sum, add_parts *add, int64_t steps, int64_t l
         }                                                                                       \
         finish_writing();                                                                       \
     }                                                                                           \
-    int joint_sum_##name(struct joint_sum *sum, int64_t steps, int64_t looks, int64_t awake)    \
+    static int sum_##name(struct joint *work)                                                   \
     {                                                                                           \
-        return go_on(sum, add_parts_##name, steps, looks, awake);                               \
+        return take_over(work) || add_own_part(work, add_parts_##name) || give(work);           \
+    }                                                                                           \
+    int joint_sum_##name(struct joint *work, int64_t steps, int64_t looks, int64_t awake)       \
+    {                                                                                           \
+        return go_on(work, sum_##name, steps, looks, awake);                                    \
     }
 
-/* The bytes of the memory for sums of so many ranks, in chunks of this size. */
-int64_t joint_sum_bytes(int64_t ranks, int64_t chunk)
+/* The bytes of the memory for so many ranks, in chunks of this size. */
+int64_t joint_bytes(int64_t ranks, int64_t chunk)
 {
     return ranks * ((int64_t)sizeof(struct counts) + CHUNKS * chunk);
 }
 
-/* Whether a rank needs nobody any more, nor is needed, for a sum. */
-int joint_sum_is_done(const struct joint_sum *sum, int64_t rank)
+/* Whether a rank needs nobody any more. */
+int joint_is_done(const struct joint *work, int64_t rank)
 {
-    return __atomic_load_n(&counts_of(sum, rank)->taken, __ATOMIC_ACQUIRE) >=
-           sum->before + sum->chunks;
+    return __atomic_load_n(&counts_of(work, rank)->taken, __ATOMIC_ACQUIRE) >=
+           work->before + work->chunks;
 }
 
 JOINT_SUM(float32, float)

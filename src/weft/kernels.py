@@ -23,10 +23,10 @@ Add = Callable[[int, int, int], None]
 #: adds several arrays up, in their order: where they are, and how many numbers each has. All are
 #: the sums then.
 AddUp = Callable[[Sequence[int], int], None]
-#: goes on with a joint sum: does so many steps at the most, and returns if there was nothing to do
+#: goes on with joint work: does so many steps at the most, and returns if there was nothing to do
 #: at so many looks, after the first so many of which it leaves the core to others. Whether it is
 #: done.
-GoOn = Callable[["JointSum", int, int, int], bool]
+GoOn = Callable[["Joint", int, int, int], bool]
 #: adds to some rows of a table: where it is, how many rows it has, where the ids of those rows are,
 #: how many, where one delta for each is, and how many columns there are. A row may be named several
 #: times. Returns how many were added: less than all if an id is not in the table.
@@ -51,13 +51,14 @@ _FLOATS = ("float32", "float64")
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
-class JointSum(ctypes.Structure):
-    """A sum that several processes make together, as one of them sees it: kernels.c has what the
-    fields are, and how it is made."""
+class Joint(ctypes.Structure):
+    """What several processes do together, as one of them sees it: kernels.c has what the fields
+    are, and how it is done."""
 
     _fields_ = (
         ("rank", _NUMBER),
         ("ranks", _NUMBER),
+        ("root", _NUMBER),
         ("source", _POINTER),
         ("target", _POINTER),
         ("size", _NUMBER),
@@ -72,6 +73,9 @@ class JointSum(ctypes.Structure):
         ("added", _NUMBER),
         ("taken", _NUMBER),
     )
+
+
+_JOINT = (ctypes.POINTER(Joint), _NUMBER, _NUMBER, _NUMBER)
 
 
 def copy_loop() -> Copy | None:
@@ -104,21 +108,30 @@ def add_up_loop(kind: str) -> AddUp | None:
 
 def joint_sum_loop(kind: str) -> GoOn | None:
     """What goes on with joint sums of a kind of number; None if there is nothing for it."""
-    arguments = (ctypes.POINTER(JointSum), _NUMBER, _NUMBER, _NUMBER)
-    found: GoOn | None = _loop("joint_sum", kind, arguments, ctypes.c_int)
+    found: GoOn | None = _loop("joint_sum", kind, _JOINT, ctypes.c_int)
     return found
 
 
-def joint_sum_bytes(ranks: int, chunk: int) -> int:
-    """The bytes of the memory for joint sums of so many ranks, in chunks of so many bytes."""
-    size = _loaded().joint_sum_bytes
+def joint_broadcast_loop() -> GoOn | None:
+    """What goes on with joint broadcasts; None if there is nothing for it."""
+    if _library is None:
+        return None
+    loop: Any = _library.joint_broadcast
+    loop.argtypes, loop.restype = _JOINT, ctypes.c_int
+    found: GoOn = loop
+    return found
+
+
+def joint_bytes(ranks: int, chunk: int) -> int:
+    """The bytes of the memory for joint work of so many ranks, in chunks of so many bytes."""
+    size = _loaded().joint_bytes
     size.restype = _NUMBER
     return int(size(_NUMBER(ranks), _NUMBER(chunk)))
 
 
-def joint_sum_is_done(joint_sum: JointSum, rank: int) -> bool:
-    """Whether a rank needs nobody any more, nor is needed, for a joint sum."""
-    return bool(_loaded().joint_sum_is_done(ctypes.byref(joint_sum), _NUMBER(rank)))
+def joint_is_done(work: Joint, rank: int) -> bool:
+    """Whether a rank needs nobody any more for joint work."""
+    return bool(_loaded().joint_is_done(ctypes.byref(work), _NUMBER(rank)))
 
 
 def add_rows_loop(kind: str) -> AddRows | None:

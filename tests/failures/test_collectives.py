@@ -45,7 +45,8 @@ from weft.errors import Disagreement, NotInitialized, PeerLost, SetupError, Stal
 from weft.errors import UsedAfterFork
 
 SIZES = {"small": 12, "middle": 32 << 10, "large": slots.ROOM // 8 + 1200}
-SIZES["mapped"] = SIZES["rounds"] = SIZES["joint"] = SIZES["large"]
+SIZES["mapped"] = SIZES["rounds"] = SIZES["large"]
+SIZES["joint"] = 3 * SIZES["large"]  # several chunks
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
 
 def call(group, name, way="small", root=0, *, asynchronous=False, **options):
@@ -166,7 +167,7 @@ def run_series(attempts: list[tuple[Any, ...]], way: str, size: int) -> list[dic
 
 
 def calls_that_go(way: str) -> tuple[str, ...]:
-    return REDUCTIONS if way == "joint" else CALLS
+    return ("broadcast", *REDUCTIONS) if way == "joint" else CALLS
 
 
 def attempts_for(name: str, way: str, actions: tuple[str, ...], size: int) -> list[tuple[Any, ...]]:

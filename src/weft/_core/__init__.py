@@ -22,7 +22,7 @@ Of tables:
 
 copying.py      one array copied to another
 adding.py       one array added to another
-joint_sum.py    a sum that several processes make together
+joint_work.py   what several processes do together: sums and broadcasts
 rules.py        what built-in updaters do to rows and their state
 updaters.py     updaters by name, with options, or a user's function
 consistency.py  who waits for whom: async, bsp, ssp(k)

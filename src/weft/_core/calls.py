@@ -26,7 +26,7 @@ import numpy as np
 from weft import adapters
 from weft._core import trees
 from weft._core.elements import NUMERIC, OPERATIONS, Array
-from weft._core.joint_sum import can_join
+from weft._core.joint_work import can_join
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
 from weft._core.together import together

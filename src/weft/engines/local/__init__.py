@@ -27,7 +27,7 @@ slots.py        memory through which small arrays pass
 direct.py       copies out of and into a peer's own memory
 first_message.py   what a rank says at the first step of a collective
 mapped.py       peers' arrays that lie in shared memory
-joint_sums.py   sums of large arrays that all ranks make together
+joint_memory.py    what all ranks work in together: large sums and broadcasts
 transport.py    a rank's ways to the others: all of these as one
 combining.py    carrying out what is to be combined
 moving.py       carrying out what is to be moved

@@ -26,7 +26,7 @@ import numpy as np
 from weft import faults
 from weft._core.calls import Call, Reduce, UnlikeArrays
 from weft._core.elements import Array
-from weft._core.joint_sum import has_loops
+from weft._core.joint_work import has_loops
 from weft._core.plans import Combination
 from weft._core.timeouts import seconds_until
 from weft._core.values import address
@@ -119,8 +119,8 @@ class Collectives:
         if transport is None or call.own or type(value) is not np.ndarray:
             return
         small = call.layout.size <= transport.slots.room
-        sums = transport.joint_sums if not small and call.joint else None
-        if not value.dtype.isnative or not (small or sums):
+        memory = transport.joint_memory if not small and call.joint else None
+        if not value.dtype.isnative or not (small or memory):
             return
         if len(self._prepared) >= _PREPARED:
             self._prepared.clear()
@@ -129,8 +129,8 @@ class Collectives:
             PreparedReduction(
                 transport, message=message, like=value, op=op, disagreement=self._disagreement
             )
-            if sums is None
-            else PreparedJointSum(sums, transport, message=message, op=op, go_on=self._go_on)
+            if memory is None
+            else PreparedJointSum(memory, transport, message=message, op=op, go_on=self._go_on)
         )
 
     def _prepare_sum(

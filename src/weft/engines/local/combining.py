@@ -1,6 +1,6 @@
 """Carrying out a combination: through the slots, jointly, or from memory to memory.
 
-Small arrays pass through the slots. Large ones are summed jointly (joint_sums.py), if there is a
+Small arrays pass through the slots. Large ones are summed jointly (joint_memory.py), if there is a
 loop in C for it. Else they are combined directly, where each rank makes its part of the blocks:
 
     for each block of my part
@@ -84,12 +84,12 @@ def _combine_slots(
 
 def _sum_jointly(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
     """Sum, or take the mean; False if that cannot be done jointly."""
-    sums, source = transport.ready_for_joint_sums(exchanged), exchanged.call.source
-    if sums is None:
+    memory, source = transport.ready_joint_memory(exchanged), exchanged.call.source
+    if memory is None:
         return False
     targets: Sequence[Array | None] = plan.target or [None] * len(source)
     for array, target in zip(source, targets, strict=True):
-        sums.add_up(array, target, mean=plan.op == "mean", deadline=exchanged.deadline)
+        memory.add_up(array, target, mean=plan.op == "mean", deadline=exchanged.deadline)
     return True
 
 

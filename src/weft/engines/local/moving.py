@@ -1,7 +1,8 @@
-"""Carrying out a movement: through the slots, or from memory to memory.
+"""Carrying out a movement: through the slots, jointly, or from memory to memory.
 
-Directly, a copy can be made by either end. Where one rank sends to all, it pushes its part of each
-copy while the receivers pull the rest; where all send to one, all push at once.
+What one rank sends to several is read once, by all of them jointly (joint_memory.py), if there is a
+loop in C for it. Directly, a copy can be made by either end. Where one rank sends to all, it pushes
+its part of each copy while the receivers pull the rest; where all send to one, all push at once.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from weft.engines.local.direct import Peers
 from weft.engines.local.transport import Exchanged, Transport
 
 _BYTES = np.dtype(np.uint8)
+#: ranks from which on a broadcast goes jointly: with 2 the kernel's copies are quicker. Measured
+#: (docs/performance.md).
+_SEVERAL = 3
 
 
 def carry_out(transport: Transport, plan: Movement, exchanged: Exchanged) -> bool:
     """Move; whether others may still be using this rank's memory."""
     mover = _Mover(transport, plan, exchanged)
     mover.read_slots()
-    directly = transport.peers is not None and bool(mover.beyond_slots)
-    if transport.peers is None:
-        mover.move_in_rounds()
-    elif directly:
-        mover.push(transport.peers)
-        mover.pull(transport.peers)
+    directly = False
+    if mover.beyond_slots and not mover.broadcast_jointly():
+        directly = transport.peers is not None
+        if transport.peers is None:
+            mover.move_in_rounds()
+        else:
+            mover.push(transport.peers)
+            mover.pull(transport.peers)
     mover.copy_own()  # last: the others need not wait for it
     return directly
 
@@ -59,6 +65,21 @@ class _Mover:
                 self._exchanged.step, copy.from_rank, begin, copy.length, _BYTES
             )
             self._write(copy, 0, part)
+
+    def broadcast_jointly(self) -> bool:
+        """Send one rank's arrays to at least two; whether that could be done."""
+        call = self._exchanged.call
+        if call.name != "broadcast" or self._transport.size < _SEVERAL:
+            return False
+        memory = self._transport.ready_joint_memory(self._exchanged)
+        if memory is None:
+            return False
+        (root,) = self.beyond_slots
+        here = self._transport.rank == root
+        for array in self._source if here else self._target:
+            source, target = (array, None) if here else (None, array)
+            memory.broadcast(root, source, target, deadline=self._exchanged.deadline)
+        return True
 
     def move_in_rounds(self) -> None:
         """A slot's worth of every array that is not in its slot at a time."""

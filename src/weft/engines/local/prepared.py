@@ -20,7 +20,7 @@ from weft._core.elements import OPERATIONS, Array, accumulates_as_stored, combin
 from weft._core.timeouts import seconds_until
 from weft.engines.local.combining import SumInPlace
 from weft.engines.local.first_message import Location
-from weft.engines.local.joint_sums import JointSums
+from weft.engines.local.joint_memory import JointMemory
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.meeting import COLLECTIVE
 from weft.engines.local.transport import Heard, Transport
@@ -35,9 +35,9 @@ class PreparedJointSum:
     """all_reduce of large arrays of one dtype and shape, which the ranks sum together."""
 
     def __init__(
-        self, sums: JointSums, transport: Transport, *, message: bytes, op: str, go_on: GoOn
+        self, memory: JointMemory, transport: Transport, *, message: bytes, op: str, go_on: GoOn
     ) -> None:
-        self._sums, self._meeting = sums, transport.meeting
+        self._memory, self._meeting = memory, transport.meeting
         self._message, self._op, self._go_on = message, op, go_on
 
     def takes(self, value: Array, out: Any) -> bool:
@@ -63,7 +63,7 @@ class PreparedJointSum:
             return out
         if faults.armed:
             faults.reach("collective.met")
-        self._sums.add_up(
+        self._memory.add_up(
             value.reshape(-1), out.reshape(-1), mean=self._op == "mean", deadline=deadline
         )
         if faults.armed:

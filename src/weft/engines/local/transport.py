@@ -15,7 +15,7 @@ from weft._core.timeouts import seconds_until
 from weft._core.values import address
 from weft.engines.local.direct import Peers
 from weft.engines.local.first_message import FirstMessage, Location
-from weft.engines.local.joint_sums import JointSums
+from weft.engines.local.joint_memory import JointMemory
 from weft.engines.local.mapped import Mapped, attach, refer
 from weft.engines.local.meeting import UNDER_WAY, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
@@ -69,10 +69,10 @@ class Transport:
         ranks have the loops in C."""
         self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
-        #: whether all ranks can make sums together
+        #: whether all ranks can work together
         self.can_join = loops and self.size > 1
-        #: what they are made with, from the first one on
-        self.joint_sums: JointSums | None = None
+        #: what they do so in, from the first time on
+        self.joint_memory: JointMemory | None = None
         self.mapped = Mapped()
         self._scratch = np.empty(3 * BLOCK, np.uint8)
         self._scratch_at = address(self._scratch)
@@ -81,15 +81,14 @@ class Transport:
         """Meet in the course of a collective."""
         self.meeting.meet(UNDER_WAY, seconds)
 
-    def ready_for_joint_sums(self, exchanged: Exchanged) -> JointSums | None:
-        """What sums are made with by all ranks together; None where they cannot. Every rank asks
-        when one does."""
-        if self.joint_sums is None and self.can_join:
+    def ready_joint_memory(self, exchanged: Exchanged) -> JointMemory | None:
+        """What all ranks work together in; None where they cannot. All ask when one does."""
+        if self.joint_memory is None and self.can_join:
             try:
-                self.joint_sums = JointSums(self.meeting, exchanged.seconds)
+                self.joint_memory = JointMemory(self.meeting, exchanged.seconds)
             except SetupError:  # on every rank; the other ways need no memory
                 self.can_join = False
-        return self.joint_sums
+        return self.joint_memory
 
     def scratch(self, like: Array, number: int) -> Located:
         """One of three blocks to work with, as an array like another."""

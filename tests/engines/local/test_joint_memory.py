@@ -1,4 +1,4 @@
-"""Large sums that all ranks make together: what only shows with processes of their own."""
+"""Large sums and broadcasts of all ranks together: what only shows with processes of their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import weft
 from tests.support import run_ranks
 from weft import faults
 from weft.engines.base import Group
-from weft.engines.local import joint_sums, transport
-from weft.engines.local.joint_sums import JointSums
+from weft.engines.local import joint_memory, transport
+from weft.engines.local.joint_memory import JointMemory
 from weft.engines.local.prepared import PreparedJointSum
 from weft.errors import Disagreement, InvalidValue, SetupError
 
@@ -123,7 +123,7 @@ def test_without_memory_for_it() -> None:
             raise SetupError("no memory")
 
         tried: list[int] = []
-        transport.JointSums = refuse  # type: ignore[misc,assignment]
+        transport.JointMemory = refuse  # type: ignore[misc,assignment]
         own = numbers(group.rank)
         return [group.all_reduce(own).tobytes() for _ in range(3)] + [len(tried)]
 
@@ -157,7 +157,7 @@ def test_its_memory_is_made_when_it_is_needed() -> None:
     def body(group: Group) -> list[bool]:
         def made() -> bool:
             collectives = group._collectives  # type: ignore[attr-defined]
-            return isinstance(collectives._transport.joint_sums, JointSums)
+            return isinstance(collectives._transport.joint_memory, JointMemory)
 
         found = []
         for value, op in ((np.ones(3), "sum"), (numbers(0), "max"), (numbers(0), "mean")):
@@ -173,7 +173,7 @@ def test_a_few_steps_at_a_time() -> None:
     """A sum of more chunks than are done at once comes to its end, and hears signals meanwhile."""
 
     def body(group: Group) -> bool:
-        joint_sums._STEPS = 3
+        joint_memory._STEPS = 3
         own = numbers(group.rank, shape=5_000_000)
         return np.array_equal(group.all_reduce(own, out=own), _sum(group.size))
 

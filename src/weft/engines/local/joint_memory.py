@@ -1,6 +1,6 @@
-"""Sums of large arrays that all ranks make together, in memory that all of them see.
+"""The memory in which all ranks work together on large arrays: sums and broadcasts.
 
-A loop in C does the work and waits a little for the others (`_core/joint_sum.py`). What it cannot
+A loop in C does the work and waits a little for the others (`_core/joint_work.py`). What it cannot
 do is here: when it has waited in vain, see whether who is waited for is still there, and sleep.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 
 from weft import faults
-from weft._core import joint_sum
 from weft._core.elements import Array
-from weft._core.joint_sum import JointSum
+from weft._core.joint_work import JointWork, Memory, bytes_for
 from weft.engines.local.common_memory import make_block
 from weft.engines.local.meeting import UNDER_WAY, Meeting
 from weft.engines.local.segment import Block
@@ -27,41 +26,47 @@ _YIELDS = 200
 _NAP = 5e-5
 
 
-class JointSums:
-    """The joint sums of one group, on one rank."""
+class JointMemory:
+    """The joint work of one group, on one rank."""
 
     def __init__(self, meeting: Meeting, seconds: float) -> None:
-        """Make the memory, with all ranks. Raises SetupError, on every rank, if there is none."""
-        self._meeting, self._ranks = meeting, len(meeting.members)
-        self._others = [rank for rank in range(self._ranks) if rank != meeting.rank]
+        """Make the memory, with all ranks. Raises SetupError, on every rank, if there is nwork."""
+        rank, ranks = meeting.rank, len(meeting.members)
+        self._meeting = meeting
+        self._others = [other for other in range(ranks) if other != rank]
         self._awake = _AWAKE if meeting.free_cores else 0
-        #: how many chunks have been summed there
+        #: how many chunks have gone through it
         self._chunks = 0
         self._block = make_block(
             meeting,
             UNDER_WAY,
             leader=meeting.members[0],
-            size=joint_sum.bytes_for(self._ranks),
+            size=bytes_for(ranks),
             seconds=seconds,
             prepare=Block.clear,
             point="collective.made",
         )
+        self._memory = Memory(self._block.address, rank, ranks)
+
+    # Nobody uses a rank's own memory for these.
 
     def add_up(self, source: Array, target: Array | None, *, mean: bool, deadline: float) -> None:
-        """Sum the ranks' arrays, or take their mean; nobody uses a rank's own memory for it."""
-        one = JointSum(
-            self._block.address,
-            self._chunks,
-            rank=self._meeting.rank,
-            ranks=self._ranks,
-            source=source if source.flags.aligned else source.copy(),
-            target=target,
-            mean=mean,
-        )
-        self._chunks = one.after
-        self._carry_out(one, deadline)
+        """Sum the ranks' arrays, or take their mean."""
+        source = source if source.flags.aligned else source.copy()
+        work = JointWork.sum(self._memory, self._chunks, source=source, target=target, mean=mean)
+        self._carry_out(work, deadline)
 
-    def _carry_out(self, one: JointSum, deadline: float) -> None:
+    def broadcast(
+        self, root: int, source: Array | None, target: Array | None, *, deadline: float
+    ) -> None:
+        """Bring the root's source to the others' targets."""
+        work = JointWork.broadcast(
+            self._memory, self._chunks, root=root, source=source, target=target
+        )
+        self._carry_out(work, deadline)
+
+    def _carry_out(self, work: JointWork, deadline: float) -> None:
+        self._chunks = work.after
         progress, nap = 0, 0.0
         while True:
             steps = _STEPS
@@ -69,23 +74,23 @@ class JointSums:
                 faults.reach("collective.block")
                 steps = 1  # to pass it between any two
             looks = 1 if nap else self._awake + _YIELDS
-            if one.go_on(steps, looks, self._awake):
+            if work.go_on(steps, looks, self._awake):
                 return
-            if one.progress != progress:
-                progress, nap = one.progress, 0.0
+            if work.progress != progress:
+                progress, nap = work.progress, 0.0
                 continue
-            self._check_others(one, deadline)
+            self._check_others(work, deadline)
             nap = min(2 * nap or _NAP, SLICE)
             time.sleep(nap)
 
-    def _check_others(self, one: JointSum, deadline: float) -> None:
+    def _check_others(self, work: JointWork, deadline: float) -> None:
         """Raise if one who is waited for is gone, or the time is up."""
         self._meeting.check_that_this_rank_is_here()
-        waited_for = [rank for rank in self._others if not one.is_done_by(rank)]
+        waited_for = [rank for rank in self._others if not work.is_done_by(rank)]
         for rank in waited_for:
             lost = self._meeting.lost(rank)
             # one that was done and then ended has been there: look again
-            if lost is not None and not one.is_done_by(rank):
+            if lost is not None and not work.is_done_by(rank):
                 raise lost
         if waited_for and time.monotonic() >= deadline:
             raise self._meeting.stalled(waited_for)

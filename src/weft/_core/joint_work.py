@@ -1,0 +1,139 @@
+"""What several processes do together by a loop in C, which kernels.c draws: sums and broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from weft import kernels
+from weft._core.elements import Array
+from weft._core.split import LINE
+from weft._core.values import address
+
+#: bytes of a chunk: few enough for some of them to stay in a cache of a few megabytes. Measured
+#: (docs/performance.md).
+_CHUNK = 512 << 10
+#: bytes of one chunk of all ranks together, where there are many
+_ALL_CHUNKS = 32 << 20
+#: Nanoseconds for a kilobyte that a cache which the cores share takes in less: 25 to 60, and 80 to
+#: 110 for a first chunk. Where they share none it takes 150 to 500.
+_SLOW = 140
+
+_MEANS = ("float32", "float64")
+
+
+def has_loops() -> bool:
+    """Whether this process can take part in joint work: all of a group's must."""
+    return not kernels.missing()
+
+
+def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
+    """Whether arrays like these can be summed jointly; `elements` are what their numbers are."""
+    if op not in ("sum", "mean"):
+        return False
+    return all(
+        array.dtype.isnative
+        and array.dtype.name == element
+        and (op == "sum" or element in _MEANS)
+        and kernels.joint_sum_loop(element) is not None
+        for array, element in zip(arrays, elements, strict=True)
+    )
+
+
+def bytes_for(ranks: int) -> int:
+    """The bytes of the memory that ranks work in."""
+    return kernels.joint_bytes(ranks, _chunk_for(ranks))
+
+
+def _chunk_for(ranks: int) -> int:
+    """The bytes of a chunk: as many lines for each rank."""
+    lines = min(_CHUNK, _ALL_CHUNKS // ranks) // LINE
+    return max(1, lines // ranks) * ranks * LINE
+
+
+class Memory(NamedTuple):
+    """What ranks work in, as one of them sees it."""
+
+    #: of what all ranks see, and was zero at the beginning
+    address: int
+    rank: int
+    ranks: int
+
+
+class JointWork:
+    """One rank's part in one sum or broadcast.
+
+    `before` is the `after` of the one before in that memory. Arrays are flat.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        before: int,
+        loop: kernels.GoOn | None,
+        *,
+        source: Array | None,
+        target: Array | None,
+        **how: float,
+    ) -> None:
+        if loop is None:
+            raise TypeError(f"there is no loop for {'any' if source is None else source.dtype}")
+        size = source.nbytes if source is not None else 0 if target is None else target.nbytes
+        chunk = _chunk_for(memory.ranks)
+        chunks = -(-size // chunk)
+        self.after = before + chunks
+        self._loop = loop
+        self._arrays = source, target  # which must live as long
+        self._work = kernels.Joint(
+            rank=memory.rank,
+            ranks=memory.ranks,
+            source=None if source is None else address(source),
+            target=None if target is None else address(target),
+            size=size,
+            memory=memory.address,
+            chunk=chunk,
+            chunks=chunks,
+            before=before,
+            slow=_SLOW,
+            **how,
+        )
+
+    @classmethod
+    def sum(
+        cls,
+        memory: Memory,
+        before: int,
+        *,
+        source: Array,
+        target: Array | None,
+        mean: bool = False,
+    ) -> JointWork:
+        """The sum of all ranks' sources, or their mean. Arrays are aligned, and a source is its
+        target or lies apart from it; a rank without a target gets no result."""
+        loop = kernels.joint_sum_loop(source.dtype.name)
+        divisor = memory.ranks if mean else 1
+        return cls(memory, before, loop, source=source, target=target, divisor=divisor)
+
+    @classmethod
+    def broadcast(
+        cls, memory: Memory, before: int, *, root: int, source: Array | None, target: Array | None
+    ) -> JointWork:
+        """The root's source to the others' targets."""
+        loop = kernels.joint_broadcast_loop()
+        return cls(memory, before, loop, source=source, target=target, root=root)
+
+    def go_on(self, steps: int, looks: int, awake: int) -> bool:
+        """Do what can be done: give, add up or take over `steps` chunks, or until at `looks` looks
+        in a row there was nothing; after the first `awake` of these leave the core to others.
+        Whether all is done."""
+        return bool(self._loop(self._work, steps, looks, awake))
+
+    @property
+    def progress(self) -> int:
+        """What grows with whatever is done."""
+        done: int = self._work.given + self._work.added + self._work.taken
+        return done
+
+    def is_done_by(self, rank: int) -> bool:
+        """Whether a rank needs nobody any more."""
+        return kernels.joint_is_done(self._work, rank)
