@@ -30,7 +30,7 @@ class JointMemory:
     """The joint work of one group, on one rank."""
 
     def __init__(self, meeting: Meeting, seconds: float) -> None:
-        """Make the memory, with all ranks. Raises SetupError, on every rank, if there is nwork."""
+        """Make the memory, with all ranks. Raises SetupError, on every rank, if there is none."""
         rank, ranks = meeting.rank, len(meeting.members)
         self._meeting = meeting
         self._others = [other for other in range(ranks) if other != rank]
