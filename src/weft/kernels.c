@@ -164,7 +164,8 @@ ADD_UP(int64, uint64_t)
    Where cores share a cache, what is given and added up had best stay in it. Where they do not, it
    is six times quicker past the caches, because each line would have to be taken away from the core
    that has read it last. Where processes run can change at any time, so each rank times what it
-   gives, and if that is slow twice, all write past the caches for a while. */
+   gives: if that takes much longer than it takes to take over as much, and twice in a row, all
+   write past the caches for a while. */
 
 #define CHUNKS 4
 /* after how many times the chunks of a sum it is tried again whether caches are quicker */
@@ -175,7 +176,8 @@ ADD_UP(int64, uint64_t)
 struct counts {
     int64_t given, added, taken;
     int64_t past_cache; /* until which count places are to be written past the caches */
-    int64_t unused[12];
+    int64_t pace;       /* nanoseconds for a megabyte that it has taken over, not past them */
+    int64_t unused[11];
 };
 #define COUNTS (sizeof(struct counts) / sizeof(int64_t))
 
@@ -191,8 +193,8 @@ struct joint {
     int64_t chunk;      /* bytes of a chunk: lines for each rank */
     int64_t chunks;     /* how many */
     int64_t before;     /* what the counts were when this began */
-    int64_t slow;       /* nanoseconds for a kilobyte that no shared cache takes */
-    int64_t slowly;     /* how many chunks in a row took as long */
+    int64_t slow;       /* how many times longer it may take to give than to take over */
+    int64_t slowly;     /* how many chunks in a row took longer */
     int64_t given, added, taken;
 };
 
@@ -282,12 +284,28 @@ static void copy_to(char *to, const char *from, int64_t count, int past_cache)
         memcpy(to, from, (size_t)count);
 }
 
-/* Note how long it took to give so many bytes of a chunk, not past the caches. */
-static void note_pace(struct joint *work, struct chunk chunk, int64_t bytes, int64_t began)
+/* Nanoseconds for a megabyte, if this many bytes took since then. */
+static int64_t pace(int64_t began, int64_t bytes)
 {
-    if (chunk.size < work->chunk)
+    return ((now() - began) << 20) / (bytes + 1);
+}
+
+/* Note how long it took to take over, or to give, so many bytes of a chunk through a cache. */
+
+static void note_taking(struct joint *work, struct chunk chunk, int64_t bytes, int64_t began)
+{
+    if (chunk.size == work->chunk && work->target)
+        say(&counts_of(work, work->rank)->pace, pace(began, bytes));
+}
+
+static void note_giving(struct joint *work, struct chunk chunk, int64_t bytes, int64_t began)
+{
+    int64_t usual = counts_of(work, work->rank)->pace;
+    for (int64_t rank = 0; rank < work->ranks && !usual; rank++) /* a root may only give */
+        usual = __atomic_load_n(&counts_of(work, rank)->pace, __ATOMIC_RELAXED);
+    if (!usual || chunk.size < work->chunk)
         return;
-    work->slowly = (now() - began) * 1024 > bytes * work->slow ? work->slowly + 1 : 0;
+    work->slowly = pace(began, bytes) > work->slow * usual ? work->slowly + 1 : 0;
     if (work->slowly == 2) /* once may be an interruption */
         say(&counts_of(work, work->rank)->past_cache,
             work->before + work->given + WHILE * work->chunks);
@@ -301,12 +319,15 @@ static int take_over(struct joint *work)
     if (chunk.number == work->added ||
         chunk.number >= done_by_all(work, &counts_of(work, 0)->added))
         return 0;
+    const int64_t began = now();
     for (int64_t rank = 0; rank < work->ranks && work->target; rank++) {
         const int64_t begin = part_of(work, chunk, rank), end = part_of(work, chunk, rank + 1);
         if (rank != work->rank)
             copy_to(work->target + chunk.at + begin, place_of(work, rank, chunk) + begin,
                     end - begin, target_past_cache(work));
     }
+    if (!places_past_cache(work))
+        note_taking(work, chunk, chunk.size - work->chunk / work->ranks, began);
     say(&counts_of(work, work->rank)->taken, work->before + ++work->taken);
     return 1;
 }
@@ -346,7 +367,7 @@ static int give(struct joint *work)
     copy_to(to, source, begin, past_cache);
     copy_to(to + end, source + end, chunk.size - end, past_cache);
     if (!past_cache)
-        note_pace(work, chunk, begin + chunk.size - end, began);
+        note_giving(work, chunk, begin + chunk.size - end, began);
     say(&counts_of(work, work->rank)->given, work->before + ++work->given);
     return 1;
 }
@@ -357,20 +378,18 @@ static int broadcast(struct joint *work)
     const int64_t places = CHUNKS * work->ranks;
     char *at = place(work, (work->before + chunk.number) % places);
     struct counts *own = counts_of(work, work->rank);
-    if (work->rank == work->root) {
-        if (chunk.number - done_by_all(work, &counts_of(work, 0)->taken) >= places)
-            return 0;
-        const int past_cache = places_past_cache(work);
-        const int64_t began = now();
+    const int past_cache = places_past_cache(work), gives = work->rank == work->root;
+    const int64_t *given = &counts_of(work, work->root)->given;
+    if (gives ? chunk.number - done_by_all(work, &counts_of(work, 0)->taken) >= places
+              : chunk.number >= __atomic_load_n(given, __ATOMIC_ACQUIRE) - work->before)
+        return 0;
+    const int64_t began = now();
+    if (gives)
         copy_to(at, work->source + chunk.at, chunk.size, past_cache);
-        if (!past_cache)
-            note_pace(work, chunk, chunk.size, began);
-    } else {
-        const int64_t *given = &counts_of(work, work->root)->given;
-        if (chunk.number >= __atomic_load_n(given, __ATOMIC_ACQUIRE) - work->before)
-            return 0;
+    else
         copy(work->target + chunk.at, at, chunk.size);
-    }
+    if (!past_cache)
+        (gives ? note_giving : note_taking)(work, chunk, chunk.size, began);
     work->given = work->added = ++work->taken;
     say(&own->given, work->before + work->taken);
     say(&own->added, work->before + work->taken);

@@ -15,9 +15,9 @@ from weft._core.values import address
 _CHUNK = 512 << 10
 #: bytes of one chunk of all ranks together, where there are many
 _ALL_CHUNKS = 32 << 20
-#: Nanoseconds for a kilobyte that a cache which the cores share takes in less: 25 to 60, and 80 to
-#: 110 for a first chunk. Where they share none it takes 150 to 500.
-_SLOW = 140
+#: how many times longer than to take over it may take to give as much, where cores share a cache:
+#: about as long, and where they share none some 5 to 10 times
+_SLOW = 4
 
 _MEANS = ("float32", "float64")
 
