@@ -22,9 +22,10 @@ from weft.engines.local.wire import Packed, load, pack
 from weft.engines.local.workers import Workers
 from weft.errors import Disagreement, PeerLost, SegmentGone, Stalled
 
-#: seconds that workers have to end what they do after another has failed, and how many of them
-#: without being told to if they meet the failure by themselves
-_GRACE, _BY_THEMSELVES = 2.0, 0.5
+#: seconds that workers have to end what they do after another has failed: one that imports a large
+#: library hears nothing for several. And how many they have without being told to if they meet the
+#: failure by themselves
+_GRACE, _BY_THEMSELVES = 10.0, 0.5
 #: seconds between two interrupts of one that has not ended
 _AGAIN = 0.1
 
