@@ -31,6 +31,10 @@ class ComputationEnded(BaseException):
     """Raised in a computation of this process that there is no use in going on with."""
 
 
+class _Instead(BaseException):
+    """Raised in the place of ComputationEnded where that is not wanted any more."""
+
+
 class Guard:
     """Used as `with`: the block may end with ComputationEnded once `failed()` is true.
 
@@ -70,7 +74,18 @@ class Guard:
         _watcher.guards.pop(self, None)
         with self._lock:  # a look may be under way
             if self.raised and not self._by_signal:
-                _raise_in(self._thread, None)  # should it still be on its way
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """Should it still be on its way. Another takes its place and is waited for: one that was
+        only taken back CPython 3.11 would go on looking for, at every step of this process, and
+        with a tracer for ever at one."""
+        try:
+            _raise_in(self._thread, _Instead)
+            while True:
+                time.sleep(0)
+        except (_Instead, ComputationEnded):
+            pass
 
     def look(self) -> None:
         """Interrupt the block if there is a reason to, once."""
@@ -145,10 +160,9 @@ def _on_signal(_: int, __: FrameType | None) -> None:
         guard.raise_in_main_thread()
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have another thread raise an exception; None takes back one that it has not raised yet."""
-    raised = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Have a thread raise an exception, instead of one that it has not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _in_child() -> None:
