@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_python
-from weft.engines.local import guard, standing
+from tests.support import run_python, wait_until
+from weft.engines.local import blocks, guard, standing
 from weft.engines.local.guard import ComputationEnded, Guard
+from weft.engines.local.remote_worker import Worker
 
 INTERRUPTED = """
 import random, signal, sys, time
@@ -26,7 +27,7 @@ def press(*_):
 
 signal.signal(signal.SIGALRM, press)
 rng = random.Random(int(sys.argv[1]))
-table, struck = np.ones(20_000), 0
+table, struck, longest = np.ones(20_000), 0, 0.0
 team = weft.Team(2, timeout=20.0)
 f = weft.function(lambda x, w: x * w.sum(), whole=["w"], collect="gather", team=team)
 
@@ -40,13 +41,15 @@ def call(x):
 deadline = time.monotonic() + 6
 while time.monotonic() < deadline:
     x = rng.random() * np.ones((30_000, 1))
+    begun = time.monotonic()
     try:
         assert (call(x) == x * 20_000).all()
     except Pressed:
         struck += 1
+        longest = max(longest, time.monotonic() - begun)
     except weft.TeamBroken:
         team.restart()
-print(struck)
+print(struck, longest)
 """
 
 
@@ -56,7 +59,42 @@ def test_interrupts_at_random(seed: int) -> None:
     go on: no call gets another one's answer."""
     outcome = run_python(INTERRUPTED, str(seed))
     assert outcome.code == 0, outcome
-    assert int(outcome.out) > 20
+    struck, longest = outcome.out.split()
+    assert int(struck) > 20
+    assert float(longest) < 5  # half of what a worker has that does not end
+
+
+@pytest.mark.parametrize("moment", ["give", "receive"])
+def test_an_interrupt_before_a_message_was_sent_or_after_it_was_received(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver does not wait for an answer that it will not get, and the worker gives up the
+    memory of one that nobody will take; the team goes on."""
+    with weft.Team(2, timeout=20.0) as team:
+        f = weft.function(_twice_and_blocks, collect="gather", team=team)
+        x = np.ones(200_000)
+
+        def kept() -> int:
+            return int(f(x)[1][1])
+
+        assert wait_until(lambda: kept() == 0)
+        whole = getattr(Worker, moment)
+
+        def interrupted(*arguments: Any, **named: Any) -> None:
+            if moment == "receive" and whole(*arguments, **named) is None:
+                return
+            patch.undo()
+            raise KeyboardInterrupt
+
+        for _ in range(3):
+            with monkeypatch.context() as patch:
+                patch.setattr(Worker, moment, interrupted)
+                begun = time.monotonic()
+                with pytest.raises(KeyboardInterrupt):
+                    f(x)
+                assert time.monotonic() - begun < 5
+            assert (f(x)[0] == 2).all()
+        assert wait_until(lambda: kept() == 0)
 
 
 def test_a_guard_whose_end_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +125,33 @@ def test_a_guard_whose_signal_somebody_else_has_taken() -> None:
             time.sleep(20)
 
 
+TRACED = """
+import sys, threading, weft
+from weft.engines.local.guard import ComputationEnded, Guard
+
+def compute():
+    try:
+        with Guard(lambda: True):
+            while True:
+                pass
+    except ComputationEnded:
+        pass
+    sys.settrace(lambda *_: None)
+    weft.map(abs, range(3), engine="serial")
+    print("done")
+
+thread = threading.Thread(target=compute)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_tracer_after_a_computation_was_ended_in_a_thread() -> None:
+    """A debugger, or a measurement of coverage, goes on as if nothing had been raised there."""
+    outcome = run_python(TRACED)
+    assert (outcome.code, outcome.out) == (0, "done\n"), outcome
+
+
 def test_a_team_that_could_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the ranks meet in a new generation; an interrupt there leaves some in the old
     one, so that the team is of no use until it is started again."""
@@ -113,6 +178,14 @@ def _compute(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def _twice_and_blocks(x: Any) -> tuple[Any, Any]:
+    """Also how many blocks of memory this process keeps."""
+    keeper = blocks._here.keeper
+    with keeper._lock:
+        keeper._free_dropped()
+        return x * 2, np.array([len(keeper._kept)])
 
 
 def _sum(x: Any) -> float:

@@ -9,6 +9,8 @@
               <-  Unreadable         the function or the items could not be loaded there
               <-  Stopped            a SIGINT of the driver's ended it
               <-  Logged             what was logged meanwhile
+    CallOff   ->                     gives up the memory of its last answer
+              <-  CalledOff          it has answered all that came before
     Forget    ->                     drops a function, and what it holds
 
 These are pickled, so they pass only between processes that know each other. Functions, items and
@@ -89,6 +91,15 @@ class Stopped(NamedTuple):
     """The driver has interrupted it and wants no results."""
 
 
+class CallOff(NamedTuple):
+    """The driver was interrupted, perhaps before it had sent Work or after it had received the
+    answer, and wants to know when there is none to come."""
+
+
+class CalledOff(NamedTuple):
+    """It has nothing to do."""
+
+
 class Logged(NamedTuple):
     """Something was logged in the worker; comes at any time."""
 
@@ -96,7 +107,19 @@ class Logged(NamedTuple):
 
 
 #: what is said, by the number that stands for its kind on the way
-KINDS = (Settings, MayUse, Learn, Forget, Work, Done, Unreadable, Stopped, Logged)
+KINDS = (
+    Settings,
+    MayUse,
+    Learn,
+    Forget,
+    Work,
+    Done,
+    Unreadable,
+    Stopped,
+    CallOff,
+    CalledOff,
+    Logged,
+)
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
 
 
@@ -110,4 +133,5 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
     return KINDS[values[0]]._make(values[1:])
 
 
-Message = Settings | MayUse | Learn | Forget | Work | Done | Unreadable | Stopped | Logged
+Answer = Done | Unreadable | Stopped
+Message = Settings | MayUse | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged

@@ -19,81 +19,78 @@ _READ = 1 << 16
 
 
 class Frames:
-    """One end of a conversation between a driver and a worker."""
+    """One end of a conversation between a driver and a worker.
+
+    A signal handler that raises, wherever it does, costs at most the message that was being sent or
+    received, and no bytes: the socket's methods are called by `map` and their results appended by
+    `extend`, both of which are C, so that a call and the note of what it did are one step.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._incoming = bytearray()
-        self._outgoing = memoryview(b"")
-        self._missing = _LENGTH.size
-        #: whether a signal handler raised in the middle of something, so that bytes may be lost
-        self.broken = False
+        #: what has come of the next messages
+        self._incoming: list[bytes] = []
+        #: what is to be sent, and how many bytes of it the socket has taken each time
+        self._outgoing: tuple[memoryview, list[int]] = memoryview(b""), []
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, *messages: Message) -> None:
         """Send messages one after the other, or as much as goes. Raises Closed."""
-        frames = [bytes(self._outgoing)]
+        frames: list[bytes | memoryview] = [self._unsent()]
         for message in messages:
             data = pickle.dumps(as_tuple(message), pickle.HIGHEST_PROTOCOL)
             frames += (_LENGTH.pack(len(data)), data)
-        self._outgoing = memoryview(b"".join(frames))
+        self._outgoing = memoryview(b"".join(frames)), []
         self.flush()
 
     def flush(self) -> bool:
         """Go on sending; whether everything is sent. Raises Closed."""
-        self._begin()
+        _, taken = self._outgoing
         try:
-            while self._outgoing:
-                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+            while left := self._unsent():
+                taken.extend(map(self._socket.send, (left,)))
         except BlockingIOError:
-            pass
+            return False
         except ConnectionError as error:
             raise Closed(str(error)) from None
-        self.broken = False
-        return not self._outgoing
+        return True
 
     @property
     def unsent(self) -> bool:
-        return bool(self._outgoing)
+        return bool(self._unsent())
+
+    def _unsent(self) -> memoryview:
+        data, taken = self._outgoing
+        return data[sum(taken) :]
 
     def receive(self) -> Message | None:
         """The next message; None if it is not here yet. Raises Closed."""
-        self._begin()
-        while self._missing > 0:
+        while (missing := self._missing()) > 0:
             try:
-                data = self._socket.recv(max(_READ, self._missing))
+                self._incoming.extend(map(self._socket.recv, (max(_READ, missing),)))
             except BlockingIOError:
-                self.broken = False
                 return None
             except ConnectionError as error:
                 raise Closed(str(error)) from None
-            if not data:
+            if not self._incoming[-1]:
                 raise Closed("the other end closed the connection")
-            self._incoming += data
-            self._count()
-        end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
-        data = bytes(self._incoming[_LENGTH.size : end])
-        del self._incoming[:end]
-        self._count()
-        self.broken = False
-        return from_tuple(pickle.loads(data))
+        data = b"".join(self._incoming)
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        message = from_tuple(pickle.loads(data[_LENGTH.size : end]))
+        self._incoming = [data[end:]]
+        return message
 
-    def _begin(self) -> None:
-        """Note that something is under way. What was interrupted is not gone on with: bytes that
-        were sent would be sent again."""
-        if self.broken:
-            raise Closed("it was interrupted in the middle of a message")
-        self.broken = True
-
-    def _count(self) -> None:
+    def _missing(self) -> int:
         """How many bytes are missing until the next message is whole; 0 or less if it is."""
-        have = len(self._incoming)
+        have = sum(map(len, self._incoming))
         wanted = _LENGTH.size
         if have >= wanted:
-            wanted += _LENGTH.unpack_from(self._incoming)[0]
-        self._missing = wanted - have
+            if len(self._incoming[0]) < wanted:
+                self._incoming = [b"".join(self._incoming)]
+            wanted += _LENGTH.unpack_from(self._incoming[0])[0]
+        return wanted - have
 
     def close(self) -> None:
         self._socket.close()

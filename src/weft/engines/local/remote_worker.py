@@ -11,7 +11,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from typing import TextIO, cast
 
-from weft._core.work import Done, Forget, Learn, Logged, MayUse, Settings, Stopped, Unreadable, Work
+from weft._core.work import (
+    Answer,
+    CalledOff,
+    CallOff,
+    Done,
+    Forget,
+    Learn,
+    Logged,
+    MayUse,
+    Settings,
+    Work,
+)
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
@@ -131,7 +142,12 @@ class Worker:
             with contextlib.suppress(Closed):
                 self.frames.send(Forget(digest))
 
-    def receive(self) -> Done | Unreadable | Stopped | None:
+    def call_off(self) -> None:
+        """End what it does, and have it say when it has answered everything. Raises Closed."""
+        self.interrupt()
+        self.frames.send(CallOff())
+
+    def receive(self) -> Answer | CalledOff | None:
         """Its answer; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
@@ -139,7 +155,7 @@ class Worker:
             # where it shares this core, it is moved for its next work as one that sleeps is
             apart = not FEW_CORES or message.core != current_core()
             self._awake_until = time.monotonic() + awake_after(message) if apart else 0.0
-        return cast("Done | Unreadable | Stopped | None", message)
+        return cast("Answer | CalledOff | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at

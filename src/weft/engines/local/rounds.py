@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft._core.failures import INTERRUPTED, restore
-from weft._core.work import Done, Stopped, Unreadable, Work
+from weft._core.work import Answer, CalledOff, Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.guard import ComputationEnded
@@ -87,8 +87,8 @@ class Round:
         #: the rank of each that works, and its arguments
         self._busy: dict[Worker, tuple[int, Packed]] = {}
         self._failures: list[Exception] = []
-        #: whether what still runs has been told to end
-        self._ending = False
+        #: those told to end that have not said that they have; None while all is well
+        self._ending: set[Worker] | None = None
         self._lock = threading.Lock()
 
     def begin(
@@ -131,30 +131,42 @@ class Round:
         met = isinstance(error, (Disagreement, PeerLost))  # the others have met it too, and end
         try:
             if met:
-                self._await_ends(_BY_THEMSELVES)
-            self._ending = True
-            deadline = time.monotonic() + _GRACE
-            while self._busy and time.monotonic() < deadline:
-                for worker in self._busy:
-                    worker.interrupt()  # again and again: before it has begun it hears nothing
-                self._await_ends(_AGAIN)
+                self._await(_BY_THEMSELVES, self._busy)
+            self._call_off()
         finally:  # also when the user is impatient, and interrupts this too
             with self._lock:
-                for worker in self._busy:  # all at once: they may be using memory of this call
+                late = list(self._busy if self._ending is None else self._ending)
+                for worker in late:  # all at once: they may be using memory of this call
                     worker.kill()
-                for worker in self._team_workers.workers:
-                    here = worker.pidfd >= 0
-                    if here and (worker in self._busy or worker.frames.broken):
-                        self._lose(worker)
+                for worker in late:
+                    self._lose(worker)
         causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
         workers_own = any(error is one for one in self._failures)
         if met or workers_own or isinstance(error, ComputationEnded):
             return next(iter(causes or self._failures), None)
         return None
 
-    def _await_ends(self, seconds: float) -> None:
+    def _call_off(self) -> None:
+        """End what workers do, and have each of them say so: this process may have been interrupted
+        anywhere, and not know what it has sent or received."""
+        self._ending = {worker for worker in self._team_workers.workers if worker.pidfd >= 0}
+        for worker in list(self._ending):
+            try:
+                worker.call_off()
+            except Closed:
+                self._lose(worker)
+                continue
+            self._team_workers.watch.follow_sending(worker)
+        deadline = time.monotonic() + _GRACE
+        while self._ending and time.monotonic() < deadline:
+            self._await(_AGAIN, self._ending)
+            for worker in self._ending:
+                worker.interrupt()  # again and again: before it has begun it hears nothing
+
+    def _await(self, seconds: float, ends: Collection[Worker]) -> None:
+        """Wait until there are no more of these, so many seconds at most."""
         deadline = time.monotonic() + seconds
-        while self._busy and (remaining := deadline - time.monotonic()) > 0:
+        while ends and (remaining := deadline - time.monotonic()) > 0:
             self._attend(remaining)
 
     def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
@@ -176,44 +188,65 @@ class Round:
             for worker, events in watch.wait(seconds, awake=awake).items():
                 watch.echo(worker, events)
                 try:
-                    if worker.frames.unsent and worker.frames.flush():
-                        watch.follow_sending(worker)
-                    # also of one that is idle: its threads may log
-                    message = worker.receive() if worker.frames.fileno() in events else None
+                    ended = not self._hear(worker, events) and worker.pidfd in events
                 except Closed:
-                    self._lose(worker)
-                    continue
-                if message is not None and worker in self._busy:
-                    self._take(worker, message)
-                elif worker.pidfd in events:
+                    ended = True
+                if ended:
                     self._lose(worker)
 
-    def _take(self, worker: Worker, message: Done | Unreadable | Stopped) -> None:
-        rank, packed = self._busy.pop(worker)
-        packed.release()
+    def _hear(self, worker: Worker, events: set[int]) -> bool:
+        """Take what a worker says; whether that is anything. Raises Closed."""
+        if worker.frames.unsent and worker.frames.flush():
+            self._team_workers.watch.follow_sending(worker)
+        if worker.frames.fileno() not in events:
+            return False
+        message = worker.receive()  # also of one that is idle: its threads may log
+        heard = message is not None
+        while message is not None:
+            self._take(worker, message)
+            message = worker.receive() if self._ending else None  # there may be two: see CallOff
+        return heard
+
+    def _take(self, worker: Worker, message: Answer | CalledOff) -> None:
+        rank = self._team_workers.workers.index(worker) + 1
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
             self._failures += [restore(failure, where) for _, failure in message.failures]
-            try:
-                self._values[rank - 1] = load(message.values)[0]
-            except Exception as error:  # a class's own unpickling may raise anything
-                if by_signal_handler(error):
-                    raise
-                if isinstance(error, SegmentGone) and readable(worker.pidfd, _BY_THEMSELVES):
-                    self._lose(worker)  # it ended before the memory of its results was here
-                else:
-                    self._failures.append(error)
-            return
-        if isinstance(message, Unreadable):
+        elif isinstance(message, Unreadable):
             self._failures.append(restore(message.failure, where))
-        elif not self._ending:
+        if self._ending is not None:  # nobody wants its results
+            if isinstance(message, CalledOff):
+                self._ending.discard(worker)
+                self._release(worker)
+            return
+        self._release(worker)
+        if isinstance(message, Stopped):
             self._failures.append(restore(INTERRUPTED, where))
+        elif isinstance(message, Done):
+            self._load(worker, rank, message)
+
+    def _load(self, worker: Worker, rank: int, message: Done) -> None:
+        try:
+            self._values[rank - 1] = load(message.values)[0]
+        except Exception as error:  # a class's own unpickling may raise anything
+            if by_signal_handler(error):
+                raise
+            if isinstance(error, SegmentGone) and readable(worker.pidfd, _BY_THEMSELVES):
+                self._lose(worker)  # it ended before the memory of its results was here
+            else:
+                self._failures.append(error)
 
     def _lose(self, worker: Worker) -> None:
         self._failures.append(self._team_workers.lose(worker))
-        task = self._busy.pop(worker, None)
-        if task is not None:
-            task[1].release()  # only now: until its end it may write there
+        if self._ending is not None:
+            self._ending.discard(worker)
+        self._release(worker)  # only now: until its end it may write there
+
+    def _release(self, worker: Worker) -> None:
+        """Give up the memory of its arguments."""
+        _, packed = self._busy.pop(worker, (0, None))
+        if packed is not None:
+            packed.release()
 
     def _stalled(self, timeout: float) -> Stalled:
         late = ", ".join(f"rank {rank} ({worker})" for worker, (rank, _) in self._busy.items())

@@ -19,13 +19,13 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weft._core.failures import INTERRUPTED, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import MOST_BYTES, OVERDUE, UNKNOWN, Batch, Draw, Schedule
-from weft._core.work import LOADING, Done, Stopped, Unreadable, Work
+from weft._core.work import LOADING, Answer, CalledOff, Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
@@ -121,7 +121,8 @@ class Run:
     def _interrupt(self) -> None:
         """Have those functions end that do so in time."""
         for worker in self._busy:
-            worker.interrupt()
+            with contextlib.suppress(Closed):  # its pidfd says so too
+                worker.call_off()
         watch = Watch(self._busy)
         deadline = time.monotonic() + _GRACE
         while self._busy and (remaining := deadline - time.monotonic()) > 0:
@@ -230,17 +231,15 @@ class Run:
         elif ended:
             yield from self._lose(worker)
 
-    def _receive(self, worker: Worker) -> Done | Unreadable | Stopped | None:
+    def _receive(self, worker: Worker) -> Answer | None:
         """What a worker says, if all of it is there. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
             self._watch.follow_sending(worker)
-        return worker.receive()
+        return cast("Answer | None", worker.receive())  # nothing has been called off
 
     # answers and losses
 
-    def _take_answer(
-        self, worker: Worker, message: Done | Unreadable | Stopped
-    ) -> Generator[Finished, None, None]:
+    def _take_answer(self, worker: Worker, message: Answer) -> Generator[Finished, None, None]:
         task = self._busy[worker]
         batch = task.batch
         if isinstance(message, Stopped):
@@ -376,17 +375,16 @@ class Run:
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
         """After an interrupt: the worker has stopped, has finished in time, or has ended."""
         try:
-            if worker.frames.unsent or worker.frames.broken:
-                raise Closed("it has not all of its items, or cannot be understood")
-            message = worker.receive()
-            if isinstance(message, Done):
-                load(message.values, _GRACE)  # takes the arrays over, and gives them back
-        except Exception:  # see `_take_answer`
+            if worker.frames.unsent:
+                raise Closed("it has not all of its items")
+            while (message := worker.receive()) is not None:
+                if isinstance(message, CalledOff):
+                    self._free(worker)
+                    return
+        except Closed:
             self._drop(worker)
             return
-        if message is not None:
-            self._free(worker)
-        elif worker.pidfd in events:
+        if worker.pidfd in events:
             self._drop(worker)
 
     def _where(self) -> str:

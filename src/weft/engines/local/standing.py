@@ -11,7 +11,6 @@ call(procedure, arguments)
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import secrets
@@ -19,8 +18,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from weft.engines.base import Member, StandingTeam
 from weft.engines.local.guard import Guard
@@ -44,6 +43,8 @@ from weft.engines.local.wire import IMMUTABLE, Once, pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
+
+_Result = TypeVar("_Result")
 
 #: seconds for a team to assemble
 _START = 60.0
@@ -91,11 +92,10 @@ class LocalStandingTeam(StandingTeam):
         _teams.add(self)
 
     def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
-        with self._use():
-            number = self._kept_so_far
-            self._kept_so_far += 1
-            self._send(number, value, what, by_value)
-            return number
+        number = self._kept_so_far
+        self._kept_so_far += 1
+        self._use(self._send, number, value, what, by_value)
+        return number
 
     def drop(self, number: int) -> None:
         self._dropped.append(number)
@@ -103,8 +103,7 @@ class LocalStandingTeam(StandingTeam):
     def call(
         self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        with self._use():
-            return self._call(procedure, arguments)
+        return self._use(self._call, procedure, arguments)
 
     def for_several(self, value: Any, name: str) -> Any:
         # what is pickled in less time than it takes to look whether it was
@@ -119,10 +118,7 @@ class LocalStandingTeam(StandingTeam):
         self.close()
         self._start()
         self._let_go()
-        with self._use():
-            for number, kept in list(self._objects.items()):
-                if number in self._objects:  # finalizers drop some meanwhile
-                    self._send(number, *kept)
+        self._use(self._send_all)
 
     def close(self) -> None:
         if self._process != os.getpid() or self._closed:
@@ -228,6 +224,11 @@ class LocalStandingTeam(StandingTeam):
         if has_parts(value):
             self._models.append(number)
 
+    def _send_all(self) -> None:
+        for number, kept in list(self._objects.items()):
+            if number in self._objects:  # finalizers drop some meanwhile
+                self._send(number, *kept)
+
     def _let_go(self) -> list[int]:
         """Keep here no longer what has been dropped; returns its numbers."""
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
@@ -245,9 +246,8 @@ class LocalStandingTeam(StandingTeam):
         self._models = [number for number in self._models if number in self._objects]
         return dropped
 
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[None]:
-        """Raise unless it can be used, and by this thread alone."""
+    def _use(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Do something that only one thread does at a time. Raises unless it can be done."""
         self._check_process()
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
@@ -257,17 +257,19 @@ class LocalStandingTeam(StandingTeam):
                 f"driver's values:\n    {self.restart_by}"
             )
         self._check_unused()
-        self._user = threading.get_ident()
-        try:
-            yield
+        try:  # a signal handler may raise after any call, and there is none outside of these
+            self._user = threading.get_ident()
+            return do(*arguments)
         except WorkerLost as error:
             if self._was_closed():
                 raise TeamBroken("this team was closed in the middle of a call") from error
             raise
         finally:
-            if self._was_closed():
-                self._take_down()
-            self._user = None
+            try:
+                if self._was_closed():
+                    self._take_down()
+            finally:
+                self._user = None
 
     def _was_closed(self) -> bool:
         """Also since the call began: by another thread, or by the function itself. (A method, as

@@ -101,7 +101,11 @@ class Packed:
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
         self.payload = file.getvalue()
-        self._reduced.clear()  # no other pickler comes after this one
+        self.seal()
+
+    def seal(self) -> None:
+        """No pickler comes after the last one: let go of the arrays themselves."""
+        self._reduced.clear()
 
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
         if "numpy" not in sys.modules:
@@ -208,6 +212,7 @@ def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Pac
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
+            packed.seal()
             return packed
     except BaseException as error:  # a class's own pickling may raise anything
         packed.payload = b""

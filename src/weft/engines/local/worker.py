@@ -21,6 +21,9 @@ from weft._core.failures import Failure, describe
 from weft._core.seeding import seed_torch
 from weft._core.work import (
     LOADING,
+    Answer,
+    CalledOff,
+    CallOff,
     Done,
     Forget,
     Learn,
@@ -49,6 +52,8 @@ _forked = False
 #: of BLAS and the like, and the variables that say so to those still to be loaded
 _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
+#: the results of who has none
+_NONE = Packed()
 
 
 def serve(connection: socket.socket, number: int, item: memoryview, semaphore: int) -> None:
@@ -66,6 +71,7 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     poll = select.poll()
     poll.register(connection, select.POLLIN)
+    results = _NONE
 
     def note(index: int) -> None:
         if _forked:
@@ -84,7 +90,7 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer = _reply(message, functions[message.digest], note, take_permit)
+                answer, results = _reply(message, functions[message.digest], note, take_permit)
                 lease_borrowed()
                 send(answer)
                 if faults.armed:
@@ -97,6 +103,9 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
                     faults.reach("worker.learned")
             elif isinstance(message, Forget):
                 functions.pop(message.digest, None)
+            elif isinstance(message, CallOff):
+                results.release()
+                send(CalledOff())
             elif isinstance(message, Settings):
                 _adopt(message)
             elif isinstance(message, MayUse):
@@ -181,15 +190,15 @@ def _reply(
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
     take_permit: Callable[[], bool],
-) -> Done | Unreadable | Stopped:
-    """Run the items."""
+) -> tuple[Answer, Packed]:
+    """Run the items; the answer, and what it was made from."""
     global _interruptible
     if isinstance(function, Failure):
-        return Unreadable(function, about_function=True)
+        return Unreadable(function, about_function=True), _NONE
     try:
         items = load_borrowed(work.items)
     except Exception as error:  # whatever a class's own unpickling raises
-        return Unreadable(describe(error), about_function=False)
+        return Unreadable(describe(error), about_function=False), _NONE
     if faults.armed:
         faults.reach("work.received")
     start = time.perf_counter()
@@ -207,7 +216,7 @@ def _reply(
         )
         _interruptible = False
     except KeyboardInterrupt:
-        return Stopped()
+        return Stopped(), _NONE
     finally:
         _interruptible = False
     if _forked:
@@ -219,7 +228,7 @@ def _reply(
     if faults.armed:
         faults.reach("work.packed")
     _flush()
-    return Done(packed.payload, failures, seconds, packed.shared, current_core())
+    return Done(packed.payload, failures, seconds, packed.shared, current_core()), packed
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:

@@ -165,13 +165,10 @@ class Workers:
 
     def _take(self, gpu: str | None) -> Worker | None:
         """An idle worker. Whether it has ended since is seen when it is given work."""
-        for worker in [one for one in self._idle if one.gpu == gpu]:
+        worker = next((one for one in self._idle if one.gpu == gpu), None)
+        if worker is not None:
             self._idle.remove(worker)
-            if not worker.frames.broken:  # as an interrupt of `forget` may have left it
-                return worker
-            worker.kill()
-            worker.close()
-        return None
+        return worker
 
     def _start(self, gpu: str | None, look: Look) -> Worker:
         fresh = self._server is None
