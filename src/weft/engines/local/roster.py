@@ -42,8 +42,9 @@ _ROW = 8 + recorder.STRIP_WORDS
 LEFT, FAILED = 1, 2
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
-#: how long a survivor waits for the launcher to publish how a peer ended
-_CAUSE_SECONDS = 0.03
+#: how long a survivor waits for peers that have left to end, which takes an interpreter some tens
+#: of milliseconds, and for the launcher to publish how one ended
+_ENDING_SECONDS, _CAUSE_SECONDS = 0.15, 0.03
 
 
 #: what `cause` says of a rank of which nothing bad is known
@@ -179,6 +180,7 @@ class Roster:
     def states(self, ranks: Sequence[int]) -> tuple[RankState, ...]:
         """The table that errors carry: these ranks of the job, numbered by their place."""
         now = time.monotonic_ns()
+        deadline = time.monotonic() + _ENDING_SECONDS
         rows = []
         for place, rank in enumerate(ranks):
             entry = recorder.current(self._words, self._row(rank) + 8)
@@ -187,7 +189,7 @@ class Roster:
                 RankState(
                     rank=place,
                     pid=self.process(rank).pid,
-                    status=self.status(rank),
+                    status=self._status(rank, deadline),
                     operation=("after " if entry.ended else "") + entry.operation,
                     seconds=max(0, now - since) / 1e9,
                     line=entry.line,
@@ -195,12 +197,11 @@ class Roster:
             )
         return tuple(rows)
 
-    def status(self, rank: int) -> str:
+    def _status(self, rank: int, deadline: float) -> str:
         """One of "alive", "stopped", "left", or how the rank ended."""
-        deadline = time.monotonic() + _CAUSE_SECONDS
         while rank != self.rank:
             if self._died(rank):
-                return self.cause(rank, deadline)
+                return self.cause(rank, time.monotonic() + _CAUSE_SECONDS)
             # one that has left may be about to end, and then its exit code says more
             if not self.has_left(rank):
                 break
