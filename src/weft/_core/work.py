@@ -92,12 +92,13 @@ class Stopped(NamedTuple):
 
 
 class CallOff(NamedTuple):
-    """The driver was interrupted, perhaps before it had sent Work or after it had received the
-    answer, and wants to know when there is none to come."""
+    """The driver wants no more results: something failed, or it was interrupted, perhaps before it
+    had sent Work or after it had received the answer. An answer may still come; CalledOff comes
+    after it."""
 
 
 class CalledOff(NamedTuple):
-    """It has nothing to do."""
+    """All that came before is answered, and the memory of the last answer is given up."""
 
 
 class Logged(NamedTuple):

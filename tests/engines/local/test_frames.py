@@ -154,10 +154,10 @@ def test_interrupts_at_random_lose_no_bytes(
     ends: tuple[Frames, Frames, socket.socket], strike: Callable[[float], None]
 ) -> None:
     """Wherever a signal handler raises, in sending and in receiving: of what the other end gets
-    each message is whole, in its place and there once; only such as were struck may be missing."""
+    each message is whole, in its place and there once; at most two go missing for an interrupt."""
     driver, worker, _ = ends
     rng = random.Random(0)
-    sent, struck, echoed = 0, set[int](), list[int]()
+    sent, struck, echoed = 0, 0, list[int]()
 
     def echo() -> None:
         while (message := worker.receive()) != Stopped():
@@ -168,7 +168,7 @@ def test_interrupts_at_random_lose_no_bytes(
     other = threading.Thread(target=echo)
     other.start()
     deadline = time.monotonic() + 60
-    while len(struck) < 300 and time.monotonic() < deadline:
+    while struck < 300 and time.monotonic() < deadline:
         sent += 1
         message = Learn(sent.to_bytes(4, "big"), bytes([sent % 256]) * rng.randrange(1, 200_000))
         try:
@@ -180,7 +180,7 @@ def test_interrupts_at_random_lose_no_bytes(
                 echoed.append(_number(answer))
             strike(0)
         except Struck:
-            struck.add(sent)
+            struck += 1
     strike(0)
     driver.send(Stopped())
     while (not driver.flush() or other.is_alive()) and time.monotonic() < deadline:
@@ -188,10 +188,10 @@ def test_interrupts_at_random_lose_no_bytes(
     while (answer := driver.receive()) is not None:
         echoed.append(_number(answer))
     other.join()
-    assert len(struck) >= 300
+    assert struck >= 300
     assert echoed == sorted(set(echoed))
     # one may have been struck while it was sent, and one that had come while it was received
-    assert sent - len(echoed) <= 2 * len(struck)
+    assert sent - len(echoed) <= 2 * struck
 
 
 def _number(message: Message) -> int:

@@ -22,8 +22,8 @@ class Frames:
     """One end of a conversation between a driver and a worker.
 
     A signal handler that raises, wherever it does, costs at most the message that was being sent or
-    received, and no bytes: the socket's methods are called by `map` and their results appended by
-    `extend`, both of which are C, so that a call and the note of what it did are one step.
+    received, and no bytes. Python runs handlers only between steps of its own, and `extend` and
+    `map` are C: a call of the socket and the note of what it did are one step.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -38,7 +38,7 @@ class Frames:
 
     def send(self, *messages: Message) -> None:
         """Send messages one after the other, or as much as goes. Raises Closed."""
-        frames: list[bytes | memoryview] = [self._unsent()]
+        frames: list[bytes | memoryview] = [self._left()]
         for message in messages:
             data = pickle.dumps(as_tuple(message), pickle.HIGHEST_PROTOCOL)
             frames += (_LENGTH.pack(len(data)), data)
@@ -49,7 +49,7 @@ class Frames:
         """Go on sending; whether everything is sent. Raises Closed."""
         _, taken = self._outgoing
         try:
-            while left := self._unsent():
+            while left := self._left():
                 taken.extend(map(self._socket.send, (left,)))
         except BlockingIOError:
             return False
@@ -59,9 +59,9 @@ class Frames:
 
     @property
     def unsent(self) -> bool:
-        return bool(self._unsent())
+        return bool(self._left())
 
-    def _unsent(self) -> memoryview:
+    def _left(self) -> memoryview:
         data, taken = self._outgoing
         return data[sum(taken) :]
 
@@ -87,7 +87,7 @@ class Frames:
         have = sum(map(len, self._incoming))
         wanted = _LENGTH.size
         if have >= wanted:
-            if len(self._incoming[0]) < wanted:
+            if len(self._incoming[0]) < wanted:  # the length itself has come in pieces
                 self._incoming = [b"".join(self._incoming)]
             wanted += _LENGTH.unpack_from(self._incoming[0])[0]
         return wanted - have

@@ -31,8 +31,8 @@ class ComputationEnded(BaseException):
     """Raised in a computation of this process that there is no use in going on with."""
 
 
-class _Instead(BaseException):
-    """Raised in the place of ComputationEnded where that is not wanted any more."""
+class _TakenBack(BaseException):
+    """Raised in the place of a ComputationEnded that came too late."""
 
 
 class Guard:
@@ -77,14 +77,16 @@ class Guard:
                 self._take_back()
 
     def _take_back(self) -> None:
-        """Should it still be on its way. Another takes its place and is waited for: one that was
-        only taken back CPython 3.11 would go on looking for, at every step of this process, and
-        with a tracer for ever at one."""
+        """Let no ComputationEnded that is still on its way come out after the block.
+
+        Clearing it is not enough: CPython 3.11 then goes on looking for it at every step, and with
+        a tracer never gets past one. So another takes its place, and is waited for here.
+        """
         try:
-            _raise_in(self._thread, _Instead)
+            _raise_in(self._thread, _TakenBack)
             while True:
                 time.sleep(0)
-        except (_Instead, ComputationEnded):
+        except (_TakenBack, ComputationEnded):
             pass
 
     def look(self) -> None:

@@ -148,7 +148,7 @@ class Worker:
         self.frames.send(CallOff())
 
     def receive(self) -> Answer | CalledOff | None:
-        """Its answer; None if that is not here yet. Raises Closed."""
+        """What it says, other than what it logs; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
         if isinstance(message, Done):

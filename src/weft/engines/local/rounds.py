@@ -45,6 +45,9 @@ class TeamWorkers:
     #: why it is of no use until the team starts again: one was lost, and with it what it kept
     broken: str | None = None
 
+    def rank(self, worker: Worker) -> int:
+        return self.workers.index(worker) + 1
+
     def end(self) -> None:
         """Those of a team that has lost one may be in the middle of anything: they are gone when
         this returns."""
@@ -62,7 +65,7 @@ class TeamWorkers:
     def lose(self, worker: Worker) -> Exception:
         """A worker has ended, or has to; the error that says so."""
         self.watch.remove(worker)
-        rank = self.workers.index(worker) + 1
+        rank = self.rank(worker)
         # before it is waited for, which may be interrupted
         self.broken = f"it has lost a worker and what that kept, rank {rank}"
         ended = self.pool.end(worker)
@@ -84,10 +87,10 @@ class Round:
         self._team_workers = team_workers
         self._perform = perform
         self._values: list[Any] = [None] * len(team_workers.workers)
-        #: the rank of each that works, and its arguments
-        self._busy: dict[Worker, tuple[int, Packed]] = {}
+        #: the arguments of each that works
+        self._busy: dict[Worker, Packed] = {}
         self._failures: list[Exception] = []
-        #: those told to end that have not said that they have; None while all is well
+        #: those called off that have not said CalledOff; None before anybody is called off
         self._ending: set[Worker] | None = None
         self._lock = threading.Lock()
 
@@ -131,7 +134,7 @@ class Round:
         met = isinstance(error, (Disagreement, PeerLost))  # the others have met it too, and end
         try:
             if met:
-                self._await(_BY_THEMSELVES, self._busy)
+                self._await_all(self._busy, _BY_THEMSELVES)
             self._call_off()
         finally:  # also when the user is impatient, and interrupts this too
             with self._lock:
@@ -155,23 +158,24 @@ class Round:
                 worker.call_off()
             except Closed:
                 self._lose(worker)
-                continue
-            self._team_workers.watch.follow_sending(worker)
+            else:
+                self._team_workers.watch.follow_sending(worker)
         deadline = time.monotonic() + _GRACE
         while self._ending and time.monotonic() < deadline:
-            self._await(_AGAIN, self._ending)
+            self._await_all(self._ending, _AGAIN)
             for worker in self._ending:
                 worker.interrupt()  # again and again: before it has begun it hears nothing
 
-    def _await(self, seconds: float, ends: Collection[Worker]) -> None:
-        """Wait until there are no more of these, so many seconds at most."""
+    def _await_all(self, workers: Collection[Worker], seconds: float) -> None:
+        """Attend until this collection is empty, which `_take` and `_lose` see to; so many seconds
+        at most."""
         deadline = time.monotonic() + seconds
-        while ends and (remaining := deadline - time.monotonic()) > 0:
+        while workers and (remaining := deadline - time.monotonic()) > 0:
             self._attend(remaining)
 
     def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
         function = self._perform
-        self._busy[worker] = rank, packed
+        self._busy[worker] = packed
         work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
         try:
             worker.give(function, work, elsewhere=self._team_workers.cores_to_spare)
@@ -204,11 +208,12 @@ class Round:
         heard = message is not None
         while message is not None:
             self._take(worker, message)
-            message = worker.receive() if self._ending else None  # there may be two: see CallOff
+            # an answer and CalledOff may have been read together: no event tells of the second
+            message = worker.receive() if self._ending else None
         return heard
 
     def _take(self, worker: Worker, message: Answer | CalledOff) -> None:
-        rank = self._team_workers.workers.index(worker) + 1
+        rank = self._team_workers.rank(worker)
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
             self._failures += [restore(failure, where) for _, failure in message.failures]
@@ -244,12 +249,12 @@ class Round:
 
     def _release(self, worker: Worker) -> None:
         """Give up the memory of its arguments."""
-        _, packed = self._busy.pop(worker, (0, None))
+        packed = self._busy.pop(worker, None)
         if packed is not None:
             packed.release()
 
     def _stalled(self, timeout: float) -> Stalled:
-        late = ", ".join(f"rank {rank} ({worker})" for worker, (rank, _) in self._busy.items())
+        late = ", ".join(f"rank {self._team_workers.rank(one)} ({one})" for one in self._busy)
         return Stalled(
             f"{timeout} s have passed, and {late} has not answered; it is alive: give the team a "
             "longer timeout=, or find out what it does"

@@ -280,7 +280,7 @@ class Run:
         )
 
     def _free(self, worker: Worker) -> None:
-        """Its answer is here, and whole."""
+        """It has nothing left to do of its batch."""
         task = self._busy.pop(worker)
         if task.permits:
             worker.revoke()  # of a batch that it did not run to its end some are left
@@ -373,7 +373,8 @@ class Run:
         return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
-        """After an interrupt: the worker has stopped, has finished in time, or has ended."""
+        """After CallOff: it has said that it is done, or it has ended; its answer, if one comes
+        first, nobody wants."""
         try:
             if worker.frames.unsent:
                 raise Closed("it has not all of its items")

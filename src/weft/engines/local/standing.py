@@ -92,10 +92,7 @@ class LocalStandingTeam(StandingTeam):
         _teams.add(self)
 
     def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
-        number = self._kept_so_far
-        self._kept_so_far += 1
-        self._use(self._send, number, value, what, by_value)
-        return number
+        return self._use(self._keep, value, what, by_value)
 
     def drop(self, number: int) -> None:
         self._dropped.append(number)
@@ -193,6 +190,12 @@ class LocalStandingTeam(StandingTeam):
             raise worse from worse.__cause__
         return [result, *values]
 
+    def _keep(self, value: Any, what: str, by_value: bool) -> int:
+        number = self._kept_so_far
+        self._kept_so_far += 1
+        self._send(number, value, what, by_value)
+        return number
+
     def _send(self, number: int, value: Any, what: str, by_value: bool) -> None:
         """Have the workers keep an object as it is now."""
         dropped = self._let_go()
@@ -246,8 +249,12 @@ class LocalStandingTeam(StandingTeam):
         self._models = [number for number in self._models if number in self._objects]
         return dropped
 
-    def _use(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Do something that only one thread does at a time. Raises unless it can be done."""
+    def _use(self, method: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call what only one thread may call at a time. Raises TeamBroken, UsedConcurrently.
+
+        No context manager: a signal handler may raise after its beginning or before its end, and
+        the team would stay in use.
+        """
         self._check_process()
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
@@ -257,9 +264,9 @@ class LocalStandingTeam(StandingTeam):
                 f"driver's values:\n    {self.restart_by}"
             )
         self._check_unused()
-        try:  # a signal handler may raise after any call, and there is none outside of these
+        try:
             self._user = threading.get_ident()
-            return do(*arguments)
+            return method(*arguments)
         except WorkerLost as error:
             if self._was_closed():
                 raise TeamBroken("this team was closed in the middle of a call") from error

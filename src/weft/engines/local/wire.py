@@ -101,10 +101,10 @@ class Packed:
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
         self.payload = file.getvalue()
-        self.seal()
+        self.let_go_of_arrays()
 
-    def seal(self) -> None:
-        """No pickler comes after the last one: let go of the arrays themselves."""
+    def let_go_of_arrays(self) -> None:
+        """No other pickler will come: who keeps this for the memory keeps no arrays."""
         self._reduced.clear()
 
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
@@ -212,7 +212,7 @@ def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Pac
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
-            packed.seal()
+            packed.let_go_of_arrays()
             return packed
     except BaseException as error:  # a class's own pickling may raise anything
         packed.payload = b""

@@ -52,8 +52,7 @@ _forked = False
 #: of BLAS and the like, and the variables that say so to those still to be loaded
 _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
-#: the results of who has none
-_NONE = Packed()
+_NO_RESULTS = Packed()
 
 
 def serve(connection: socket.socket, number: int, item: memoryview, semaphore: int) -> None:
@@ -71,7 +70,7 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    results = _NONE
+    results = _NO_RESULTS
 
     def note(index: int) -> None:
         if _forked:
@@ -194,11 +193,11 @@ def _reply(
     """Run the items; the answer, and what it was made from."""
     global _interruptible
     if isinstance(function, Failure):
-        return Unreadable(function, about_function=True), _NONE
+        return Unreadable(function, about_function=True), _NO_RESULTS
     try:
         items = load_borrowed(work.items)
     except Exception as error:  # whatever a class's own unpickling raises
-        return Unreadable(describe(error), about_function=False), _NONE
+        return Unreadable(describe(error), about_function=False), _NO_RESULTS
     if faults.armed:
         faults.reach("work.received")
     start = time.perf_counter()
@@ -216,7 +215,7 @@ def _reply(
         )
         _interruptible = False
     except KeyboardInterrupt:
-        return Stopped(), _NONE
+        return Stopped(), _NO_RESULTS
     finally:
         _interruptible = False
     if _forked:
@@ -228,7 +227,8 @@ def _reply(
     if faults.armed:
         faults.reach("work.packed")
     _flush()
-    return Done(packed.payload, failures, seconds, packed.shared, current_core()), packed
+    payload, packed.payload = packed.payload, b""  # it is kept only for its memory
+    return Done(payload, failures, seconds, packed.shared, current_core()), packed
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:
