@@ -125,6 +125,29 @@ def test_a_guard_whose_signal_somebody_else_has_taken() -> None:
             time.sleep(20)
 
 
+def test_a_second_interrupt_before_the_workers_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may still answer that call: the team says that it cannot go on, and no later call gets
+    their answers."""
+    close = Guard.close
+
+    def interrupted(guard: Guard) -> None:
+        close(guard)
+        raise KeyboardInterrupt
+
+    with weft.Team(2, timeout=20.0) as team:
+        f = weft.function(_sum, collect="sum", team=team)
+        assert f(np.ones(4)) == 4
+        with monkeypatch.context() as patch:
+            patch.setattr(Guard, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                f(np.ones(4))
+        for _ in range(2):
+            with pytest.raises(weft.TeamBroken, match="interrupted twice"):
+                f(np.ones(6))
+        team.restart()
+        assert f(np.ones(6)) == 6
+
+
 TRACED = """
 import sys, threading, weft
 from weft.engines.local.guard import ComputationEnded, Guard

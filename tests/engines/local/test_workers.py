@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import pytest
 
 import weft
 from tests.support import marked_processes, wait_until
-from weft._core.work import Forget, Learn
+from weft._core.work import Forget, Learn, Work
 from weft.engines.local.frames import Frames
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.wire import pack_function
+from weft.engines.local.wire import Packed
 
 
 @pytest.fixture
@@ -87,18 +87,40 @@ def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[Learn]
 
 def test_a_worker_keeps_some_functions(worker: Worker) -> None:
     """Of too many, those used least recently are forgotten, there and here."""
-    packed = pack_function(len)
 
     def tell(number: int) -> list[Any]:
-        return worker.messages_to_know(bytes([number]), packed)
+        return _give(worker, number)[:-1]
 
     for number in range(64):
-        assert tell(number) == [Learn(bytes([number]), packed.payload)]
+        assert tell(number) == [Learn(bytes([number]), b"function")]
     assert tell(0) == []
-    assert tell(64) == [Forget(bytes([1])), Learn(bytes([64]), packed.payload)]
+    assert tell(64) == [Forget(bytes([1])), Learn(bytes([64]), b"function")]
     assert tell(1)[0] == Forget(bytes([2]))
     worker.forget(bytes([0]))
-    assert tell(0) == [Learn(bytes([0]), packed.payload)]
+    assert tell(0) == [Learn(bytes([0]), b"function")]
+
+
+def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) -> None:
+    """The worker would end with work whose function it does not know."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _give(worker, 0, interrupted)
+    assert isinstance(_give(worker, 0)[0], Learn)
+    assert len(_give(worker, 0)) == 1
+
+
+def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) -> list[Any]:
+    """Give it work with a function of that number; what was sent."""
+    function, sent = Packed(), list[Any]()
+    function.payload, function.digest = b"function", bytes([number])
+    work = Work(function.digest, 0, b"", None, keep_going=False, stretch=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))
+        worker.give(function, work, elsewhere=False)
+    return sent
 
 
 def test_workers_are_warm_until_shutdown() -> None:

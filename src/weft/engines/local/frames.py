@@ -47,6 +47,7 @@ class Frames:
 
     def flush(self) -> bool:
         """Go on sending; whether everything is sent. Raises Closed."""
+        self._check_open()
         _, taken = self._outgoing
         try:
             while left := self._left():
@@ -55,6 +56,7 @@ class Frames:
             return False
         except ConnectionError as error:
             raise Closed(str(error)) from None
+        self._outgoing = memoryview(b""), []  # it may be large
         return True
 
     @property
@@ -67,6 +69,7 @@ class Frames:
 
     def receive(self) -> Message | None:
         """The next message; None if it is not here yet. Raises Closed."""
+        self._check_open()
         while (missing := self._missing()) > 0:
             try:
                 self._incoming.extend(map(self._socket.recv, (max(_READ, missing),)))
@@ -91,6 +94,10 @@ class Frames:
                 self._incoming = [b"".join(self._incoming)]
             wanted += _LENGTH.unpack_from(self._incoming[0])[0]
         return wanted - have
+
+    def _check_open(self) -> None:
+        if self._socket.fileno() < 0:
+            raise Closed("it was closed here")
 
     def close(self) -> None:
         self._socket.close()

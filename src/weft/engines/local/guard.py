@@ -83,8 +83,7 @@ class Guard:
         a tracer never gets past one. So another takes its place, and is waited for here.
         """
         try:
-            _raise_in(self._thread, _TakenBack)
-            while True:
+            while _raise_in(self._thread, _TakenBack):
                 time.sleep(0)
         except (_TakenBack, ComputationEnded):
             pass
@@ -162,9 +161,11 @@ def _on_signal(_: int, __: FrameType | None) -> None:
         guard.raise_in_main_thread()
 
 
-def _raise_in(thread: int, error: type[BaseException]) -> None:
-    """Have a thread raise an exception, instead of one that it has not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+def _raise_in(thread: int, error: type[BaseException]) -> bool:
+    """Have a thread raise an exception, instead of one that it has not raised yet; whether there
+    is such a thread."""
+    raise_later = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    return bool(raise_later(ctypes.c_ulong(thread), ctypes.py_object(error)))
 
 
 def _in_child() -> None:

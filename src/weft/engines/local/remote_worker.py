@@ -103,6 +103,7 @@ class Worker:
             self._keep_off_this_core()
         again = [MayUse(sorted(self._cores))] if self._cores else []
         self.frames.send(*again, *lesson, work)
+        self._known[function.digest] = None  # not before: an interrupt may keep it from being sent
         self._cores = set()
 
     def _keep_off_this_core(self) -> None:
@@ -119,8 +120,7 @@ class Worker:
         if digest in self._known:
             self._known.move_to_end(digest)
             return []
-        self._known[digest] = None
-        forgotten = [self._known.popitem(last=False)[0]] if len(self._known) > _FUNCTIONS else []
+        forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
         return [*map(Forget, forgotten), Learn(digest, function.payload)]
 
     def permit(self, number: int) -> None:

@@ -156,10 +156,9 @@ class Round:
         for worker in list(self._ending):
             try:
                 worker.call_off()
-            except Closed:
-                self._lose(worker)
-            else:
                 self._team_workers.watch.follow_sending(worker)
+            except (Closed, FileNotFoundError):  # it is not watched: losing it was interrupted
+                self._lose(worker)
         deadline = time.monotonic() + _GRACE
         while self._ending and time.monotonic() < deadline:
             self._await_all(self._ending, _AGAIN)

@@ -121,6 +121,9 @@ class Run:
     def _interrupt(self) -> None:
         """Have those functions end that do so in time."""
         for worker in self._busy:
+            if worker.frames.unsent:  # it would get the rest of its items, and begin
+                worker.kill()
+                continue
             with contextlib.suppress(Closed):  # its pidfd says so too
                 worker.call_off()
         watch = Watch(self._busy)
@@ -376,16 +379,16 @@ class Run:
         """After CallOff: it has said that it is done, or it has ended; its answer, if one comes
         first, nobody wants."""
         try:
-            if worker.frames.unsent:
-                raise Closed("it has not all of its items")
             while (message := worker.receive()) is not None:
                 if isinstance(message, CalledOff):
                     self._free(worker)
                     return
-        except Closed:
-            self._drop(worker)
-            return
-        if worker.pidfd in events:
+            ended = worker.pidfd in events
+        except Exception as error:  # a handler of what it logged may raise anything
+            if by_signal_handler(error):
+                raise
+            ended = True
+        if ended:
             self._drop(worker)
 
     def _where(self) -> str:

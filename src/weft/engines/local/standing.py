@@ -87,6 +87,8 @@ class LocalStandingTeam(StandingTeam):
         self._user: int | None = None
         #: whether the last call failed, perhaps in the middle of a collective
         self._failed = False
+        #: a call that has not been brought to an end
+        self._under_way: Round | None = None
         keep_freed_memory()  # this process computes as the workers do
         self._start()
         _teams.add(self)
@@ -134,6 +136,7 @@ class LocalStandingTeam(StandingTeam):
             time.sleep(_LOOK)
 
     def _take_down(self) -> None:
+        self._see_to_unfinished()
         leave(self._team_workers.name, peers_end=self._team_workers.end)
         self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
 
@@ -152,6 +155,7 @@ class LocalStandingTeam(StandingTeam):
             name, lent, watch, self._pool, lambda: self.restart_by, self._cores_to_spare
         )
         self._closed = self._failed = False
+        self._under_way = None
         pending = Round(self._team_workers, self._perform)
         try:
             seats = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
@@ -170,7 +174,7 @@ class LocalStandingTeam(StandingTeam):
             self._call(renew, [()] * self.size)
             self._failed = False
         mine, *others = arguments
-        pending = Round(self._team_workers, self._perform)
+        pending = self._under_way = Round(self._team_workers, self._perform)
         guard = Guard(pending.failed)
         result = None
         try:
@@ -185,9 +189,11 @@ class LocalStandingTeam(StandingTeam):
             if procedure is renew:  # some may be in the new generation, and some not
                 self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
             worse = pending.abandon(error)
+            self._under_way = None
             if worse is None:
                 raise
             raise worse from worse.__cause__
+        self._under_way = None
         return [result, *values]
 
     def _keep(self, value: Any, what: str, by_value: bool) -> int:
@@ -214,7 +220,8 @@ class LocalStandingTeam(StandingTeam):
             arguments = (number, packed.payload, dropped)
             self._call(keep, [None, *[arguments] * (self.size - 1)])
         except BaseException:
-            self._dropped.extend(dropped)
+            unknown = [number] if number not in self._objects else []
+            self._dropped.extend([*dropped, *unknown])
             raise
         finally:
             if packed is not None:
@@ -258,6 +265,8 @@ class LocalStandingTeam(StandingTeam):
         self._check_process()
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
+        if self._user is None:
+            self._see_to_unfinished()
         if self._team_workers.broken is not None:
             raise TeamBroken(
                 f"this team cannot go on: {self._team_workers.broken}; start it again with the "
@@ -277,6 +286,12 @@ class LocalStandingTeam(StandingTeam):
                     self._take_down()
             finally:
                 self._user = None
+
+    def _see_to_unfinished(self) -> None:
+        """Nobody knows what the workers will answer after a call that was interrupted, and once
+        more before they had been told to end it."""
+        if self._under_way is not None and self._team_workers.broken is None:
+            self._team_workers.broken = "a call was interrupted twice, and may be going on"
 
     def _was_closed(self) -> bool:
         """Also since the call began: by another thread, or by the function itself. (A method, as

@@ -43,6 +43,7 @@ from weft.engines.local.logs import Forwarder
 from weft.engines.local.placing import use
 from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
+from weft.errors import WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
@@ -103,7 +104,8 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             elif isinstance(message, Forget):
                 functions.pop(message.digest, None)
             elif isinstance(message, CallOff):
-                results.release()
+                with contextlib.suppress(WeftError, OSError):  # else it goes with this process
+                    results.release()
                 send(CalledOff())
             elif isinstance(message, Settings):
                 _adopt(message)
@@ -215,6 +217,7 @@ def _reply(
         )
         _interruptible = False
     except KeyboardInterrupt:
+        _interruptible = False  # at once: another may come
         return Stopped(), _NO_RESULTS
     finally:
         _interruptible = False
