@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import weft
 from tests.support import wait_until
 from weft.engines.local import blocks
+from weft.engines.local.references import new_name
+from weft.engines.local.segment import Segment
 
 ARRAYS = [np.full(50_000, float(number)) for number in range(8)]
 
@@ -152,3 +155,24 @@ def test_a_child_that_outlives_the_worker(tmp_path: Path) -> None:
     wait_until(file.with_suffix(".done").exists)
     assert file.read_text() == "{5.0}"
     assert {float(one[0]) for one in shared} == {9.0}
+
+
+def test_what_an_interrupted_finalizer_left_is_done_before_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that is interrupted as it drops an array, and then has nothing to do, does not keep
+    the array's memory from its owner until its next call."""
+    segment, calls = Segment.create(4096), []
+
+    def dropped() -> None:
+        calls.append("dropped")
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: calls.append("interrupted"))
+    block = blocks._here.views.open(new_name(), segment, 0, 4096, dropped)
+    del block
+    assert calls == ["dropped", "interrupted"]
+    for _ in range(2):
+        blocks.lease_borrowed()
+        assert calls == ["dropped", "interrupted", "dropped"]

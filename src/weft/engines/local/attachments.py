@@ -151,6 +151,7 @@ class Attachments:
 
     def lease_borrowed(self, timeout: float | None = None) -> None:
         """Lease what was borrowed and is still in use here. Raises SegmentGone, Stalled."""
+        self._views.catch_up()  # there may be no other finalizer for long
         while self._borrowed:
             with self._lock:
                 if not self._borrowed:

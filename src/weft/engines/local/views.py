@@ -4,7 +4,7 @@ The end of a view is told by a weak reference on its buffer. A signal handler
 may raise inside any callback that is written in Python, and what such a
 callback had still to do would be lost; so the first callback is the `append`
 of a queue, which no handler can interrupt, and the second works the queue off.
-Should that one be interrupted, the next to come does its work.
+Should that one be interrupted, the next to come does its work, or `catch_up`.
 """
 
 from __future__ import annotations
@@ -71,6 +71,11 @@ class Views:
 
     def name_of(self, buffer: object) -> int | None:
         return self._names.get(id(buffer))
+
+    def catch_up(self) -> None:
+        """Do what an interrupted finalizer has left, if one has."""
+        if self._ended:
+            self._work_off(None)
 
     def _work_off(self, _: object) -> None:
         if os.getpid() != self._process:
