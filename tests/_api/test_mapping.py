@@ -476,6 +476,27 @@ def test_what_makes_no_sense_is_refused_at_the_call(
         call(*arguments, **options)
 
 
+def test_a_first_map_that_is_refused_leaves_no_process_behind() -> None:
+    """Its workers begin to start before its arguments are looked at."""
+    outcome = run_python(
+        """
+import threading, weft
+
+def children():
+    with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
+        return len(file.read().split())
+
+try:
+    weft.map(abs, [1, 2], n=0)
+except weft.errors.InvalidValue:
+    began = children()
+weft.shutdown()
+print(began, children(), weft.map(abs, [-1, -2], n=2))
+"""
+    )
+    assert outcome.out == "1 0 [1, 2]\n", outcome
+
+
 def test_a_function_whose_globals_change_is_another() -> None:
     """A map sends the function as it is now, though it sent the same one before."""
     outcome = run_python(

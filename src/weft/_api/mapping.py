@@ -56,12 +56,10 @@ def map(  # what the built-in does, on all cores
     Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
     """
     _get_ready(engine)
-    from weft._api.maps import Map, Options
-    from weft._core.calling import check_callable
+    from weft._api.maps import Options, prepared
 
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    check_callable(fun, "map(fun, items)")
-    return Map(fun, items, options.checked("map")).run()
+    return prepared("map", fun, items, options).run()
 
 
 def map_async(
@@ -86,12 +84,10 @@ def map_async(
     [1, 2]
     """
     _get_ready(engine)
-    from weft._api.maps import Map, MapHandle, Options
-    from weft._core.calling import check_callable
+    from weft._api.maps import MapHandle, Options, prepared
 
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    check_callable(fun, "map_async(fun, items)")
-    return MapHandle(Map(fun, items, options.checked("map_async")))
+    return MapHandle(prepared("map_async", fun, items, options))
 
 
 def _get_ready(engine: str | None) -> None:
@@ -102,3 +98,6 @@ def _get_ready(engine: str | None) -> None:
         from weft.engines.local import interpreter
 
         interpreter.get_ready()
+        from weft._api import session
+
+        session.at_shutdown(interpreter.drop)  # should it not be taken

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weft._api.progress import Bar, check_progress
 from weft._api.teams import make_team, place_all
 from weft._core import timeouts
-from weft._core.calling import bind
+from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
 from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
@@ -60,6 +60,12 @@ def check_shared_data(shared_data: object) -> None:
             f"shared_data is a {type(shared_data).__name__}; expected a dict, for example "
             "shared_data={'table': array}"
         )
+
+
+def prepared(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
+    """A map as the function `where` was asked for it. Raises for what is wrong."""
+    check_callable(fun, f"{where}(fun, items)")
+    return Map(fun, items, options.checked(where))
 
 
 class Map:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft._api import session
 from weft._core.counts import whole
+from weft.engines.local.system import check_system
 from weft.engines.serial_team import SerialTeam
 from weft.errors import InvalidType, InvalidValue, UnknownEngine
 from weft.resources import count_cores
@@ -31,6 +32,7 @@ def make_team(
     size = check_size(size)
     if engine == "serial":
         return SerialTeam()
+    check_system()  # first: elsewhere the rest cannot even be loaded
     cores = share_of_cores()
     size = size or cores
     if named_pipe is None or named_pipe is False:
@@ -71,10 +73,8 @@ def share_of_cores() -> int:
 
 def own_workers(pipe: str | None = None) -> Workers:
     """The workers of this process, which end with it."""
-    from weft.engines.local.system import check_system
     from weft.engines.local.workers import close_workers, workers
 
-    check_system()
     session.at_shutdown(close_workers)
     return workers(pipe)
 

@@ -11,9 +11,10 @@ from weft._core.work import Done
 #: seconds in which a message comes sooner to who stays awake: to be put to sleep and woken takes
 #: as long
 BRIEF = 0.0002
-#: after a call a worker stays awake for this part of the time that the call took, at most so many
-#: seconds
-_PART, _LONGEST = 1 / 40, 0.001
+#: after a call a worker stays awake for this part of the time that the call took, and at least and
+#: at most so many seconds. At least: what the driver does between two short calls takes ten times
+#: as long when its caches are cold, and a worker that sleeps by then makes the next one cold too
+_PART, _SHORTEST, _LONGEST = 1 / 40, 0.0005, 0.001
 
 
 def readable(descriptor: int, seconds: float = 0.0) -> bool:
@@ -25,10 +26,10 @@ def readable(descriptor: int, seconds: float = 0.0) -> bool:
 
 def awake_after(answer: object) -> float:
     """Seconds for which a worker looks for its next message awake after this answer: the next call
-    often follows at once. BRIEF at least, and after long calls a small part of their time."""
+    often follows at once. After long calls a small part of their time."""
     if not isinstance(answer, Done):
         return 0.0
-    return max(BRIEF, min(_PART * answer.seconds, _LONGEST))
+    return max(_SHORTEST, min(_PART * answer.seconds, _LONGEST))
 
 
 def poll_awake(poll: select.poll, seconds: float = BRIEF) -> list[tuple[int, int]]:

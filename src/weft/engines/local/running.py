@@ -261,7 +261,7 @@ class Run:
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
-        self._free(worker)
+        self._free(worker, ran_all=len(values) == len(batch.items))
         errors = {
             batch.first + position: restore(failure, str(worker), batch.first + position)
             for position, failure in message.failures
@@ -282,11 +282,11 @@ class Run:
             len(message.values) + message.shared,
         )
 
-    def _free(self, worker: Worker) -> None:
+    def _free(self, worker: Worker, *, ran_all: bool = False) -> None:
         """It has nothing left to do of its batch."""
         task = self._busy.pop(worker)
-        if task.permits:
-            worker.revoke()  # of a batch that it did not run to its end some are left
+        if task.permits and not ran_all:
+            worker.revoke()  # some are left
         (self._served if self._job.one_each else self._idle).append(worker)
         task.packed.release()
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from weft._core.messages import Ended, Start, Started
 from weft._core.schedule import UNKNOWN, Cost
@@ -62,10 +62,13 @@ class Workers:
         While they start `look` is called again and again; it raises when the call has to end."""
         lent: list[Worker] = []
         try:
-            with self._locked(look):
+            self._take_lock(look)
+            try:
                 for gpu in wanted:
                     lent.append(self._take(gpu) or self._start(gpu, look))
                 watch, self._watch = self._watch, None
+            finally:
+                self._lock.release()
             self._send_settings(lent, threads)
         except BaseException:
             # warm ones stay so; without the lock, which somebody may have for long: it is one step
@@ -75,8 +78,11 @@ class Workers:
 
     def replace(self, worker: Worker, look: Look) -> Worker:
         """A worker in the place of one that has ended."""
-        with self._locked(look):
+        self._take_lock(look)
+        try:
             fresh = self._start(worker.gpu, look)
+        finally:
+            self._lock.release()
         self._send_settings([fresh], worker.threads)
         return fresh
 
@@ -151,24 +157,19 @@ class Workers:
         self._idle, self._ends = [], {}
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def _locked(self, look: Look) -> Iterator[None]:
-        """The lock, which another thread has for as long as it starts a worker."""
+    def _take_lock(self, look: Look) -> None:
+        """Take the lock, which another thread has for as long as it starts a worker."""
         while not self._lock.acquire(timeout=LOOK):
             look()
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     # with the lock held
 
     def _take(self, gpu: str | None) -> Worker | None:
         """An idle worker. Whether it has ended since is seen when it is given work."""
-        worker = next((one for one in self._idle if one.gpu == gpu), None)
-        if worker is not None:
-            self._idle.remove(worker)
-        return worker
+        for place, worker in enumerate(self._idle):
+            if worker.gpu == gpu:
+                return self._idle.pop(place)
+        return None
 
     def _start(self, gpu: str | None, look: Look) -> Worker:
         fresh = self._server is None
@@ -314,7 +315,6 @@ def workers(pipe: str | None = None) -> Workers:
 
 def close_workers() -> None:
     """End this process's workers. New calls start new ones."""
-    interpreter.drop()
     for one in list(_all.values()):
         one.close()
 
