@@ -483,6 +483,13 @@ int joint_is_done(const struct joint *work, int64_t rank)
            work->before + work->chunks;
 }
 
+/* Whether places are written past the caches, after work that is done. Who asks before it meets the
+   others again gets the same answer as they. */
+int joint_past_cache(const struct joint *work)
+{
+    return places_past_cache(work);
+}
+
 JOINT_SUM(float32, float)
 JOINT_SUM(float64, double)
 JOINT_SUM(int32, uint32_t)

@@ -134,6 +134,12 @@ def joint_is_done(work: Joint, rank: int) -> bool:
     return bool(_loaded().joint_is_done(ctypes.byref(work), _NUMBER(rank)))
 
 
+def joint_past_cache(work: Joint) -> bool:
+    """Whether joint work that is done goes past the caches, as cores share none. All ranks that ask
+    before they meet again get the same answer."""
+    return bool(_loaded().joint_past_cache(ctypes.byref(work)))
+
+
 def add_rows_loop(kind: str) -> AddRows | None:
     """What adds to rows of a kind of number; None if there is nothing for it."""
     arguments = (_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER)

@@ -134,6 +134,12 @@ class JointWork:
         done: int = self._work.given + self._work.added + self._work.taken
         return done
 
+    @property
+    def past_cache(self) -> bool:
+        """When it is done: whether cores were found to share no cache. All ranks say the same, if
+        they are asked before they meet again."""
+        return kernels.joint_past_cache(self._work)
+
     def is_done_by(self, rank: int) -> bool:
         """Whether a rank needs nobody any more."""
         return kernels.joint_is_done(self._work, rank)

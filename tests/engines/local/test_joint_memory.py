@@ -13,6 +13,7 @@ import pytest
 import weft
 from tests.support import run_ranks
 from weft import faults
+from weft._core import joint_work
 from weft.engines.base import Group
 from weft.engines.local import joint_memory, transport
 from weft.engines.local.joint_memory import JointMemory
@@ -166,6 +167,34 @@ def test_its_memory_is_made_when_it_is_needed() -> None:
         return found
 
     assert run_ranks(2, body) == [[False, False, True]] * 2
+
+
+@needs_loops
+@pytest.mark.parametrize(("size", "jointly"), [(2, [0, 16, 32]), (3, list(range(34)))])
+def test_broadcasts_where_cores_share_no_cache(size: int, jointly: list[int]) -> None:
+    """One to one goes by the kernel's copies for a while, then it is tried again; to several it
+    stays joint. All ranks take the same way, and what arrives is right."""
+
+    def body(group: Group) -> tuple[list[int], bool]:
+        joint_work._SLOW = 0  # giving is always found to be slow
+        found, right = [], True
+        carry_out = JointMemory._carry_out
+
+        def noted(*arguments: Any) -> None:
+            if turn not in found:
+                found.append(turn)
+            carry_out(*arguments)
+
+        JointMemory._carry_out = noted  # type: ignore[method-assign]
+        for turn in range(34):
+            root = turn % group.size
+            several = [numbers(turn, shape=length) for length in (4_000_000, 0, 1_000_003)]
+            given = several if group.rank == root else [np.empty_like(one) for one in several]
+            arrived = group.broadcast(given, root)
+            right &= all(map(np.array_equal, arrived, several))
+        return found, right
+
+    assert run_ranks(size, body) == [(jointly, True)] * size
 
 
 @needs_loops

@@ -1,8 +1,9 @@
 """Carrying out a movement: through the slots, jointly, or from memory to memory.
 
-What one rank sends to several is read once, by all of them jointly (joint_memory.py), if there is a
-loop in C for it. Directly, a copy can be made by either end. Where one rank sends to all, it pushes
-its part of each copy while the receivers pull the rest; where all send to one, all push at once.
+What one rank sends to all goes jointly (joint_memory.py), if there is a loop in C for it: memory is
+read once, and what is written is not read before. Only with 2 ranks whose cores share no cache the
+kernel's copies are quicker. Such a copy can be made by either end. Where one rank sends to all, it
+pushes its part of each while the receivers pull the rest; where all send to one, all push at once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ from weft.engines.local.direct import Peers
 from weft.engines.local.transport import Exchanged, Transport
 
 _BYTES = np.dtype(np.uint8)
-#: ranks from which on a broadcast goes jointly: with 2 the kernel's copies are quicker. Measured
-#: (docs/performance.md).
-_SEVERAL = 3
 
 
 def carry_out(transport: Transport, plan: Movement, exchanged: Exchanged) -> bool:
@@ -67,15 +65,15 @@ class _Mover:
             self._write(copy, 0, part)
 
     def broadcast_jointly(self) -> bool:
-        """Send one rank's arrays to at least two; whether that could be done."""
-        call = self._exchanged.call
-        if call.name != "broadcast" or self._transport.size < _SEVERAL:
+        """Have all ranks work on what one sends to all; whether that was done."""
+        transport = self._transport
+        if self._exchanged.call.name != "broadcast":
             return False
-        memory = self._transport.ready_joint_memory(self._exchanged)
-        if memory is None:
+        memory = transport.ready_joint_memory(self._exchanged)
+        if memory is None or (transport.peers is not None and memory.kernel_is_quicker()):
             return False
         (root,) = self.beyond_slots
-        here = self._transport.rank == root
+        here = transport.rank == root
         for array in self._source if here else self._target:
             source, target = (array, None) if here else (None, array)
             memory.broadcast(root, source, target, deadline=self._exchanged.deadline)
