@@ -129,6 +129,15 @@ def run_script(text: str, *, env: Mapping[str, str] | None = None) -> Outcome:
     return run_command([sys.executable, str(write_script(text))], env=env)
 
 
+def take_terminal() -> None:
+    """In a child, before its program is run: have its stdin be the terminal of its session."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
     """What `condition` returns once it is true; fails the test if it never is."""
     deadline = time.monotonic() + seconds

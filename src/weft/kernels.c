@@ -164,12 +164,15 @@ ADD_UP(int64, uint64_t)
    Where cores share a cache, what is given and added up had best stay in it. Where they do not, it
    is six times quicker past the caches, because each line would have to be taken away from the core
    that has read it last. Where processes run can change at any time, so each rank times what it
-   gives: if that takes much longer than it takes to take over as much, and twice in a row, all
+   gives: if that takes much longer than it takes to take over as much, several times in a row, all
    write past the caches for a while. */
 
 #define CHUNKS 4
+/* after how many chunks in a row places are written past the caches: one may be an interruption, and
+   where ranks share cores even two */
+#define IN_A_ROW 6
 /* after how many times the chunks of a sum it is tried again whether caches are quicker */
-#define WHILE 4
+#define WHILE 8
 
 /* how many chunks a rank is done with, in all sums of its group; on lines of its own, as others
    look at it */
@@ -177,7 +180,8 @@ struct counts {
     int64_t given, added, taken;
     int64_t past_cache; /* until which count places are to be written past the caches */
     int64_t pace;       /* nanoseconds for a megabyte that it has taken over, not past them */
-    int64_t unused[11];
+    int64_t slowly;     /* how many chunks in a row it took much longer to give */
+    int64_t unused[10];
 };
 #define COUNTS (sizeof(struct counts) / sizeof(int64_t))
 
@@ -194,7 +198,6 @@ struct joint {
     int64_t chunks;     /* how many */
     int64_t before;     /* what the counts were when this began */
     int64_t slow;       /* how many times longer it may take to give than to take over */
-    int64_t slowly;     /* how many chunks in a row took longer */
     int64_t given, added, taken;
 };
 
@@ -300,15 +303,17 @@ static void note_taking(struct joint *work, struct chunk chunk, int64_t bytes, i
 
 static void note_giving(struct joint *work, struct chunk chunk, int64_t bytes, int64_t began)
 {
-    int64_t usual = counts_of(work, work->rank)->pace;
+    struct counts *own = counts_of(work, work->rank);
+    int64_t usual = own->pace;
     for (int64_t rank = 0; rank < work->ranks && !usual; rank++) /* a root may only give */
         usual = __atomic_load_n(&counts_of(work, rank)->pace, __ATOMIC_RELAXED);
     if (!usual || chunk.size < work->chunk)
         return;
-    work->slowly = pace(began, bytes) > work->slow * usual ? work->slowly + 1 : 0;
-    if (work->slowly == 2) /* once may be an interruption */
-        say(&counts_of(work, work->rank)->past_cache,
-            work->before + work->given + WHILE * work->chunks);
+    own->slowly = pace(began, bytes) > work->slow * usual ? own->slowly + 1 : 0;
+    if (own->slowly == IN_A_ROW) {
+        own->slowly = 0;
+        say(&own->past_cache, work->before + work->given + WHILE * work->chunks);
+    }
 }
 
 /* Each of these does its work on one chunk, if it can; whether it could. */
@@ -488,6 +493,12 @@ int joint_is_done(const struct joint *work, int64_t rank)
 int joint_past_cache(const struct joint *work)
 {
     return places_past_cache(work);
+}
+
+/* Try again whether caches are quicker, as far as this rank is concerned. */
+void joint_use_cache(char *memory, int64_t rank)
+{
+    say(&((struct counts *)memory)[rank].past_cache, 0);
 }
 
 JOINT_SUM(float32, float)

@@ -68,7 +68,6 @@ class Joint(ctypes.Structure):
         ("chunks", _NUMBER),
         ("before", _NUMBER),
         ("slow", _NUMBER),
-        ("slowly", _NUMBER),
         ("given", _NUMBER),
         ("added", _NUMBER),
         ("taken", _NUMBER),
@@ -138,6 +137,11 @@ def joint_past_cache(work: Joint) -> bool:
     """Whether joint work that is done goes past the caches, as cores share none. All ranks that ask
     before they meet again get the same answer."""
     return bool(_loaded().joint_past_cache(ctypes.byref(work)))
+
+
+def joint_use_cache(memory: int, rank: int) -> None:
+    """Have a rank try again whether cores share a cache, in this memory for joint work."""
+    _loaded().joint_use_cache(_POINTER(memory), _NUMBER(rank))
 
 
 def add_rows_loop(kind: str) -> AddRows | None:

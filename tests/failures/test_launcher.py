@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import command, launch, marked_processes, run_python, wait_until
+from tests.support import (
+    command,
+    launch,
+    marked_processes,
+    run_python,
+    take_terminal,
+    wait_until,
+)
 
 WAITING = """
 import os, sys, time, weft
@@ -50,6 +57,21 @@ def test_killed_launcher_takes_its_ranks_along(
     process.wait()
     wait_until(lambda: not marked_processes(), seconds=2.0)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_killed_behind_the_one_that_the_shell_knows(
+    waiting: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    """SIGKILL of the launcher itself ends every rank too, and the shell is told how it ended."""
+    process = waiting()
+    (launcher,) = _children(process.pid)
+    os.kill(launcher, signal.SIGKILL)
+    assert process.wait(timeout=5) == 128 + signal.SIGKILL
+    wait_until(lambda: not marked_processes(), seconds=2.0)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 DRIVING = """
@@ -90,7 +112,7 @@ def test_signals_end_the_job(
 def test_ctrl_c_in_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
     """Ctrl-C reaches each rank once: one KeyboardInterrupt each, and all end."""
     ours, theirs = pty.openpty()
-    process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
+    process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal)
     os.close(theirs)
     os.write(ours, b"\x03")
     output = _read_all(ours)
@@ -102,7 +124,7 @@ def test_ctrl_c_in_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]])
 def test_closing_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
     """When the terminal goes away everything ends."""
     ours, theirs = pty.openpty()
-    process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_take_terminal)
+    process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal)
     os.close(theirs)
     os.close(ours)
     assert process.wait(timeout=5) == 128 + signal.SIGHUP
@@ -123,10 +145,10 @@ def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_stop_and_continue(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Ctrl-Z stops launcher and ranks, SIGCONT has them go on."""
+    """Ctrl-Z stops what the shell knows, the launcher and ranks; SIGCONT has them go on."""
     process = waiting(stderr=subprocess.DEVNULL)
     process.send_signal(signal.SIGTSTP)
-    wait_until(lambda: [text[0] for text in marked_processes().values()] == ["T"] * 4)
+    wait_until(lambda: [text[0] for text in marked_processes().values()] == ["T"] * 5)
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: "T" not in [text[0] for text in marked_processes().values()])
     process.terminate()
@@ -164,14 +186,6 @@ print("done")
     assert outcome.seconds < 2.5
     assert outcome.out.count("done") == 2
     wait_until(lambda: not marked_processes())
-
-
-def _take_terminal() -> None:
-    os.setsid()
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _read_all(descriptor: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 import weft
 from tests.failures.test_map import once
-from tests.support import marked_processes, run_python, wait_until, write_script
+from tests.support import marked_processes, run_python, take_terminal, wait_until, write_script
 from weft.engines.local import workers
 from weft.engines.local.polling import readable
 
@@ -55,6 +56,40 @@ def test_a_fork_server_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     assert time.monotonic() - began < 5.0
     with pytest.raises(weft.WorkerLost, match="cause unknown"):
         weft.map(lambda _: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(9), [0], n=1)
+
+
+AT_A_TERMINAL = """
+import os, weft
+
+def ask(_):
+    with open("/dev/tty") as terminal:
+        return terminal.readline()
+
+try:
+    weft.map(ask, [1], n=1)
+except OSError as error:
+    print("refused:", error.strerror)
+print("same session:", weft.map(lambda _: os.getsid(0), [0], n=1) == [os.getsid(0)])
+"""
+
+
+def test_a_function_that_asks_at_the_terminal() -> None:
+    """It fails: a process in the background that reads would be stopped, and its map hang."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, str(write_script(AT_A_TERMINAL))],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        preexec_fn=take_terminal,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs)
+    assert output == "refused: Input/output error\nsame session: True\n"
 
 
 def test_a_fork_server_that_is_stopped_is_ended() -> None:

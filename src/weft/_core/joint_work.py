@@ -59,6 +59,10 @@ class Memory(NamedTuple):
     rank: int
     ranks: int
 
+    def use_cache(self) -> None:
+        """Have the next work find out anew whether cores share a cache."""
+        kernels.joint_use_cache(self.address, self.rank)
+
 
 class JointWork:
     """One rank's part in one sum or broadcast.

@@ -287,6 +287,9 @@ def main(descriptor: int, *, numpy: bool) -> None:
     at the same time; for those that come later it is loaded here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        # a function that reads from the driver's terminal fails, rather than being stopped for ever
+        signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     import weft.engines.local.worker  # noqa: F401  what every worker needs, once
 

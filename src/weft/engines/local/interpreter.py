@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 from weft.resources import THREAD_VARIABLES
 
@@ -20,6 +21,10 @@ from weft.engines.local.fork_server import main
 main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 """
 
+#: not in this process's group, which Ctrl-C in the terminal goes to, but in its session: who leaves
+#: its core to others leaves it to those of its session (see own_session.py)
+_APART: dict[str, Any]
+_APART = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 #: at most one that nobody has taken yet
 _ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
@@ -57,7 +62,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             env=environment,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,
+            **_APART,
         )
     except OSError as error:
         ours.close()

@@ -77,6 +77,8 @@ class JointMemory:
         if len(self._others) > 1 or not self._left_out:
             return False
         self._left_out -= 1
+        if not self._left_out:
+            self._memory.use_cache()
         return True
 
     def _carry_out(self, work: JointWork, deadline: float) -> None:

@@ -4,10 +4,10 @@
                ├── rank 1
                └── ...      stdout and stderr come back through pipes
 
-Each rank is a session of its own: a Ctrl-C in the terminal reaches only the
-launcher, which passes it on once, and what a rank has started can be ended
-with it. If the launcher dies, the kernel kills the ranks. How a rank ended is
-written into the job's memory, where its peers read it.
+Each rank leads a group of processes: a Ctrl-C in the terminal comes to the
+launcher (own_session.py), which passes it on once, and what a rank has started
+can be ended with it. If the launcher dies, the kernel kills the ranks. How a
+rank ended is written into the job's memory, where its peers read it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from weft._core import timeouts
 from weft._core.launched import environment
 from weft.engines.local import libc
 from weft.engines.local.output import Stream
+from weft.engines.local.own_session import ENDING, PASSED_ON
 from weft.engines.local.processes import oom_kills, peek_end
 from weft.engines.local.rendezvous import create_memory, roster_block
 from weft.engines.local.roster import Roster
@@ -47,8 +48,6 @@ _GRACE = 1.0
 _SIGNAL_GRACE = 10.0
 _LAST_LINES = 30
 _LONGEST_LINE = 300
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class _Rank:
             try:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:
-                return  # between fork and setsid there is no such group yet
+                return  # after its fork there is no such group yet
 
 
 class _Launcher:
@@ -116,7 +115,7 @@ class _Launcher:
             for rank in self._running():
                 rank.signal_all(signal.SIGKILL)
                 rank.process.wait()
-            for number in _ENDING:  # it is over; one that comes now must not change the exit code
+            for number in ENDING:  # it is over; one that comes now must not change the exit code
                 signal.signal(number, signal.SIG_IGN)
         return self._verdict()
 
@@ -165,6 +164,7 @@ class _Launcher:
         launcher = os.getpid()
 
         def before_exec() -> None:
+            os.setpgrp()
             libc.end_with_parent(signal.SIGKILL)
             if os.getppid() != launcher:  # it died before the kernel was told
                 os._exit(1)
@@ -176,7 +176,6 @@ class _Launcher:
                 stdin=None if number == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
                 pass_fds=[self._memory.descriptor],
                 preexec_fn=before_exec,  # noqa: PLW1509  this process has one thread
             )
@@ -267,12 +266,12 @@ class _Launcher:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(read, selectors.EVENT_READ)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
+        for number in (*ENDING, *PASSED_ON, signal.SIGTSTP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if number in _ENDING:
+        if number in ENDING:
             self._end(number)
             return
         # a session without a terminal ignores SIGTSTP
