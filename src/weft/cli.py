@@ -93,12 +93,9 @@ def _run(arguments: list[str]) -> int:
     from weft.engines.local.system import check_system
 
     check_system()  # first: elsewhere the rest cannot even be loaded
-    from weft.engines.local import own_session
     from weft.engines.local.launcher import run
 
-    command = parse_run(arguments)
-    own_session.enter()
-    return run(command)
+    return run(parse_run(arguments))
 
 
 def _doctor(arguments: list[str]) -> int:

@@ -62,8 +62,9 @@ def check_shared_data(shared_data: object) -> None:
         )
 
 
-def prepared(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
-    """A map as the function `where` was asked for it. Raises for what is wrong."""
+def checked_map(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
+    """What `weft.map` or `weft.map_async`, which `where` names, was asked for. Raises for what is
+    wrong."""
     check_callable(fun, f"{where}(fun, items)")
     return Map(fun, items, options.checked(where))
 

@@ -128,8 +128,6 @@ class Schedule:
             return self._again.popleft()
         if self._returned:
             return self._next_returned()
-        if self.at_hand and self._taken == self.total:
-            return None
         items = self._draw(self._size())
         self.waiting = items is None
         if items is None:

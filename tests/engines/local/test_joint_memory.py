@@ -175,7 +175,7 @@ def test_broadcasts_where_cores_share_no_cache(size: int, jointly: list[int]) ->
     """One to one goes by the kernel's copies for a while, then it is tried again; to several it
     stays joint. All ranks take the same way, and what arrives is right."""
 
-    def body(group: Group) -> tuple[list[int], bool]:
+    def body(group: Group) -> tuple[list[int], bool, bool]:
         joint_work._SLOW = 0  # giving is always found to be slow
         found, right = [], True
         carry_out = JointMemory._carry_out
@@ -187,14 +187,18 @@ def test_broadcasts_where_cores_share_no_cache(size: int, jointly: list[int]) ->
 
         JointMemory._carry_out = noted  # type: ignore[method-assign]
         for turn in range(34):
-            root = turn % group.size
+            root = turn // 16 % group.size
             several = [numbers(turn, shape=length) for length in (4_000_000, 0, 1_000_003)]
             given = several if group.rank == root else [np.empty_like(one) for one in several]
             arrived = group.broadcast(given, root)
             right &= all(map(np.array_equal, arrived, several))
-        return found, right
+        transport = group._collectives._transport  # type: ignore[attr-defined]
+        return found, right, transport.peers is not None
 
-    assert run_ranks(size, body) == [(jointly, True)] * size
+    answers = run_ranks(size, body)
+    if not answers[0][2]:
+        pytest.skip("ranks may not reach each other's memory here")
+    assert answers == [(jointly, True, True)] * size
 
 
 @needs_loops

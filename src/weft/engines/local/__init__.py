@@ -40,7 +40,6 @@ staging.py      the deltas of bsp, and how they are applied
 store.py        a table's rows: reading and adding
 group.py        the group
 output.py       what ranks and workers print
-own_session.py  a session for all ranks of a job
 launcher.py     `weft run`
 
 Of map, in reading order:

@@ -5,7 +5,8 @@
       step: exchange `common` and `own`    different ones: Disagreement, on every rank
       settle                               the plan, the same for all
       small: read the slots                done, after one step
-      large: carry out                     in one of two ways (combining.py, moving.py)
+      large: carry out                     in one of three ways (combining.py, moving.py)
+        jointly                              chunk by chunk, by a loop in C, if there is one for it
         directly                             copy from process to process, step
         through the slots                    a round per slot's worth: fill, step, read
 

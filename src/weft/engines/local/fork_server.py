@@ -1,6 +1,6 @@
 """The process that starts workers, by forking itself.
 
-    driver ── Start ──> fork server ──fork──> worker ── a session of its own,
+    driver ── Start ──> fork server ──fork──> worker ── leads a group of its own,
       │                  no threads                      outputs through pipes
       └────────────── Settings, Learn, Work ──────┘
 
@@ -29,7 +29,13 @@ from typing import Protocol
 from weft._core.messages import Close, Ended, Process, Start, Started
 from weft.engines.local import libc
 from weft.engines.local.channel import Channel, Closed
-from weft.engines.local.processes import oom_kills, open_pidfd, peek_end, process_start
+from weft.engines.local.processes import (
+    leave_terminal,
+    oom_kills,
+    open_pidfd,
+    peek_end,
+    process_start,
+)
 from weft.errors import WeftError
 
 #: workers at once, of all drivers
@@ -287,9 +293,7 @@ def main(descriptor: int, *, numpy: bool) -> None:
     at the same time; for those that come later it is loaded here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTTIN, signal.SIGTTOU):
-        # a function that reads from the driver's terminal fails, rather than being stopped for ever
-        signal.signal(number, signal.SIG_IGN)
+    leave_terminal()
     channel = Channel(socket.socket(fileno=descriptor))
     import weft.engines.local.worker  # noqa: F401  what every worker needs, once
 

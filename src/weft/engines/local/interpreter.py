@@ -21,8 +21,10 @@ from weft.engines.local.fork_server import main
 main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 """
 
-#: not in this process's group, which Ctrl-C in the terminal goes to, but in its session: who leaves
-#: its core to others leaves it to those of its session (see own_session.py)
+#: seconds that one has to end by itself
+_ENDING = 2.0
+#: not in this process's group, to which Ctrl-C in the terminal goes, but, where that can be had, in
+#: its session: who leaves its core to others leaves it to those of its own session
 _APART: dict[str, Any]
 _APART = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 #: at most one that nobody has taken yet
@@ -44,8 +46,12 @@ def drop() -> None:
     """End one that nobody has taken."""
     while _ready:
         connection, process = _ready.pop()
-        connection.close()  # which it sees
-        process.wait()
+        connection.close()  # which it sees, unless it is stopped or stuck
+        try:
+            process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:

@@ -71,9 +71,9 @@ class JointMemory:
         self._carry_out(work, deadline)
         self._left_out = _LEFT_OUT if work.past_cache else 0
 
-    def kernel_is_quicker(self) -> bool:
-        """Whether the next broadcast is quicker by the kernel's copies: with 2 ranks that share no
-        cache. All ranks are asked, and say the same."""
+    def leave_to_kernel(self) -> bool:
+        """Whether this broadcast is left to the kernel's copies, which are quicker with 2 ranks
+        that share no cache. Asked once for each broadcast, on all ranks, which say the same."""
         if len(self._others) > 1 or not self._left_out:
             return False
         self._left_out -= 1

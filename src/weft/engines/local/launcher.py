@@ -4,10 +4,12 @@
                ├── rank 1
                └── ...      stdout and stderr come back through pipes
 
-Each rank leads a group of processes: a Ctrl-C in the terminal comes to the
-launcher (own_session.py), which passes it on once, and what a rank has started
-can be ended with it. If the launcher dies, the kernel kills the ranks. How a
-rank ended is written into the job's memory, where its peers read it.
+Each rank leads a group of processes: a Ctrl-C in the terminal reaches only the
+launcher, which passes it on once, and what a rank has started can be ended
+with it. All are in the launcher's session: Linux shares a core out between
+sessions first, so who leaves its core to others leaves it to those of its own.
+If the launcher dies, the kernel kills the ranks. How a rank ended is written
+into the job's memory, where its peers read it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -33,8 +36,7 @@ from weft._core import timeouts
 from weft._core.launched import environment
 from weft.engines.local import libc
 from weft.engines.local.output import Stream
-from weft.engines.local.own_session import ENDING, PASSED_ON
-from weft.engines.local.processes import oom_kills, peek_end
+from weft.engines.local.processes import leave_terminal, oom_kills, peek_end
 from weft.engines.local.rendezvous import create_memory, roster_block
 from weft.engines.local.roster import Roster
 from weft.engines.local.translation import translated
@@ -48,6 +50,8 @@ _GRACE = 1.0
 _SIGNAL_GRACE = 10.0
 _LAST_LINES = 30
 _LONGEST_LINE = 300
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,10 @@ class _Rank:
     def signal_all(self, number: int) -> None:
         """Signal the rank, if it has not been reaped, and everything it has started."""
         if self.code is None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                return  # after its fork there is no such group yet
+                return
+            self.process.send_signal(number)  # it has left its group
 
 
 class _Launcher:
@@ -115,7 +119,7 @@ class _Launcher:
             for rank in self._running():
                 rank.signal_all(signal.SIGKILL)
                 rank.process.wait()
-            for number in ENDING:  # it is over; one that comes now must not change the exit code
+            for number in _ENDING:  # it is over; one that comes now must not change the exit code
                 signal.signal(number, signal.SIG_IGN)
         return self._verdict()
 
@@ -165,6 +169,7 @@ class _Launcher:
 
         def before_exec() -> None:
             os.setpgrp()
+            leave_terminal()
             libc.end_with_parent(signal.SIGKILL)
             if os.getppid() != launcher:  # it died before the kernel was told
                 os._exit(1)
@@ -266,15 +271,15 @@ class _Launcher:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(read, selectors.EVENT_READ)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*ENDING, *PASSED_ON, signal.SIGTSTP):
+        for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if number in ENDING:
+        if number in _ENDING:
             self._end(number)
             return
-        # a session without a terminal ignores SIGTSTP
+        # by SIGSTOP: a rank may be deaf to SIGTSTP
         for rank in self._running():
             rank.signal_all(signal.SIGSTOP if number == signal.SIGTSTP else number)
         if number == signal.SIGTSTP:

@@ -70,7 +70,7 @@ class _Mover:
         if self._exchanged.call.name != "broadcast":
             return False
         memory = transport.ready_joint_memory(self._exchanged)
-        if memory is None or (transport.peers is not None and memory.kernel_is_quicker()):
+        if memory is None or (transport.peers is not None and memory.leave_to_kernel()):
             return False
         (root,) = self.beyond_slots
         here = transport.rank == root
