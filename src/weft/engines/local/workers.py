@@ -61,14 +61,16 @@ class Workers:
 
         While they start `look` is called again and again; it raises when the call has to end."""
         lent: list[Worker] = []
+        locked: list[bool] = []
         try:
-            self._take_lock(look)
             try:
+                self._take_lock(locked, look)
                 for gpu in wanted:
                     lent.append(self._take(gpu) or self._start(gpu, look))
                 watch, self._watch = self._watch, None
             finally:
-                self._lock.release()
+                if any(locked):
+                    self._lock.release()
             self._send_settings(lent, threads)
         except BaseException:
             # warm ones stay so; without the lock, which somebody may have for long: it is one step
@@ -78,11 +80,13 @@ class Workers:
 
     def replace(self, worker: Worker, look: Look) -> Worker:
         """A worker in the place of one that has ended."""
-        self._take_lock(look)
+        locked: list[bool] = []
         try:
+            self._take_lock(locked, look)
             fresh = self._start(worker.gpu, look)
         finally:
-            self._lock.release()
+            if any(locked):
+                self._lock.release()
         self._send_settings([fresh], worker.threads)
         return fresh
 
@@ -157,10 +161,14 @@ class Workers:
         self._idle, self._ends = [], {}
         self._lock = threading.Lock()
 
-    def _take_lock(self, look: Look) -> None:
-        """Take the lock, which another thread has for as long as it starts a worker."""
-        while not self._lock.acquire(timeout=LOOK):
-            look()
+    def _take_lock(self, locked: list[bool], look: Look) -> None:
+        """Take the lock, which another thread has for as long as it starts a worker. `locked` ends
+        with whether it was taken, also if a signal handler raises: `extend` and `map` are one step
+        (see frames.py)."""
+        while not any(locked):
+            locked.extend(map(self._lock.acquire, (True,), (LOOK,)))
+            if not locked[-1]:
+                look()
 
     # with the lock held
 
