@@ -70,8 +70,9 @@ try:
             if turn == rank:  # each rank is once the first, who applies what all have added
                 clock.get()
             group.barrier()
-    time.sleep(0.1 * rank)  # so that some sleep in the kernel
+    time.sleep(0.1 * (group.size - 1 - rank))  # so that others sleep in the kernel, and
     group.barrier()
+    group.barrier()  # are missed if that is the last that they do
     note(done=True)
 except weft.WeftError as error:
     note(error=type(error).__name__, ranks=list(getattr(error, "ranks", [])), text=str(error))
