@@ -89,7 +89,7 @@ class _Rank:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
                 return
-            self.process.send_signal(number)  # it has left its group
+            os.kill(self.process.pid, number)  # it has left its group
 
 
 class _Launcher:
