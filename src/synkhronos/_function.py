@@ -15,11 +15,11 @@ from synkhronos._data import Data, data
 from synkhronos._graphs import MODES, Graph, read_outputs, read_updates
 from synkhronos._orders import Order, run
 from synkhronos._selections import check_slices, cut_of, selections, shifted, subset_of
-from synkhronos._shareds import check_sliceable, keep
+from synkhronos._shareds import check_sliceable, register
 from synkhronos._values import fit
 from weft._core.outputs import Partial, join
 from weft._core.portions import Batch, choose, common_length, count, part, portion
-from weft._core.rowwise import Share
+from weft._core.rowwise import Task
 from weft.errors import InvalidType, InvalidValue
 
 #: what a call takes besides inputs by name
@@ -117,7 +117,7 @@ class Function:
         options = CallOptions(output_subset, batch, batch_s, num_slices)
         orders = self.orders(inputs, by_name, options)
         team = _session.team(self.name)
-        results = team.engine.call(run, [None if one is None else (one,) for one in orders])
+        results = team.backend.call(run, [None if one is None else (one,) for one in orders])
         return self.collect(results, output_subset)
 
     def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
@@ -157,7 +157,7 @@ class Function:
         sliced = several and bool(self._graph.array_updates)
         order = Order(
             self._number(cut, sliced=sliced),
-            Share([], {}, 1, options.num_slices, self._wanted(options.output_subset, sliced)),
+            Task([], {}, 1, options.num_slices, self._wanted(options.output_subset, sliced)),
             self._modes(options.output_subset, sliced),
             [team.replica_number(one.variable) for one in self._graph.array_updates if sliced],
             cut,
@@ -171,17 +171,17 @@ class Function:
             own = part(rows, team.size, rank)
             if split and not count(own) and (place or count(rows)):
                 continue  # no rows: nothing to do
-            share = order.share._replace(
+            task = order.task._replace(
                 arguments=_arguments(
                     sent if place else given,
                     self._split,
                     rows,
                     own,
-                    is_seen=team.engine.sees if place else lambda _: True,
+                    is_seen=team.backend.sees if place else lambda _: True,
                 ),
                 rows=count(own) if split else 1,
             )
-            found[place] = replace(order, share=share, selection=chosen[rank])
+            found[place] = replace(order, task=task, selection=chosen[rank])
         return found
 
     def collect(self, results: Sequence[Partial | None], subset: Sequence[int] | None) -> Any:
@@ -265,8 +265,8 @@ class Function:
             if key not in self._compiled:
                 self._compiled[key] = self._graph.compile(cut, sliced=sliced)
             for variable in self.shareds:
-                keep(team, variable)
-            self._numbers[key] = team.engine.keep(self._compiled[key], self.name)
+                register(team, variable)
+            self._numbers[key] = team.backend.register(self._compiled[key], self.name)
         return self._numbers[key]
 
 
@@ -297,7 +297,7 @@ def _arguments(
 def _for_several(team: weft.Team, values: Sequence[Any], split: int) -> list[Any]:
     """Inputs for several workers: those that go whole are packed once for all."""
     whole = [value.data if isinstance(value, Data) else value for value in values[split:]]
-    packed = [team.engine.for_several(one, f"input {at}") for at, one in enumerate(whole, split)]
+    packed = [team.backend.for_several(one, f"input {at}") for at, one in enumerate(whole, split)]
     return [*values[:split], *packed]
 
 

@@ -77,7 +77,7 @@ class TrainFunction:
         steps = self.step.orders((), {}, CallOptions())
         number = team.replica_number(self._gradient)
         both = zip(orders, steps, strict=True)
-        results = team.engine.call(_train, [(order, number, step) for order, step in both])
+        results = team.backend.call(_train, [(order, number, step) for order, step in both])
         return self.gradients.collect(results, output_subset)
 
     def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
@@ -88,7 +88,7 @@ class TrainFunction:
 
 
 def _train(member: Member, order: Order | None, gradient: int, step: Order) -> Partial | None:
-    """A procedure: a rank's gradients, their mean over all rows, and the step."""
+    """Remote function: a rank's gradients, their mean over all rows, and the step."""
     found = None
     if order is not None:
         try:
@@ -96,7 +96,7 @@ def _train(member: Member, order: Order | None, gradient: int, step: Order) -> P
         except Exception as error:
             member.group.refuse("train", error)
             raise
-    variable = member.kept[gradient]
+    variable = member.registered[gradient]
     weight = 0 if found is None else found.rows
     mean = member.group.all_reduce(models.read(variable), "mean", weight=weight)
     models.assign(variable, mean)

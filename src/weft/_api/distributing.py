@@ -24,7 +24,7 @@ from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
-    from weft.engines.base import Team
+    from weft.engines.base import Pool
 
 POLICIES = ("no_gpu", "prefer_gpu", "require_all")
 
@@ -130,7 +130,7 @@ class DistributedFunction:
     def __init__(
         self,
         fun: Callable[..., Any],
-        team: Team,
+        team: Pool,
         options: _Options,
         *,
         shared_data: Mapping[str, Any] | None,

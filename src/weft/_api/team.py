@@ -15,7 +15,8 @@ from weft._core.essence import essence_of
 from weft._core.mentioned import State, state_of
 
 if TYPE_CHECKING:
-    from weft.engines.base import Group, StandingTeam
+    from weft.engines.base import Group
+    from weft.engines.base import Team as Backend
 
 
 class Sendable(Protocol):
@@ -25,8 +26,8 @@ class Sendable(Protocol):
         """Have the workers know it, if they do not yet."""
 
 
-class Kept:
-    """A function that the workers of a team keep. When the program has changed something that it
+class RegisteredFunction:
+    """A function that is registered with a team. When the program has changed something that it
     mentions, it is sent again."""
 
     def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
@@ -45,8 +46,8 @@ class Kept:
             return self._number
         self._number = None
         self._drop()
-        number = self._team.engine.keep(self._fun, self._name, by_value=True)
-        self._drop = weakref.finalize(self, self._team.engine.drop, number)
+        number = self._team.backend.register(self._fun, self._name, by_value=True)
+        self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
         self._number, self._starts, self._state = number, self._team.starts, self._look()
         return number
@@ -79,6 +80,7 @@ class Team:
              else 1800.
     gpus     for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the driver's
              own is its own matter.
+    restart_hint  what errors tell the user to write once a worker is lost.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Team:
         engine: str = "local",
         timeout: float | None = None,
         gpus: Sequence[str] = (),
+        restart_hint: str = "team.restart()",
     ) -> None:
         n = check_size(n)
         check_engine(engine)
@@ -96,19 +99,24 @@ class Team:
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
         #: by identity of the object: its number, and the object, so that the identity stays its own
         self._replicas: dict[int, tuple[int, Any]] = {}
-        self.engine: StandingTeam
+        self.backend: Backend
         if engine == "serial" or (n or cores) == 1:
-            from weft.engines.serial_team import SerialStandingTeam
+            from weft.engines.serial_team import SerialTeam
 
-            self.engine = SerialStandingTeam(timeout=seconds)
+            self.backend = SerialTeam(timeout=seconds)
         else:
             from weft.engines.local.system import check_system
 
             check_system()  # first: elsewhere the rest cannot even be loaded
-            from weft.engines.local.standing import LocalStandingTeam
+            from weft.engines.local.standing import LocalTeam
 
-            self.engine = LocalStandingTeam(
-                n or cores, own_workers(), cores=cores, timeout=seconds, gpus=gpus
+            self.backend = LocalTeam(
+                n or cores,
+                own_workers(),
+                cores=cores,
+                timeout=seconds,
+                gpus=gpus,
+                restart_hint=restart_hint,
             )
         #: how often the workers were started again
         self.starts = 0
@@ -117,12 +125,12 @@ class Team:
     @property
     def size(self) -> int:
         """How many ranks there are, the driver among them."""
-        return self.engine.size
+        return self.backend.size
 
     @property
     def group(self) -> Group:
         """The group of all ranks."""
-        return self.engine.member.group.latest
+        return self.backend.member.group.latest
 
     def send(self) -> None:
         """Have the workers know every function built for this team by now.
@@ -135,23 +143,23 @@ class Team:
 
     def restart(self) -> None:
         """Start the workers again, after one was lost. Replicas get the driver's values."""
-        self.engine.restart()
+        self.backend.restart()
         self.starts += 1
         _teams.add(self)
 
     def close(self) -> None:
         """End the workers. Does nothing twice."""
         _teams.discard(self)
-        self.engine.close()
+        self.backend.close()
 
-    def register(self, function: Sendable) -> None:
-        """Note a function that is built for this team."""
+    def track(self, function: Sendable) -> None:
+        """Note a function that is built for this team, for `send`."""
         self._functions.add(function)
 
     def replica_number(self, value: Any) -> int:
         """The number of a replicated object; the workers get their copies if they have none."""
         if id(value) not in self._replicas:
-            number = self.engine.keep(value, f"the {type(value).__name__}")
+            number = self.backend.register(value, f"the {type(value).__name__}")
             self._replicas[id(value)] = number, value
         return self._replicas[id(value)][0]
 
@@ -166,7 +174,7 @@ class Team:
 
         def have(value: Any) -> bool:
             nonlocal parts
-            if self.has_replica(value) or self.engine.sees(value):
+            if self.has_replica(value) or self.backend.sees(value):
                 return True
             if parts is None:  # once in a look: models have many
                 replicas = (one for _, one in self._replicas.values())
@@ -199,8 +207,7 @@ def default_team() -> Team:
     """The team of functions and replicas that were given none; made at its first use."""
     global _default
     if _default is None:
-        _default = Team()
-        _default.engine.restart_by = "f.team.restart()  # f: any weft.function or train_step"
+        _default = Team(restart_hint="f.team.restart()  # f: any weft.function or train_step")
     return _default
 
 

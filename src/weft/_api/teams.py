@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from weft._api import session
 from weft._core.counts import whole
 from weft.engines.local.system import check_system
-from weft.engines.serial_team import SerialTeam
+from weft.engines.serial_team import SerialPool
 from weft.errors import InvalidType, InvalidValue, UnknownEngine
 from weft.resources import count_cores
 
 if TYPE_CHECKING:
-    from weft.engines.base import Team
+    from weft.engines.base import Pool
     from weft.engines.local.workers import Workers
 
 _ENGINES = ("local", "serial")
@@ -25,27 +25,27 @@ def make_team(
     *,
     gpus: Sequence[str] = (),
     named_pipe: bool | str | None = None,
-) -> Team:
+) -> Pool:
     """A team of so many workers, by default one per core; with `gpus` one for each of them."""
     if engine is not None:
         check_engine(engine)
     size = check_size(size)
     if engine == "serial":
-        return SerialTeam()
+        return SerialPool()
     check_system()  # first: elsewhere the rest cannot even be loaded
     cores = share_of_cores()
     size = size or cores
     if named_pipe is None or named_pipe is False:
-        from weft.engines.local.team import LocalTeam
+        from weft.engines.local.team import LocalPool
 
-        return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
+        return LocalPool(size, own_workers(), cores=cores, gpus=gpus)
     from weft.engines.local import named
-    from weft.engines.local.team import LocalTeam
+    from weft.engines.local.team import LocalPool
 
     pipe = named.check_name(named_pipe)
     channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
     channel.close()
-    return LocalTeam(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
+    return LocalPool(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
 
 
 def check_engine(engine: object) -> None:
@@ -79,14 +79,14 @@ def own_workers(pipe: str | None = None) -> Workers:
     return workers(pipe)
 
 
-def place_all(team: Team, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def place_all(team: Pool, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Shared data with its arrays where every worker sees them, read-only."""
     if shared_data is None:
         return None
     return {key: _placed(team, value) for key, value in shared_data.items()}
 
 
-def _placed(team: Team, value: Any) -> Any:
+def _placed(team: Pool, value: Any) -> Any:
     import numpy as np
 
     return team.place(value, readonly=True) if isinstance(value, np.ndarray) else value

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from weft import adapters
-from weft._api.team import Kept, Team, default_team
+from weft._api.team import RegisteredFunction, Team, default_team
 from weft._core import models
 from weft._core.calling import check_callable
 from weft._core.portions import Portion, choose, common_length, count, part
@@ -61,12 +61,12 @@ class _TrainStep:
         number_of_model = team.replica_number(model)
         self.team = team
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
-        self._loss = Kept(team, loss, "the loss")
+        self._loss = RegisteredFunction(team, loss, "the loss")
         #: numbers of inputs that the loss is known to take
         self._counts: set[int] = set()
         # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
-        number = team.engine.keep(optimizer, "the optimizer")
-        weakref.finalize(self, team.engine.drop, number).atexit = False
+        number = team.backend.register(optimizer, "the optimizer")
+        weakref.finalize(self, team.backend.drop, number).atexit = False
         self._numbers = number_of_model, number
         self._values = _Values.of(model, optimizer)
 
@@ -93,7 +93,7 @@ class _TrainStep:
             for own in parts
         ]
         try:
-            loss: float = self.team.engine.call(self._step, arguments)[0]
+            loss: float = self.team.backend.call(self._step, arguments)[0]
         except BaseException:
             self._differs = True
             raise
@@ -107,7 +107,7 @@ class _TrainStep:
         has_state = hasattr(self._optimizer, "state_dict")
         state = self._optimizer.state_dict() if has_state else None
         own = (self._numbers, models.read(self._model), state)
-        self.team.engine.call(_adopt, [None, *[own] * (self.team.size - 1)])
+        self.team.backend.call(_adopt, [None, *[own] * (self.team.size - 1)])
         self._differs = False
 
 
@@ -169,8 +169,8 @@ def _apply_settings(model: Any, optimizer: Any, settings: _Settings) -> None:
 
 
 def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state: Any) -> None:
-    """A procedure: a rank's model and optimizer become what the driver's are."""
-    model, optimizer = (member.kept[number] for number in numbers)
+    """Remote function: a rank's model and optimizer become what the driver's are."""
+    model, optimizer = (member.registered[number] for number in numbers)
     models.assign(model, arrays)
     if state is not None:
         optimizer.load_state_dict(state)
@@ -183,13 +183,13 @@ def _step_of_torch(
     batch: Sequence[Any],
     fraction: float,
 ) -> float:
-    """A procedure: the gradients of a rank's rows, a fraction of all, their mean, the optimizer.
+    """Remote function: take the gradients of a rank's rows, a fraction of all, average, step.
 
     The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
     """
     from weft._api.gradients import gradients_for
 
-    model, optimizer, loss = (member.kept[number] for number in numbers)
+    model, optimizer, loss = (member.registered[number] for number in numbers)
     value = 0.0
     try:
         if member.rank > 0:
@@ -263,7 +263,7 @@ def _step_of_jax(
     import jax
     import numpy as np
 
-    model, optimizer, loss = (member.kept[number] for number in numbers)
+    model, optimizer, loss = (member.registered[number] for number in numbers)
     leaves, structure = jax.tree_util.tree_flatten(model.value)
     value, gradients = np.zeros(()), [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
     if fraction:

@@ -10,7 +10,7 @@ from weft._core.portions import Portion, count, part
 from weft.errors import InvalidType, InvalidValue
 
 
-class Share(NamedTuple):
+class Task(NamedTuple):
     """What one rank gets of a call."""
 
     #: those that are portions are split, the others go whole
@@ -28,16 +28,16 @@ class Share(NamedTuple):
         return [one.array if isinstance(one, Portion) else one for one in both]
 
 
-def compute(function: Callable[..., Any], share: Share, modes: Modes) -> Partial:
-    """The outputs of a function on a rank's share."""
-    slices = min(share.slices, max(1, share.rows))
+def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
+    """The outputs of a function on a rank's task."""
+    slices = min(task.slices, max(1, task.rows))
     parts = []
     for index in range(slices):
-        arguments = [_taken(one, slices, index) for one in share.arguments]
-        keywords = {name: _taken(one, slices, index) for name, one in share.keywords.items()}
-        outputs = select(function(*arguments, **keywords), share.wanted)
-        parts.append(Partial(outputs, _rows(share, slices, index)))
-    return parts[0] if len(parts) == 1 else Partial(join(parts, modes), share.rows)
+        arguments = [_taken(one, slices, index) for one in task.arguments]
+        keywords = {name: _taken(one, slices, index) for name, one in task.keywords.items()}
+        outputs = select(function(*arguments, **keywords), task.wanted)
+        parts.append(Partial(outputs, _rows(task, slices, index)))
+    return parts[0] if len(parts) == 1 else Partial(join(parts, modes), task.rows)
 
 
 def _taken(value: Any, slices: int, index: int) -> Any:
@@ -47,8 +47,8 @@ def _taken(value: Any, slices: int, index: int) -> Any:
     return (value if slices == 1 else Portion(value.array, part(value.rows, slices, index))).take()
 
 
-def _rows(share: Share, slices: int, index: int) -> int:
-    return share.rows if slices == 1 else count(part(slice(0, share.rows), slices, index))
+def _rows(task: Task, slices: int, index: int) -> int:
+    return task.rows if slices == 1 else count(part(slice(0, task.rows), slices, index))
 
 
 def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:

@@ -246,8 +246,8 @@ class Store(ABC):
         """
 
 
-class Team(ABC):
-    """A driver and its workers: the driver says what to do, the workers do it."""
+class Pool(ABC):
+    """A driver and workers for independent calls."""
 
     #: how many workers there are
     size: int
@@ -279,43 +279,42 @@ class Team(ABC):
 
 
 class Member:
-    """A process's part in a standing team."""
+    """A process's part in a team."""
 
     def __init__(self, rank: int, size: int, group: Group) -> None:
         self.rank, self.size, self.group = rank, size, group
-        #: what it was given to keep, by number; the driver's own objects in the driver
-        self.kept: dict[int, Any] = {}
+        #: what was registered, by number; the driver's own objects in the driver
+        self.registered: dict[int, Any] = {}
 
     def hold(self, arguments: Iterable[Any]) -> None:
         """Told of what a call was given. An engine keeps of it until the next call, which often
         has the same, what would take long to be found again."""
 
 
-class StandingTeam(ABC):
-    """A driver, rank 0, which computes too, and workers that stay and keep what they are given."""
+class Team(ABC):
+    """A driver, rank 0, which computes too, and workers that stay and form a group with it."""
 
     size: int
     member: Member  #: this process's
-    restart_by = "team.restart()"  #: what the user writes to have it started again
 
     @abstractmethod
-    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
-        """Have every worker keep a copy of an object; returns its number.
+    def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
+        """Give every worker a copy of an object; return its number.
 
-        What is kept later and mentions the object gets each worker's own copy of it, or, if it is
-        kept `by_value`, a copy as it is then. Raises InvalidType if it cannot be sent; `what` names
-        it.
+        What is registered later and mentions the object gets each worker's own copy of it, or, if
+        it is registered `by_value`, a copy as it is then. Raises InvalidType, which names it, if it
+        cannot be sent.
         """
 
     @abstractmethod
     def drop(self, number: int) -> None:
-        """Keep something no longer, when the next is kept. Finalizers may call it."""
+        """Forget it when the next is registered. Safe in finalizers."""
 
     @abstractmethod
     def call(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        """Have each rank run `procedure(member, *its arguments)`, this process too.
+        """Have each rank run `function(member, *its arguments)`, this process too.
 
         Returns the results in the order of the ranks; a rank whose arguments are None has none to
         do. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
@@ -331,7 +330,7 @@ class StandingTeam(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Have fresh workers, who keep copies of the driver's objects as they are now."""
+        """Start fresh workers, with copies of the driver's objects as they are now."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A team of nobody else: this process does the work itself, item by item."""
+"""A pool and a team of nobody else: this process does the work itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive, seed_generators
-from weft.engines.base import Member, StandingTeam, Team
+from weft.engines.base import Member, Pool, Team
 from weft.engines.serial import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from weft._core.elements import Array
 
 
-class SerialTeam(Team):
-    """The reference for every other team, and the debugger's friend."""
+class SerialPool(Pool):
+    """The reference for every other pool, and the debugger's friend."""
 
     size = 1
 
@@ -62,33 +62,33 @@ class SerialTeam(Team):
                 return
 
 
-class SerialStandingTeam(StandingTeam):
+class SerialTeam(Team):
     """A driver without workers."""
 
     size = 1
 
     def __init__(self, *, timeout: float) -> None:
         self.member = Member(0, 1, SerialGroup(timeout=timeout))
-        self._kept_so_far = 0
+        self._registered_so_far = 0
         self._closed = self._busy = False
 
-    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
+    def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
         self._check_usable()
-        number = self._kept_so_far
-        self._kept_so_far += 1
-        self.member.kept[number] = value
+        number = self._registered_so_far
+        self._registered_so_far += 1
+        self.member.registered[number] = value
         return number
 
     def drop(self, number: int) -> None:
-        self.member.kept.pop(number, None)
+        self.member.registered.pop(number, None)
 
     def call(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
         self._check_usable()
         self._busy = True
         try:
-            return [None if own is None else procedure(self.member, *own) for own in arguments]
+            return [None if own is None else function(self.member, *own) for own in arguments]
         finally:
             self._busy = False
 

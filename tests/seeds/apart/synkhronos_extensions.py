@@ -125,7 +125,7 @@ def test_data_stays_mapped() -> None:
     data = step.gradients.build_inputs(X)
     step(*data)
     team = weft._api.team.default_team()
-    assert team.engine.call(mapped, [None, ()])[1] == 1
+    assert team.backend.call(mapped, [None, ()])[1] == 1
 
 
 def mapped(member: Any) -> int:

@@ -65,8 +65,8 @@ named.py        workers behind a named pipe
 
 Of functions, in reading order:
 
-member.py       a process's part in a standing team, and what it keeps
+member.py       a process's part in a team, and what is registered there
 guard.py        the driver's own part of a call, ended when a worker fails
-rounds.py       one procedure in the workers' hands
-standing.py     a standing team: calls, from the first message to the last
+rounds.py       one remote function in the workers' hands
+standing.py     a team: calls, from the first message to the last
 """

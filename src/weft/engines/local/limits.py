@@ -54,13 +54,13 @@ class Limits:
         the deadline comes first."""
         if self._job.timeout is None:
             return action()
-        from weft.engines.local.guard import ComputationEnded, Guard
+        from weft.engines.local.guard import ComputationGuard, ComputationInterrupted
 
-        guard = Guard(lambda: self.over)
+        guard = ComputationGuard(lambda: self.over)
         try:
             with guard:
                 return action()
-        except ComputationEnded:
+        except ComputationInterrupted:
             raise self.stalled(where()) from None
         finally:
             guard.close()

@@ -1,11 +1,11 @@
-"""A process's part in a standing team: its rank, the group, and what it was given to keep.
+"""A process's part in a team: its rank, the group, and what was registered with it.
 
     driver                                  worker
     Member of rank 0                        Member of rank 1, 2, ...
-    perform(procedure, arguments)           perform(procedure, arguments)
-                └──────── the same procedure, each with arguments of its own ────────┘
+    run_remote(function, arguments)         run_remote(function, arguments)
+                └───────── the same function, each with arguments of its own ────────┘
 
-A procedure is a function of a module of weft's that gets the member of the process it runs in.
+A remote function gets the member of the process it runs in as its first argument.
 """
 
 from __future__ import annotations
@@ -64,28 +64,28 @@ def leave(name: str, *, peers_end: Callable[[], None]) -> None:
         forget_unfinished(member.group)
 
 
-def perform(task: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> Any:
-    """What a worker does for its driver: one procedure of a team."""
-    name, procedure, arguments = task
-    if procedure is enter_as_worker:
-        return procedure(*arguments)
-    return procedure(_members[name], *arguments)
+def run_remote(task: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> Any:
+    """Run a function of a team for its driver."""
+    name, function, arguments = task
+    if function is enter_as_worker:
+        return function(*arguments)
+    return function(_members[name], *arguments)
 
 
-def keep(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
-    """A procedure: load something and keep it under its number; some others no longer."""
-    member.kept[number] = _Unpickler(member, payload).load()
+def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
+    """Remote function: load something and register it under its number; drop some others."""
+    member.registered[number] = _Unpickler(member, payload).load()
     for other in dropped:
-        member.kept.pop(other, None)
+        member.registered.pop(other, None)
 
 
 def renew(member: Member) -> None:
-    """A procedure: after a failure, perhaps in the middle of a collective, meet in a new
+    """Remote function: after a failure, perhaps in the middle of a collective, meet in a new
     generation."""
     member.group = member.group.survivors()
 
 
-#: something kept, or one of the parts that it has as a model
+#: something registered, or one of the parts that it has as a model
 Place = tuple[int, int | None]
 
 
@@ -98,9 +98,10 @@ def has_parts(value: Any) -> bool:
     return bool(parts(value))
 
 
-def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: str) -> Packed:
-    """A value ready to be kept: what it mentions of what is kept already becomes, in each worker,
-    the worker's own copy. `place_of` finds its place by the identity of the driver's object."""
+def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: str) -> Packed:
+    """Pack a value to be registered: what it mentions of what is registered already becomes, in
+    each worker, the worker's own copy. `place_of` finds its place by the identity of the driver's
+    object."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         def persistent_id(self, mentioned: Any) -> Place | None:
@@ -117,7 +118,7 @@ def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: s
         packed.release()
         if is_no_fault(error):
             raise
-        raise unpicklable(value, what, error) from error
+        raise unpicklable(value, name, error) from error
     return packed
 
 
@@ -126,11 +127,11 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, member: Member, payload: bytes) -> None:
         super().__init__(io.BytesIO(payload))
-        self._kept = member.kept
+        self._registered = member.registered
 
     def persistent_load(self, place: Place) -> Any:
         number, part = place
-        return self._kept[number] if part is None else parts(self._kept[number])[part]
+        return self._registered[number] if part is None else parts(self._registered[number])[part]
 
 
 class _Copied(Packed):

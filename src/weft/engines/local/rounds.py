@@ -1,4 +1,4 @@
-"""One procedure in the workers' hands, from sending it to their answers."""
+"""One remote function in the workers' hands, from sending it to their answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft._core.failures import INTERRUPTED, restore
 from weft._core.work import Answer, CalledOff, Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
-from weft.engines.local.guard import ComputationEnded
+from weft.engines.local.guard import ComputationInterrupted
 from weft.engines.local.losses import lost
 from weft.engines.local.polling import readable
 from weft.engines.local.processes import end_as_text
@@ -39,10 +39,10 @@ class TeamWorkers:
     watch: Watch
     pool: Workers
     #: what the user writes to have the team started again
-    again: Callable[[], str]
+    restart_hint: str
     #: whether each has a core of its own while the driver computes
     cores_to_spare: bool
-    #: why it is of no use until the team starts again: one was lost, and with it what it kept
+    #: why it is of no use until the team starts again: a worker was lost
     broken: str | None = None
 
     def rank(self, worker: Worker) -> int:
@@ -67,7 +67,7 @@ class TeamWorkers:
         self.watch.remove(worker)
         rank = self.rank(worker)
         # before it is waited for, which may be interrupted
-        self.broken = f"it has lost a worker and what that kept, rank {rank}"
+        self.broken = f"it has lost a worker and what was registered there, rank {rank}"
         ended = self.pool.end(worker)
         how = "ended" if ended is None else end_as_text(ended.code)
         self.broken += f": {how}"
@@ -76,16 +76,16 @@ class TeamWorkers:
             ended,
             item=rank,
             doing=f"was rank {rank} of a team",
-            advice=f"; to start the team again with the driver's values:\n    {self.again()}",
+            advice=f"; to start the team again with the driver's values:\n    {self.restart_hint}",
         )
 
 
-class Round:
+class TeamCall:
     """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
 
-    def __init__(self, team_workers: TeamWorkers, perform: Packed) -> None:
+    def __init__(self, team_workers: TeamWorkers, run_remote: Packed) -> None:
         self._team_workers = team_workers
-        self._perform = perform
+        self._run_remote = run_remote
         self._values: list[Any] = [None] * len(team_workers.workers)
         #: the arguments of each that works
         self._busy: dict[Worker, Packed] = {}
@@ -95,7 +95,7 @@ class Round:
         self._lock = threading.Lock()
 
     def begin(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> None:
         """Send it to those that have arguments. One that cannot be sent raises InvalidType, before
         anybody has begun."""
@@ -103,7 +103,7 @@ class Round:
         try:
             for rank, own in enumerate(arguments, 1):
                 if own is not None:
-                    task = (self._team_workers.name, procedure, own)
+                    task = (self._team_workers.name, function, own)
                     packed.append((rank, pack([task], rank, "arguments of rank")))
         except BaseException:
             for _, one in packed:
@@ -145,7 +145,7 @@ class Round:
                     self._lose(worker)
         causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
         workers_own = any(error is one for one in self._failures)
-        if met or workers_own or isinstance(error, ComputationEnded):
+        if met or workers_own or isinstance(error, ComputationInterrupted):
             return next(iter(causes or self._failures), None)
         return None
 
@@ -173,7 +173,7 @@ class Round:
             self._attend(remaining)
 
     def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
-        function = self._perform
+        function = self._run_remote
         self._busy[worker] = packed
         work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
         try:

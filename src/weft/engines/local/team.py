@@ -1,4 +1,4 @@
-"""A driver and its workers, over sockets and shared memory. `running.py` is one job of theirs."""
+"""A pool: a driver and its workers, over sockets and shared memory. `running.py` is one job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft._core.jobs import Finished, Job
-from weft.engines.base import Team
+from weft.engines.base import Pool
 from weft.engines.local.limits import Limits
 from weft.engines.local.running import Run
 from weft.engines.local.wire import Packed, pack_function
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weft._core.elements import Array
 
 
-class LocalTeam(Team):
+class LocalPool(Pool):
     """Processes of this machine."""
 
     def __init__(
