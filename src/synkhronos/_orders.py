@@ -17,7 +17,7 @@ import numpy as np
 
 from weft._core import models
 from weft._core.outputs import Partial
-from weft._core.portions import Bounds, Portion, choose, common_length, count
+from weft._core.portions import Bounds, RowSlice, choose, common_length, count
 from weft._core.rowwise import Task, compute
 from weft.engines.base import Member
 from weft.errors import InvalidValue
@@ -73,10 +73,10 @@ def _with_rows(member: Member, order: Order) -> Task:
             f"{', '.join(values)} of rank {member.rank}"
         )
     if order.cut == "bounds":
-        portion = Portion(Bounds(), rows)
+        portion = RowSlice(Bounds(), rows)
     else:
         indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        portion = Portion(np.asarray(indexes, np.int64), slice(0, len(indexes)))
+        portion = RowSlice(np.asarray(indexes, np.int64), slice(0, len(indexes)))
     return task._replace(arguments=[*task.arguments, portion])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
-from weft._core.part import Part
+from weft._core.part import ColumnSlice
 from weft.errors import InvalidType
 
 DATA = {"table": 1}
@@ -80,7 +80,7 @@ def test_nothing_is_not_passed() -> None:
 def test_a_part_is_passed_as_its_columns() -> None:
     """The function sees an array, not how it came."""
     array = np.arange(12).reshape(3, 4)
-    assert Unwrapping(bind(plain))(Part(array, 1, 3)).tolist() == [[1, 2], [5, 6], [9, 10]]
+    assert Unwrapping(bind(plain))(ColumnSlice(array, 1, 3)).tolist() == [[1, 2], [5, 6], [9, 10]]
 
 
 def test_built_in_functions_without_signature_can_be_bound() -> None:

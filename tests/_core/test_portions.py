@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.portions import Portion, choose, common_length, count, part
+from weft._core.portions import RowSlice, choose, common_length, count, part
 from weft.errors import InvalidType, InvalidValue
 
 lengths = st.integers(0, 30)
@@ -69,7 +69,7 @@ def test_batches_of_wrong_kinds(batch: Any) -> None:
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_rows_of_lists(kind: Any) -> None:
     """Lists and tuples give rows by index too, and stay what they are."""
-    taken = Portion(kind([4, 5, 6]), np.array([2, 0])).take()
+    taken = RowSlice(kind([4, 5, 6]), np.array([2, 0])).take()
     assert type(taken) is type(kind([]))
     assert list(taken) == [6, 4]
 

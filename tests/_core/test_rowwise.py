@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core.outputs import join
-from weft._core.portions import Portion, choose, part
+from weft._core.portions import RowSlice, choose, part
 from weft._core.rowwise import Task, compute, select
 from weft.errors import InvalidType, InvalidValue
 
@@ -31,7 +31,7 @@ def test_ranks_and_slices_come_to_one_call(rows: int, ranks: int, slices: int, m
 
     def task(rank: int) -> Task:
         own = part(choose(None, rows), ranks, rank)
-        return Task([Portion(array, own)], {"power": 2}, own.stop - own.start, slices, None)
+        return Task([RowSlice(array, own)], {"power": 2}, own.stop - own.start, slices, None)
 
     parts = [compute(function, task(rank), mode) for rank in range(ranks) if task(rank).rows]
     np.testing.assert_allclose(join(parts, mode), function(array, 2), rtol=1e-12)
@@ -40,13 +40,13 @@ def test_ranks_and_slices_come_to_one_call(rows: int, ranks: int, slices: int, m
 def test_slices_are_as_even_as_can_be() -> None:
     """The function sees so many slices, of rows in order, and never none."""
     seen: list[list[int]] = []
-    task = Task([Portion(np.arange(7), slice(0, 7))], {}, 7, 3, None)
+    task = Task([RowSlice(np.arange(7), slice(0, 7))], {}, 7, 3, None)
     compute(lambda x: seen.append(x.tolist()) or 0, task, "sum")
     assert seen == [[0, 1, 2], [3, 4], [5, 6]]
     seen.clear()
     compute(
         lambda x: seen.append(x.tolist()) or 0,
-        Task([Portion(np.arange(2), slice(0, 2))], {}, 2, 5, None),
+        Task([RowSlice(np.arange(2), slice(0, 2))], {}, 2, 5, None),
         "sum",
     )
     assert seen == [[0], [1]]

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from weft import adapters
 from weft._core import values
-from weft._core.values import Arrays, Leaf, Target, address, flat, in_words, keep_apart, same_memory
+from weft._core.values import (
+    Arrays,
+    Leaf,
+    Target,
+    address,
+    copy_if_aliased,
+    flat,
+    in_words,
+    same_buffer,
+)
 
 FLOAT = np.dtype(np.float64)
 
@@ -121,15 +130,15 @@ def test_sources_are_kept_apart_from_targets() -> None:
     memory = np.arange(30.0)
     one, two = memory[:10], memory[10:20]
     assert [
-        a is b for a, b in zip(keep_apart([one, two], [one, two]), [one, two], strict=True)
+        a is b for a, b in zip(copy_if_aliased([one, two], [one, two]), [one, two], strict=True)
     ] == [
         True,
         True,
     ]
-    assert same_memory(one, memory[:10])
-    assert not same_memory(one, two)
+    assert same_buffer(one, memory[:10])
+    assert not same_buffer(one, two)
     for targets in ([two, one], [memory[1:11], memory[20:]], [memory, memory]):
-        first, second = keep_apart([one, two], targets)
+        first, second = copy_if_aliased([one, two], targets)
         assert not np.may_share_memory(first, memory)
         assert first.tolist() == one.tolist()
         assert second.tolist() == two.tolist()

@@ -15,6 +15,7 @@ import pytest
 
 from weft._api.teams import make_team
 from weft._core.jobs import Finished, Job
+from weft._core.part import ColumnSlice
 from weft._core.seeding import derive
 from weft.engines.base import Pool
 from weft.errors import Cancelled, RemoteTraceback, Stalled
@@ -213,22 +214,24 @@ def test_a_cancelled_job_raises_cancelled(pool: Pool) -> None:
     assert time.monotonic() - until < 3
 
 
-def test_a_placed_array_is_seen_by_every_worker(pool: Pool) -> None:
-    """Its values are there, large or small; where it is read-only, nobody writes."""
+def test_an_array_that_is_put_arrives_in_every_worker(pool: Pool) -> None:
+    """In a function or in an item, large or small; where it is read-only, nobody writes."""
     for array in (np.arange(5.0), np.arange(60_000.0).reshape(300, 200).T, np.zeros((0, 2))):
-        placed = pool.place(array, readonly=True)
-        assert np.array_equal(placed, array)
-        assert placed.dtype == array.dtype
+        handle = pool.put(array, readonly=True)
 
-        def function(x: int, placed: Any = placed) -> Any:
+        def function(x: int, placed: Any = handle) -> Any:
             try:
                 placed[...] = 1
             except ValueError as error:
-                return float(placed.sum()), str(error)
+                return placed * 1, str(error)
 
         results = by_index(run(pool, function, range(pool.size), one_each=True))
         assert {text for _, text in results} == {"assignment destination is read-only"}
-        assert {total for total, _ in results} == {float(array.sum())}
+        assert all(np.array_equal(placed, array) for placed, _ in results)
+        assert {placed.dtype for placed, _ in results} == {array.dtype}
+        items = [ColumnSlice(pool.put(array), 0, 2)] * pool.size
+        for found in by_index(run(pool, lambda item: item.view() + 1, items, one_each=True)):
+            assert np.array_equal(found, array[..., :2] + 1)
     assert array.flags.writeable
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft._api.maps import check_shared_data
 from weft._api.progress import Bar, check_progress
-from weft._api.teams import make_team, place_all, share_of_cores
+from weft._api.teams import make_team, put_all, share_of_cores
 from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
 from weft._core.collect import Collected
 from weft._core.counts import checked
@@ -85,8 +85,8 @@ def distribute(
             "leave both out to use this one"
         )
     gpus = _gpus(gpu_policy, max_gpu)
-    team = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
-    return DistributedFunction(fun, team, options, shared_data=shared_data, use_gpu=bool(gpus))
+    pool = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
+    return DistributedFunction(fun, pool, options, shared_data=shared_data, use_gpu=bool(gpus))
 
 
 def _size(max_cpu: int | None) -> int:
@@ -130,7 +130,7 @@ class DistributedFunction:
     def __init__(
         self,
         fun: Callable[..., Any],
-        team: Pool,
+        pool: Pool,
         options: _Options,
         *,
         shared_data: Mapping[str, Any] | None,
@@ -139,12 +139,12 @@ class DistributedFunction:
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._options = options
-        self._team = team
-        data = place_all(team, shared_data)
+        self._pool = pool
+        data = put_all(pool, shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
         bound = bind(fun, shared_data=data, use_gpu=use_gpu)
-        self._on_items = team.prepare(bound)
-        self._on_others = team.prepare(Unwrapping(bound))
+        self._on_items = pool.prepare(bound)
+        self._on_others = pool.prepare(Unwrapping(bound))
         self._over = ""
 
     def __call__(self, x: Any) -> Any:
@@ -169,8 +169,8 @@ class DistributedFunction:
     def finished(self) -> None:
         """Drop the function and its shared data. Workers behind a named pipe stay."""
         if not self._over:
-            self._team.forget(self._on_items)
-            self._team.forget(self._on_others)
+            self._pool.forget(self._on_items)
+            self._pool.forget(self._on_others)
             self._over = (
                 f"the distributed function {self._name!r} has been finished; make a new one:\n"
                 "    dfun = distribute(fun)"
@@ -179,7 +179,7 @@ class DistributedFunction:
     def shutdown(self) -> None:
         """`finished`, and end the workers: those behind a named pipe for everybody."""
         self.finished()
-        self._team.close()
+        self._pool.close()
 
     def __enter__(self) -> DistributedFunction:
         return self
@@ -193,7 +193,7 @@ class DistributedFunction:
         self.finished()
 
     def __repr__(self) -> str:
-        return f"<DistributedFunction {self._name!r} on {self._team.size} workers>"
+        return f"<DistributedFunction {self._name!r} on {self._pool.size} workers>"
 
     # the ways to call it
 
@@ -216,13 +216,13 @@ class DistributedFunction:
 
     def _once_each(self, _: None) -> list[Any]:
         item = None if self._takes_an_item else NOTHING
-        return self._run(self._on_others, [item] * self._team.size, one_each=True)
+        return self._run(self._on_others, [item] * self._pool.size, one_each=True)
 
     def _on_list(self, items: Sequence[Any]) -> list[Any]:
         return self._run(self._on_items, items)
 
     def _on_sublists(self, items: Sequence[Any]) -> list[Any]:
-        count = min(len(items), self._team.size)
+        count = min(len(items), self._pool.size)
         bounds = [part_of(len(items), count, part) for part in range(count)]
         parts = self._run(self._on_items, [list(items[start:stop]) for start, stop in bounds])
         for (start, stop), part in zip(bounds, parts, strict=True):
@@ -238,9 +238,9 @@ class DistributedFunction:
         from weft._core.columns import FIXED, cut, paste
 
         # with a seed the parts are the same for any number of workers, so the numbers are too
-        count = self._team.size if self._options.seed is None else FIXED
-        parts = cut(self._team.place(array), count)
-        return paste(parts, self._run(self._on_others, parts))
+        count = self._pool.size if self._options.seed is None else FIXED
+        parts = cut(array, count, self._pool.put(array))
+        return paste(array, parts, self._run(self._on_others, parts))
 
     def _run(self, prepared: Any, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
         options = self._options
@@ -248,7 +248,7 @@ class DistributedFunction:
         collected = Collected(len(items), keep_failures=False)
         with (
             Bar(options.progress, len(items), self._name) as bar,
-            closing(self._team.run(job)) as finished,
+            closing(self._pool.run(job)) as finished,
         ):
             for part in finished:
                 if options.verbose:

@@ -86,8 +86,8 @@ class Function:
         self._fun = fun
         parameters = _parameters_of(fun)
         self._names = [one.name for one in parameters if one.kind in _BY_POSITION]
-        self._whole = _chosen(parameters, whole, "whole")
-        self._split = None if split is None else _chosen(parameters, split, "split")
+        self._whole = parse_argument_names(parameters, whole, "whole")
+        self._split = None if split is None else parse_argument_names(parameters, split, "split")
         both = self._whole & (self._split or set())
         if both:
             raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
@@ -281,7 +281,9 @@ def _parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter]:
     return found
 
 
-def _chosen(parameters: Sequence[inspect.Parameter], which: Which, option: str) -> set[str | int]:
+def parse_argument_names(
+    parameters: Sequence[inspect.Parameter], which: Which, option: str
+) -> set[str | int]:
     """The arguments named in split= or whole=: by name where they have one."""
     given = [which] if isinstance(which, str) or whole(which) is not None else which
     if not isinstance(given, Iterable):

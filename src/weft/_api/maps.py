@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from weft._api.progress import Bar, check_progress
-from weft._api.teams import make_team, place_all
+from weft._api.teams import make_team, put_all
 from weft._core import timeouts
 from weft._core.calling import bind, check_callable
 from weft._core.collect import Collected
@@ -84,7 +84,7 @@ class Map:
         self.team = make_team(options.engine, options.n, gpus=gpus)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._progress = options.progress
-        data = place_all(self.team, options.shared_data)
+        data = put_all(self.team, options.shared_data)
         plain = data is None and options.gpus is None
         bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus))
         self.job = Job(

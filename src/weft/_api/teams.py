@@ -79,14 +79,14 @@ def own_workers(pipe: str | None = None) -> Workers:
     return workers(pipe)
 
 
-def place_all(team: Pool, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Shared data with its arrays where every worker sees them, read-only."""
+def put_all(pool: Pool, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return shared data with its arrays stored once for all workers, read-only."""
     if shared_data is None:
         return None
-    return {key: _placed(team, value) for key, value in shared_data.items()}
+    return {key: _put(pool, value) for key, value in shared_data.items()}
 
 
-def _placed(team: Pool, value: Any) -> Any:
+def _put(pool: Pool, value: Any) -> Any:
     import numpy as np
 
-    return team.place(value, readonly=True) if isinstance(value, np.ndarray) else value
+    return pool.put(value, readonly=True) if isinstance(value, np.ndarray) else value

@@ -12,7 +12,7 @@ from weft import adapters
 from weft._api.team import RegisteredFunction, Team, default_team
 from weft._core import models
 from weft._core.calling import check_callable
-from weft._core.portions import Portion, choose, common_length, count, part
+from weft._core.portions import RowSlice, choose, common_length, count, part
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue
@@ -87,7 +87,7 @@ class _TrainStep:
             (
                 numbers,
                 settings,
-                [Portion(one, own).take() for one in batch],
+                [RowSlice(one, own).take() for one in batch],
                 count(own) / count(rows),
             )
             for own in parts

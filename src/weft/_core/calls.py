@@ -30,7 +30,7 @@ from weft._core.joint_work import can_join
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
 from weft._core.together import together
-from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
+from weft._core.values import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
 from weft.errors import InvalidType, InvalidValue
 
 _WEIGHT = struct.Struct("d")
@@ -113,7 +113,7 @@ class Reduce(Call):
             self._target = Target(given.leaves, given.structure, taken)
             self.early_target = self._together.targets(self.source, self._target.arrays)
             if taken is not None:
-                self.source = keep_apart(self.source, self.early_target)
+                self.source = copy_if_aliased(self.source, self.early_target)
         self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
     @property

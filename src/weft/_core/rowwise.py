@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft._core.outputs import Modes, Partial, join
-from weft._core.portions import Portion, count, part
+from weft._core.portions import RowSlice, count, part
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -25,7 +25,7 @@ class Task(NamedTuple):
     def given(self) -> list[Any]:
         """All that it was given, portions as what they are portions of."""
         both = (*self.arguments, *self.keywords.values())
-        return [one.array if isinstance(one, Portion) else one for one in both]
+        return [one.array if isinstance(one, RowSlice) else one for one in both]
 
 
 def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
@@ -42,9 +42,9 @@ def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
 
 def _taken(value: Any, slices: int, index: int) -> Any:
     """A value as the function gets it, for one of several slices."""
-    if not isinstance(value, Portion):
+    if not isinstance(value, RowSlice):
         return value
-    return (value if slices == 1 else Portion(value.array, part(value.rows, slices, index))).take()
+    return (value if slices == 1 else RowSlice(value.array, part(value.rows, slices, index))).take()
 
 
 def _rows(task: Task, slices: int, index: int) -> int:

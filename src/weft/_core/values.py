@@ -143,7 +143,7 @@ def flat(view: Array) -> Array:
     return np.ascontiguousarray(view).reshape(-1)
 
 
-def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
+def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
     """The sources, copied where results written to a target would change what is still to be read.
 
     An array may be its own target. It may not overlap it in another way, nor another's target.
@@ -154,7 +154,7 @@ def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array
             if source is target and index == position:
                 continue
             if np.may_share_memory(source, target) and not (
-                index == position and same_memory(source, target)
+                index == position and same_buffer(source, target)
             ):
                 source = source.copy()  # noqa: PLW2901  from here on it is the copy that counts
                 break
@@ -162,7 +162,7 @@ def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array
     return apart
 
 
-def same_memory(source: Array, target: Array) -> bool:
+def same_buffer(source: Array, target: Array) -> bool:
     """Whether two flat arrays are one."""
     return source.nbytes == target.nbytes and address(source) == address(target)
 

@@ -261,8 +261,9 @@ class Pool(ABC):
         """Drop the memory that a function holds, here and in the workers."""
 
     @abstractmethod
-    def place(self, array: Array, *, readonly: bool = False) -> Array:
-        """An array's values where every worker can see them: what several items use."""
+    def put(self, array: Array, *, readonly: bool = False) -> Any:
+        """Store an array once for all workers. An item, or a prepared function, may hold the result
+        in its place: workers get the array, to which nobody can write if it is `readonly`."""
 
     @abstractmethod
     def close(self) -> None:

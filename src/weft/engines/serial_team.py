@@ -28,7 +28,7 @@ class SerialPool(Pool):
     def forget(self, prepared: Any) -> None:
         """Nothing is kept."""
 
-    def place(self, array: Array, *, readonly: bool = False) -> Array:
+    def put(self, array: Array, *, readonly: bool = False) -> Array:
         if readonly:
             from weft._core.read_only import read_only
 

@@ -36,7 +36,7 @@ class LocalPool(Pool):
             self._workers.forget(prepared.digest)
             prepared.release()
 
-    def place(self, array: Array, *, readonly: bool = False) -> Any:
+    def put(self, array: Array, *, readonly: bool = False) -> Any:
         from weft.engines.local.large_arrays import place
 
         return place(array, readonly=readonly)
