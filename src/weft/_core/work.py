@@ -2,7 +2,6 @@
 
     driver            worker
     Settings  ->                     takes over folder, paths, environment, threads
-    MayUse    ->                     leaves it to the system again which core it runs on
     Learn     ->                     keeps a function under its digest
     Work      ->                     calls it on some consecutive items
               <-  Done               the results in order, and what failed
@@ -39,12 +38,6 @@ class Settings(NamedTuple):
     environment: dict[str, str] | None
 
 
-class MayUse(NamedTuple):
-    """It was kept off a core while it slept."""
-
-    cores: list[int]
-
-
 class Learn(NamedTuple):
     digest: bytes
     function: bytes
@@ -77,8 +70,6 @@ class Done(NamedTuple):
     seconds: float
     #: bytes of arrays that went through shared memory
     shared: int
-    #: the core that the worker was on when it answered
-    core: int
 
 
 class Unreadable(NamedTuple):
@@ -110,7 +101,6 @@ class Logged(NamedTuple):
 #: what is said, by the number that stands for its kind on the way
 KINDS = (
     Settings,
-    MayUse,
     Learn,
     Forget,
     Work,
@@ -135,4 +125,4 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 
 Answer = Done | Unreadable | Stopped
-Message = Settings | MayUse | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged
+Message = Settings | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged

@@ -119,7 +119,7 @@ def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) 
     work = Work(function.digest, 0, b"", None, keep_going=False, stretch=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))
-        worker.give(function, work, elsewhere=False)
+        worker.give(function, work)
     return sent
 
 

@@ -75,9 +75,6 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         raise _translated(error) from error
     finally:
         theirs.close()
-    from weft.engines.local.placing import move_off_this_core
-
-    move_off_this_core(process.pid)  # while it loads, this process does
     return ours, process
 
 

@@ -52,10 +52,6 @@ def futex_wake(address: int) -> None:
     _syscall(_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-#: the number of the core that this thread runs on
-current_core: Any = _libc_holding_gil.sched_getcpu
-
-
 def end_with_parent(signal: int) -> None:
     """Have the kernel send this process `signal` when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)

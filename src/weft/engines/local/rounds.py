@@ -40,8 +40,6 @@ class TeamWorkers:
     pool: Workers
     #: what the user writes to have the team started again
     again: Callable[[], str]
-    #: whether each has a core of its own while the driver computes
-    cores_to_spare: bool
     #: why it is of no use until the team starts again: one was lost, and with it what it kept
     broken: str | None = None
 
@@ -177,7 +175,7 @@ class Round:
         self._busy[worker] = packed
         work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
         try:
-            worker.give(function, work, elsewhere=self._team_workers.cores_to_spare)
+            worker.give(function, work)
         except Closed:
             self._lose(worker)
             return

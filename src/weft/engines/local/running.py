@@ -180,7 +180,7 @@ class Run:
         if task.permits:
             worker.permit(task.permits)
         with contextlib.suppress(Closed):  # its pidfd says so too
-            worker.give(job.function, work, elsewhere=self._brief and len(self._busy) == 1)
+            worker.give(job.function, work)
         if worker.frames.unsent:
             self._watch.follow_sending(worker)
 

@@ -68,7 +68,6 @@ class LocalStandingTeam(StandingTeam):
         self._gpus = [*gpus, *[None] * size][: size - 1]
         self._pool = workers
         self._threads = max(1, cores // size)
-        self._cores_to_spare = cores >= size
         self._timeout = timeout
         self._perform = pack_function(perform)
         self._nobody = SerialGroup(timeout=timeout)
@@ -151,9 +150,7 @@ class LocalStandingTeam(StandingTeam):
         self._models.clear()
         name = secrets.token_hex(8)
         lent, watch = self._pool.lend(self._gpus, self._threads)
-        self._team_workers = TeamWorkers(
-            name, lent, watch, self._pool, lambda: self.restart_by, self._cores_to_spare
-        )
+        self._team_workers = TeamWorkers(name, lent, watch, self._pool, lambda: self.restart_by)
         self._closed = self._failed = False
         self._under_way = None
         pending = Round(self._team_workers, self._perform)

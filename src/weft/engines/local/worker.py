@@ -27,7 +27,6 @@ from weft._core.work import (
     Done,
     Forget,
     Learn,
-    MayUse,
     Message,
     Settings,
     Stopped,
@@ -38,9 +37,7 @@ from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.heap import keep_freed_memory
-from weft.engines.local.libc import current_core
 from weft.engines.local.logs import Forwarder
-from weft.engines.local.placing import use
 from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
 from weft.errors import WeftError
@@ -109,8 +106,6 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
                 send(CalledOff())
             elif isinstance(message, Settings):
                 _adopt(message)
-            elif isinstance(message, MayUse):
-                use(message.cores)
             del message
     except Closed:
         atexit._run_exitfuncs()  # it ends without unwinding the server's frames
@@ -231,7 +226,7 @@ def _reply(
         faults.reach("work.packed")
     _flush()
     payload, packed.payload = packed.payload, b""  # it is kept only for its memory
-    return Done(payload, failures, seconds, packed.shared, current_core()), packed
+    return Done(payload, failures, seconds, packed.shared), packed
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:
