@@ -51,7 +51,6 @@ logs.py         what workers log
 worker.py       a worker: receive, run, reply
 fork_server.py  the process that starts workers
 interpreter.py  its interpreter, started early
-heap.py         what a process keeps of the memory that it has freed
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
 limits.py       how long a map may take, and whether it is still wanted

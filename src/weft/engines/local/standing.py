@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 from weft.engines.base import Member, StandingTeam
 from weft.engines.local.guard import Guard
-from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.large_arrays import KINDS
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.member import (
@@ -88,7 +87,6 @@ class LocalStandingTeam(StandingTeam):
         self._failed = False
         #: a call that has not been brought to an end
         self._under_way: Round | None = None
-        keep_freed_memory()  # this process computes as the workers do
         self._start()
         _teams.add(self)
 

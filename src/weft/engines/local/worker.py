@@ -36,7 +36,6 @@ from weft._core.work import (
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
-from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
@@ -117,7 +116,6 @@ def _set_up_process(number: int) -> None:
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
-    keep_freed_memory()
     signal.signal(signal.SIGINT, _on_interrupt)
     sys.unraisablehook = _on_unraisable
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
