@@ -56,7 +56,7 @@ def test_every_item_is_run_once(team: Team) -> None:
     assert uneven == [0.02, 0, 0, 0.01, 0, 0, 0.005]
 
 
-def test_batches_say_who_ran_them(team: Team) -> None:
+def test_chunks_say_who_ran_them(team: Team) -> None:
     """Which process, how long, and how many bytes there and back; the pid is the worker's."""
     parts = run(team, lambda x: (os.getpid(), time.sleep(0.01), x), [b"x" * 1000] * 6)
     for part in parts:
@@ -68,7 +68,7 @@ def test_batches_say_who_ran_them(team: Team) -> None:
 
 
 def test_a_failure_keeps_its_class_and_ends_the_job(team: Team) -> None:
-    """It is among the failures of its batch, nothing is run after it was seen, and the team can be
+    """It is among the failures of its chunk, nothing is run after it was seen, and the team can be
     used again."""
 
     def function(x: int) -> int:
@@ -116,7 +116,7 @@ def test_one_each_is_one_in_every_worker(team: Team) -> None:
 
 
 def test_seeds_do_not_depend_on_the_team(team: Team) -> None:
-    """What an item draws depends on the seed and its index only, in batches of any size."""
+    """What an item draws depends on the seed and its index only, in chunks of any size."""
 
     def draw(_: Any) -> tuple[float, float]:
         return random.random(), float(np.random.rand())

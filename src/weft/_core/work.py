@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from weft._core.failures import Failure
 
-#: added to the index of a batch's first item while a worker loads the batch
+#: added to the index of a chunk's first item while a worker loads the chunk
 LOADING = 1 << 62
 
 
@@ -56,13 +56,11 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
-    #: for how many items it needs one permit
-    stretch: int
 
 
 class Done(NamedTuple):
     #: the results; None in the place of an item that failed. Fewer than items where one failed and
-    #: the rest is not run, or where no permit was left
+    #: the rest is not run
     values: bytes
     #: the position of each item that failed, and how
     failures: list[tuple[int, Failure]]

@@ -40,9 +40,8 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Learn]:
 def worker() -> Iterator[Worker]:
     """A worker of which there is only this side."""
     ours, theirs = socket.socketpair()
-    semaphore = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
     pidfd = os.dup(ours.fileno())
-    made = Worker(0, os.getpid(), pidfd=pidfd, semaphore=semaphore, frames=Frames(ours), echoes=[])
+    made = Worker(0, os.getpid(), pidfd=pidfd, frames=Frames(ours), echoes=[])
     yield made
     made.close()
     theirs.close()
@@ -116,7 +115,7 @@ def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) 
     """Give it work with a function of that number; what was sent."""
     function, sent = Packed(), list[Any]()
     function.payload, function.digest = b"function", bytes([number])
-    work = Work(function.digest, 0, b"", None, keep_going=False, stretch=1)
+    work = Work(function.digest, 0, b"", None, keep_going=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))
         worker.give(function, work)

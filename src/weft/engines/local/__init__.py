@@ -57,7 +57,7 @@ limits.py       how long a map may take, and whether it is still wanted
 feeding.py      items that a thread of their own draws
 losses.py       what there is to say of a worker that was lost
 workers.py      the workers of this process, kept warm
-running.py      a job, from the first batch to the last
+running.py      a job, from the first chunk to the last
 team.py         a driver and its workers
 named.py        workers behind a named pipe
 

@@ -37,18 +37,9 @@ class Worker:
     """Its connection, its outputs, and what it knows."""
 
     def __init__(
-        self,
-        number: int,
-        pid: int,
-        *,
-        pidfd: int,
-        semaphore: int,
-        frames: Frames,
-        echoes: list[Echo],
+        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[Echo]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
-        #: an eventfd that counts permits: it takes one for each stretch of a batch but the first
-        self._semaphore = semaphore
         self.frames = frames
         self.echoes = echoes
         #: where it answers, where it ends, where it prints
@@ -96,18 +87,6 @@ class Worker:
         forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
         return [*map(Forget, forgotten), Learn(digest, function.payload)]
 
-    def permit(self, number: int) -> None:
-        """Let it run so many stretches of its next batch after the first."""
-        os.eventfd_write(self._semaphore, number)
-
-    def revoke(self) -> int:
-        """Take back the permits that it has not used by now; how many they are."""
-        number = 0
-        with contextlib.suppress(BlockingIOError):
-            while os.eventfd_read(self._semaphore):
-                number += 1
-        return number
-
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""
         if digest in self._known:
@@ -148,8 +127,9 @@ class Worker:
         self.frames.close()
         for echo in self.echoes:
             echo.close()
-        for descriptor in self._give_up_descriptors():
-            os.close(descriptor)
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
@@ -159,15 +139,11 @@ class Worker:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
         when Python ends and has taken the modules apart."""
-        left = [echo.descriptor for echo in self.echoes if echo.descriptor >= 0]
-        self.echoes = []
-        for descriptor in (*left, *self._give_up_descriptors()):
-            close(descriptor)
-
-    def _give_up_descriptors(self) -> list[int]:
-        """What is still open of its own: whoever asks for it closes it."""
-        both, self.pidfd, self._semaphore = (self.pidfd, self._semaphore), -1, -1
-        return [descriptor for descriptor in both if descriptor >= 0]
+        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
+        self.pidfd, self.echoes = -1, []
+        for descriptor in left:
+            if descriptor >= 0:
+                close(descriptor)
 
 
 class Echo:

@@ -173,7 +173,7 @@ class Round:
     def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
         function = self._perform
         self._busy[worker] = packed
-        work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
+        work = Work(function.digest, rank, packed.payload, None, keep_going=False)
         try:
             worker.give(function, work)
         except Closed:

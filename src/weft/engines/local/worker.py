@@ -52,9 +52,8 @@ _added: dict[str, str] = {}
 _NO_RESULTS = Packed()
 
 
-def serve(connection: socket.socket, number: int, item: memoryview, semaphore: int) -> None:
-    """Do what the driver says until it hangs up. `item` is where to note what is being run,
-    `semaphore` an eventfd that has the permits for the stretches of a batch after the first."""
+def serve(connection: socket.socket, number: int, item: memoryview) -> None:
+    """Do what the driver says until it hangs up. `item` is where to note what is being run."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -74,19 +73,12 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             os._exit(0)  # a child of the last item that has returned from its function
         item[0] = index
 
-    def take_permit() -> bool:
-        try:
-            os.eventfd_read(semaphore)
-        except OSError:  # there is none left, or a function has closed it
-            return False
-        return True
-
     try:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer, results = _reply(message, functions[message.digest], note, take_permit)
+                answer, results = _reply(message, functions[message.digest], note)
                 lease_borrowed()
                 send(answer)
                 if faults.armed:
@@ -183,7 +175,6 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
-    take_permit: Callable[[], bool],
 ) -> tuple[Answer, Packed]:
     """Run the items; the answer, and what it was made from."""
     global _interruptible
@@ -205,8 +196,6 @@ def _reply(
             seed=work.seed,
             keep_going=work.keep_going,
             note=note,
-            stretch=work.stretch,
-            take_permit=take_permit,
         )
         _interruptible = False
     except KeyboardInterrupt:
