@@ -57,7 +57,7 @@ def test_every_item_is_run_once(pool: Pool) -> None:
     assert uneven == [0.02, 0, 0, 0.01, 0, 0, 0.005]
 
 
-def test_batches_say_who_ran_them(pool: Pool) -> None:
+def test_chunks_say_who_ran_them(pool: Pool) -> None:
     """Which process, how long, and how many bytes there and back; the pid is the worker's."""
     parts = run(pool, lambda x: (os.getpid(), time.sleep(0.01), x), [b"x" * 1000] * 6)
     for part in parts:
@@ -69,7 +69,7 @@ def test_batches_say_who_ran_them(pool: Pool) -> None:
 
 
 def test_a_failure_keeps_its_class_and_ends_the_job(pool: Pool) -> None:
-    """It is among the failures of its batch, nothing is run after it was seen, and the pool can be
+    """It is among the failures of its chunk, nothing is run after it was seen, and the pool can be
     used again."""
 
     def function(x: int) -> int:
@@ -117,7 +117,7 @@ def test_one_each_is_one_in_every_worker(pool: Pool) -> None:
 
 
 def test_seeds_do_not_depend_on_the_pool(pool: Pool) -> None:
-    """What an item draws depends on the seed and its index only, in batches of any size."""
+    """What an item draws depends on the seed and its index only, in chunks of any size."""
 
     def draw(_: Any) -> tuple[float, float]:
         return random.random(), float(np.random.rand())

@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A batch of items that has ended."""
+    """A chunk of items that has ended."""
 
     first: int
     #: the results; None in the place of an item that failed

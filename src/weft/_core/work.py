@@ -2,7 +2,6 @@
 
     driver            worker
     Settings  ->                     takes over folder, paths, environment, threads
-    MayUse    ->                     leaves it to the system again which core it runs on
     Learn     ->                     keeps a function under its digest
     Work      ->                     calls it on some consecutive items
               <-  Done               the results in order, and what failed
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 from weft._core.failures import Failure
 
-#: added to the index of a batch's first item while a worker loads the batch
+#: added to the index of a chunk's first item while a worker loads the chunk
 LOADING = 1 << 62
 
 
@@ -37,12 +36,6 @@ class Settings(NamedTuple):
     log_level: int
     #: None: leave it as it is
     environment: dict[str, str] | None
-
-
-class MayUse(NamedTuple):
-    """It was kept off a core while it slept."""
-
-    cores: list[int]
 
 
 class Learn(NamedTuple):
@@ -63,13 +56,11 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
-    #: for how many items it needs one permit
-    stretch: int
 
 
 class Done(NamedTuple):
     #: the results; None in the place of an item that failed. Fewer than items where one failed and
-    #: the rest is not run, or where no permit was left
+    #: the rest is not run
     values: bytes
     #: the position of each item that failed, and how
     failures: list[tuple[int, Failure]]
@@ -77,8 +68,6 @@ class Done(NamedTuple):
     seconds: float
     #: bytes of arrays that went through shared memory
     shared: int
-    #: the core that the worker was on when it answered
-    core: int
 
 
 class Unreadable(NamedTuple):
@@ -110,7 +99,6 @@ class Logged(NamedTuple):
 #: what is said, by the number that stands for its kind on the way
 KINDS = (
     Settings,
-    MayUse,
     Learn,
     Forget,
     Work,
@@ -135,4 +123,4 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 
 Answer = Done | Unreadable | Stopped
-Message = Settings | MayUse | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged
+Message = Settings | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged

@@ -274,7 +274,7 @@ class Pool(ABC):
         """Carry out a job; yields what has ended, in the order in which it ends.
 
         When the job fails, and when the generator is closed, what still runs is ended. An item
-        that fails is among the failures of its batch. Raises Stalled at the job's deadline,
+        that fails is among the failures of its chunk. Raises Stalled at the job's deadline,
         Cancelled, and what the items' iterator raises.
         """
 

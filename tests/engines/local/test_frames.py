@@ -40,7 +40,7 @@ MESSAGES: list[Message] = [
     Learn(b"digest", b"function"),
     Forget(b"digest"),
     Work(b"digest", 7, b"items", None, True, 1),
-    Done(b"values", [(1, FAILURE)], 0.5, 100, 1),
+    Done(b"values", [(1, FAILURE)], 0.5, 100),
     Unreadable(FAILURE, True),
     Stopped(),
     CallOff(),

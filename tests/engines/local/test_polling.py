@@ -14,7 +14,7 @@ from weft.engines.local.polling import awake_after
 )
 def test_after_an_answer(seconds: float, awake: float) -> None:
     """A fortieth of the time that the call took, within limits."""
-    assert awake_after(Done(b"", [], seconds, 0, 0)) == pytest.approx(awake)
+    assert awake_after(Done(b"", [], seconds, 0)) == pytest.approx(awake)
 
 
 def test_after_anything_else() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import marked_processes, wait_until
+from tests.support import marked_processes, run_python, wait_until
 from weft._core.work import Forget, Learn, Work
 from weft.engines.local.frames import Frames
 from weft.engines.local.remote_worker import Worker
@@ -40,9 +40,8 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Learn]:
 def worker() -> Iterator[Worker]:
     """A worker of which there is only this side."""
     ours, theirs = socket.socketpair()
-    semaphore = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
     pidfd = os.dup(ours.fileno())
-    made = Worker(0, os.getpid(), pidfd=pidfd, semaphore=semaphore, frames=Frames(ours), echoes=[])
+    made = Worker(0, os.getpid(), pidfd=pidfd, frames=Frames(ours), echoes=[])
     yield made
     made.close()
     theirs.close()
@@ -116,10 +115,10 @@ def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) 
     """Give it work with a function of that number; what was sent."""
     function, sent = Packed(), list[Any]()
     function.payload, function.digest = b"function", bytes([number])
-    work = Work(function.digest, 0, b"", None, keep_going=False, stretch=1)
+    work = Work(function.digest, 0, b"", None, keep_going=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))
-        worker.give(function, work, elsewhere=False)
+        worker.give(function, work)
     return sent
 
 
@@ -156,6 +155,55 @@ def test_workers_share_nothing_with_each_other() -> None:
         assert counts == list(range(1, len(counts) + 1))
     assert "COUNT" not in os.environ
     assert weft.map(lambda _: os.read(0, 10), [1], n=1) == [b""]
+
+
+#: what a worker does with memory, and what it and its children see in their environment
+MEMORY = """
+import ctypes, os, resource, subprocess, sys
+import weft
+
+def faults(_):
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def take_and_free():
+        pieces = [libc.malloc(1 << 20) for _ in range(20)]
+        for piece in pieces:
+            ctypes.memset(piece, 1, 1 << 20)
+        for piece in reversed(pieces):
+            libc.free(piece)
+
+    take_and_free()
+    take_and_free()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    take_and_free()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def variables(_):
+    program = "import os; print(sorted(name for name in os.environ if 'MALLOC' in name))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    return sorted(name for name in os.environ if "MALLOC" in name), eval(out)
+
+print(weft.map(faults, [0], n=1)[0], weft.map(variables, [0], n=1)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "keeps", "seen"),
+    [
+        ({}, True, []),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False, ["MALLOC_TRIM_THRESHOLD_"]),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, False, []),
+    ],
+)
+def test_what_a_worker_frees_is_there_for_its_next_call(
+    environment: dict[str, str], keeps: bool, seen: list[str]
+) -> None:
+    """Without a page fault for each of 5,000 pages, unless the user has set glibc's variables; the
+    function and what it starts see those of the user only."""
+    faults, variables = run_python(MEMORY, env=environment).out.split(maxsplit=1)
+    assert (int(faults) < 500) == keeps
+    assert variables.strip() == str((seen, seen))
 
 
 def test_a_forked_child_has_workers_of_its_own() -> None:

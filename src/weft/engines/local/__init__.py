@@ -51,15 +51,13 @@ logs.py         what workers log
 worker.py       a worker: receive, run, reply
 fork_server.py  the process that starts workers
 interpreter.py  its interpreter, started early
-heap.py         what a process keeps of the memory that it has freed
-placing.py      keeping two processes from sharing a core
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
 limits.py       how long a map may take, and whether it is still wanted
 feeding.py      items that a thread of their own draws
 losses.py       what there is to say of a worker that was lost
 workers.py      the workers of this process, kept warm
-running.py      a job, from the first batch to the last
+running.py      a job, from the first chunk to the last
 team.py         a driver and its workers
 named.py        workers behind a named pipe
 

@@ -204,15 +204,14 @@ class Server:
             if os.getppid() == server:  # otherwise it died before the kernel was told
                 os.setpgid(0, 0)
                 self._close_inherited()
-                connection, out, err, semaphore = descriptors
+                connection, out, err = descriptors
                 os.dup2(out, 1)
                 os.dup2(err, 2)
                 os.close(out)
                 os.close(err)
                 from weft.engines.local.worker import serve
 
-                item = self._items[slot : slot + 1]
-                serve(socket.socket(fileno=connection), number, item, semaphore)
+                serve(socket.socket(fileno=connection), number, self._items[slot : slot + 1])
                 code = 0
         except BaseException:  # nothing may go on in the server's frames
             sys.excepthook(*sys.exc_info())

@@ -52,25 +52,9 @@ def futex_wake(address: int) -> None:
     _syscall(_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-#: the number of the core that this thread runs on
-current_core: Any = _libc_holding_gil.sched_getcpu
-
-
 def end_with_parent(signal: int) -> None:
     """Have the kernel send this process `signal` when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-def set_allocator(*, kept: int, large: int) -> None:
-    """Have malloc keep so many bytes at its end that are free, and give back at once what is freed
-    and at least so large. Nothing changes where the C library cannot do that."""
-    set_option = getattr(_libc, "mallopt", None)
-    if set_option is not None:
-        set_option(_M_TRIM_THRESHOLD, kept)
-        set_option(_M_MMAP_THRESHOLD, large)
 
 
 # Mappings at an address of one's own choice, and huge pages.

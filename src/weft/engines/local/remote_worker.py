@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from typing import TextIO, cast
@@ -15,22 +14,17 @@ from weft._core.work import (
     Answer,
     CalledOff,
     CallOff,
-    Done,
     Forget,
     Learn,
     Logged,
-    MayUse,
     Settings,
     Work,
 )
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
-from weft.engines.local.libc import current_core
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
-from weft.engines.local.placing import FEW_CORES, cores_of, use
-from weft.engines.local.polling import awake_after, readable
 from weft.engines.local.wire import Packed
 
 #: functions that a worker keeps
@@ -43,18 +37,9 @@ class Worker:
     """Its connection, its outputs, and what it knows."""
 
     def __init__(
-        self,
-        number: int,
-        pid: int,
-        *,
-        pidfd: int,
-        semaphore: int,
-        frames: Frames,
-        echoes: list[Echo],
+        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[Echo]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
-        #: an eventfd that counts permits: it takes one for each stretch of a batch but the first
-        self._semaphore = semaphore
         self.frames = frames
         self.echoes = echoes
         #: where it answers, where it ends, where it prints
@@ -64,10 +49,6 @@ class Worker:
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
-        #: which it may use, while it is kept off one of them: an interrupt may have come in between
-        self._cores: set[int] = set()
-        #: on the monotonic clock; later it sleeps if it has nothing to do
-        self._awake_until = 0.0
         #: the digests of the functions that it has
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
@@ -92,28 +73,11 @@ class Worker:
         self.frames.send(told)
         self._settings = settings
 
-    def give(self, function: Packed, work: Work, *, elsewhere: bool) -> None:
-        """Send it work, and the function unless it knows that. Raises Closed.
-
-        `elsewhere`: if it sleeps, it wakes on another core than this process's, which is not going
-        to sleep.
-        """
+    def give(self, function: Packed, work: Work) -> None:
+        """Send it work, and the function unless it knows that. Raises Closed."""
         lesson = self.messages_to_know(function.digest, function)
-        if FEW_CORES and elsewhere and time.monotonic() > self._awake_until:
-            self._keep_off_this_core()
-        again = [MayUse(sorted(self._cores))] if self._cores else []
-        self.frames.send(*again, *lesson, work)
+        self.frames.send(*lesson, work)
         self._known[function.digest] = None  # not before: an interrupt may keep it from being sent
-        self._cores = set()
-
-    def _keep_off_this_core(self) -> None:
-        if readable(self.pidfd):
-            return  # after its end its pid may be another's
-        cores = self._cores or cores_of(self.pid)
-        others = cores - {current_core()}
-        if others:
-            self._cores = cores
-            use(others, self.pid)
 
     def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
         """What to send it so that it knows a function."""
@@ -122,18 +86,6 @@ class Worker:
             return []
         forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
         return [*map(Forget, forgotten), Learn(digest, function.payload)]
-
-    def permit(self, number: int) -> None:
-        """Let it run so many stretches of its next batch after the first."""
-        os.eventfd_write(self._semaphore, number)
-
-    def revoke(self) -> int:
-        """Take back the permits that it has not used by now; how many they are."""
-        number = 0
-        with contextlib.suppress(BlockingIOError):
-            while os.eventfd_read(self._semaphore):
-                number += 1
-        return number
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""
@@ -151,10 +103,6 @@ class Worker:
         """What it says, other than what it logs; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        if isinstance(message, Done):
-            # where it shares this core, it is moved for its next work as one that sleeps is
-            apart = not FEW_CORES or message.core != current_core()
-            self._awake_until = time.monotonic() + awake_after(message) if apart else 0.0
         return cast("Answer | CalledOff | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:
@@ -179,8 +127,9 @@ class Worker:
         self.frames.close()
         for echo in self.echoes:
             echo.close()
-        for descriptor in self._give_up_descriptors():
-            os.close(descriptor)
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
@@ -190,15 +139,11 @@ class Worker:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
         when Python ends and has taken the modules apart."""
-        left = [echo.descriptor for echo in self.echoes if echo.descriptor >= 0]
-        self.echoes = []
-        for descriptor in (*left, *self._give_up_descriptors()):
-            close(descriptor)
-
-    def _give_up_descriptors(self) -> list[int]:
-        """What is still open of its own: whoever asks for it closes it."""
-        both, self.pidfd, self._semaphore = (self.pidfd, self._semaphore), -1, -1
-        return [descriptor for descriptor in both if descriptor >= 0]
+        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
+        self.pidfd, self.echoes = -1, []
+        for descriptor in left:
+            if descriptor >= 0:
+                close(descriptor)
 
 
 class Echo:

@@ -40,8 +40,6 @@ class TeamWorkers:
     pool: Workers
     #: what the user writes to have the team started again
     restart_hint: str
-    #: whether each has a core of its own while the driver computes
-    cores_to_spare: bool
     #: why it is of no use until the team starts again: a worker was lost
     broken: str | None = None
 
@@ -175,9 +173,9 @@ class TeamCall:
     def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
         function = self._run_remote
         self._busy[worker] = packed
-        work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
+        work = Work(function.digest, rank, packed.payload, None, keep_going=False)
         try:
-            worker.give(function, work, elsewhere=self._team_workers.cores_to_spare)
+            worker.give(function, work)
         except Closed:
             self._lose(worker)
             return

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 from weft.engines.base import Member, Team
 from weft.engines.local.guard import ComputationGuard
-from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.large_arrays import KINDS
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.member import (
@@ -70,7 +69,6 @@ class LocalTeam(Team):
         self._gpus = [*gpus, *[None] * size][: size - 1]
         self._pool = workers
         self._threads = max(1, cores // size)
-        self._cores_to_spare = cores >= size
         self._timeout = timeout
         self._run_remote = pack_function(run_remote)
         self._nobody = SerialGroup(timeout=timeout)
@@ -91,7 +89,6 @@ class LocalTeam(Team):
         self._failed = False
         #: a call that has not been brought to an end
         self._under_way: TeamCall | None = None
-        keep_freed_memory()  # this process computes as the workers do
         self._start()
         _teams.add(self)
 
@@ -153,9 +150,7 @@ class LocalTeam(Team):
         self._models.clear()
         name = secrets.token_hex(8)
         lent, watch = self._pool.lend(self._gpus, self._threads)
-        self._team_workers = TeamWorkers(
-            name, lent, watch, self._pool, self._restart_hint, self._cores_to_spare
-        )
+        self._team_workers = TeamWorkers(name, lent, watch, self._pool, self._restart_hint)
         self._closed = self._failed = False
         self._under_way = None
         pending = TeamCall(self._team_workers, self._run_remote)

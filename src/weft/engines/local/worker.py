@@ -27,7 +27,6 @@ from weft._core.work import (
     Done,
     Forget,
     Learn,
-    MayUse,
     Message,
     Settings,
     Stopped,
@@ -37,10 +36,7 @@ from weft._core.work import (
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
-from weft.engines.local.heap import keep_freed_memory
-from weft.engines.local.libc import current_core
 from weft.engines.local.logs import Forwarder
-from weft.engines.local.placing import use
 from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
 from weft.errors import WeftError
@@ -56,9 +52,8 @@ _added: dict[str, str] = {}
 _NO_RESULTS = Packed()
 
 
-def serve(connection: socket.socket, number: int, item: memoryview, semaphore: int) -> None:
-    """Do what the driver says until it hangs up. `item` is where to note what is being run,
-    `semaphore` an eventfd that has the permits for the stretches of a batch after the first."""
+def serve(connection: socket.socket, number: int, item: memoryview) -> None:
+    """Do what the driver says until it hangs up. `item` is where to note what is being run."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -78,19 +73,12 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             os._exit(0)  # a child of the last item that has returned from its function
         item[0] = index
 
-    def take_permit() -> bool:
-        try:
-            os.eventfd_read(semaphore)
-        except OSError:  # there is none left, or a function has closed it
-            return False
-        return True
-
     try:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer, results = _reply(message, functions[message.digest], note, take_permit)
+                answer, results = _reply(message, functions[message.digest], note)
                 lease_borrowed()
                 send(answer)
                 if faults.armed:
@@ -109,8 +97,6 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
                 send(CalledOff())
             elif isinstance(message, Settings):
                 _adopt(message)
-            elif isinstance(message, MayUse):
-                use(message.cores)
             del message
     except Closed:
         atexit._run_exitfuncs()  # it ends without unwinding the server's frames
@@ -122,7 +108,6 @@ def _set_up_process(number: int) -> None:
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
-    keep_freed_memory()
     signal.signal(signal.SIGINT, _on_interrupt)
     sys.unraisablehook = _on_unraisable
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -190,7 +175,6 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
-    take_permit: Callable[[], bool],
 ) -> tuple[Answer, Packed]:
     """Run the items; the answer, and what it was made from."""
     global _interruptible
@@ -212,8 +196,6 @@ def _reply(
             seed=work.seed,
             keep_going=work.keep_going,
             note=note,
-            stretch=work.stretch,
-            take_permit=take_permit,
         )
         _interruptible = False
     except KeyboardInterrupt:
@@ -231,7 +213,7 @@ def _reply(
         faults.reach("work.packed")
     _flush()
     payload, packed.payload = packed.payload, b""  # it is kept only for its memory
-    return Done(payload, failures, seconds, packed.shared, current_core()), packed
+    return Done(payload, failures, seconds, packed.shared), packed
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:

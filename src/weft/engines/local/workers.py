@@ -202,24 +202,15 @@ class Workers:
                 ours.callback(connection.close)
                 theirs.callback(remote.close)
                 out, err = _pipe(ours, theirs), _pipe(ours, theirs)
-                semaphore = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-                ours.callback(os.close, semaphore)
             except OSError as error:
                 raise translated(error) from error
-            server.send(Start(number), [remote.fileno(), out[1], err[1], semaphore])
+            server.send(Start(number), [remote.fileno(), out[1], err[1]])
             pid, pidfd = self._await_start(server, number, look)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
             echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
             ours.pop_all()  # they are the worker's now
-            worker = Worker(
-                number,
-                pid,
-                pidfd=pidfd,
-                semaphore=semaphore,
-                frames=Frames(connection),
-                echoes=echoes,
-            )
+            worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), echoes=echoes)
             worker.gpu, worker.server = gpu, server
             return worker
 
