@@ -135,6 +135,16 @@ def own_threads(environ: Mapping[str, str]) -> dict[str, int]:
     }
 
 
+@lru_cache(maxsize=1)
+def host_name() -> str:
+    """Return this host's name, by which records of processes tell hosts apart."""
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    import platform
+
+    return platform.node()
+
+
 def count_cores() -> tuple[int, str]:
     """Cores this process may use, and which limit decided."""
     try:

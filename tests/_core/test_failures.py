@@ -62,13 +62,13 @@ def caught(error: BaseException) -> Failure:
 )
 def test_an_exception_keeps_its_class_and_arguments(error: Exception) -> None:
     """What arrives is what was raised, with the remote traceback, worker and item as its cause."""
-    found = restore(caught(error), "worker 1 (pid 2)", 5)
+    found = restore(caught(error), "worker 1 (pid 2)", 5, host="alder")
     assert type(found) is type(error)
     assert (found.args, str(found)) == (error.args, str(error))
     assert {**vars(found)} == {**vars(error)}
     cause = found.__cause__
     assert isinstance(cause, RemoteTraceback)
-    assert (cause.where, cause.item) == ("worker 1 (pid 2)", 5)
+    assert (cause.where, cause.item, cause.host) == ("worker 1 (pid 2)", 5, "alder")
     assert "in caught" in cause.text
     assert str(cause).startswith("raised in item 5, worker 1 (pid 2):\nTraceback")
     assert "raised in worker 1 (pid 2):" in str(

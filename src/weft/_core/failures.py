@@ -103,11 +103,11 @@ def _message(error: BaseException) -> str:
         return "<its __str__ raises>"
 
 
-def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
-    """The exception, with its remote traceback as its cause.
+def restore(failure: Failure, where: str, item: int | None = None, *, host: str = "") -> Exception:
+    """Return the exception, with its remote traceback as its cause.
 
-    It has its own class. One that cannot be pickled, or that would end this process (SystemExit),
-    becomes a RemoteError.
+    `where` and `host` tell the worker. The exception has its own class; one that cannot be
+    pickled, or that would end this process (SystemExit), becomes a RemoteError.
     """
     error: object = None
     if failure.error is not None:
@@ -117,5 +117,5 @@ def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
             error = None
     if not isinstance(error, Exception):
         error = RemoteError(f"{failure.kind}: {failure.message}")
-    error.__cause__ = RemoteTraceback(failure.text, where, item)
+    error.__cause__ = RemoteTraceback(failure.text, where, item, host)
     return error

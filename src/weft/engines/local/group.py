@@ -28,7 +28,7 @@ from weft.errors import (
     UsedConcurrently,
     WeftError,
 )
-from weft.resources import plan
+from weft.resources import host_name, plan
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -77,6 +77,7 @@ class LocalGroup(Group):
         self.name = meeting.name
         self.rank = meeting.members.index(meeting.roster.rank)
         self.size = len(meeting.members)
+        self.hosts = (host_name(),) * self.size
         self.generation = meeting.generation
         self.timeout = timeout
         self._meeting = meeting

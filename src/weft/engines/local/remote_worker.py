@@ -32,6 +32,7 @@ from weft.engines.local.output import Lines, clear_of_bars
 from weft.engines.local.placing import FEW_CORES, cores_of, use
 from weft.engines.local.polling import awake_after, readable
 from weft.engines.local.wire import Packed
+from weft.resources import host_name
 
 #: functions that a worker keeps
 _FUNCTIONS = 64
@@ -53,6 +54,7 @@ class Worker:
         echoes: list[Echo],
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
+        self.host = host_name()
         #: an eventfd that counts permits: it takes one for each stretch of a batch but the first
         self._semaphore = semaphore
         self.frames = frames

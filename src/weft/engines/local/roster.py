@@ -32,6 +32,7 @@ from weft.engines.local.processes import (
 from weft.engines.local.segment import Block
 from weft.engines.refusals import forked, left
 from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
+from weft.resources import host_name
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")
 _LAYOUT = 1
@@ -193,6 +194,7 @@ class Roster:
                     operation=("after " if entry.ended else "") + entry.operation,
                     seconds=max(0, now - since) / 1e9,
                     line=entry.line,
+                    host=host_name(),
                 )
             )
         return tuple(rows)

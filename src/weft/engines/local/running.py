@@ -21,7 +21,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from weft._core.failures import INTERRUPTED, restore
+from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import MOST_BYTES, OVERDUE, UNKNOWN, Batch, Draw, Schedule
@@ -253,7 +253,7 @@ class Run:
                 self._schedule.one_by_one(batch)
                 return
             which = range(batch.first, batch.first + len(batch.items))
-            errors = {item: restore(message.failure, str(worker), item) for item in which}
+            errors = {item: self._restored(worker, message.failure, item) for item in which}
             yield self._finished(worker, batch, [None] * len(batch.items), errors)
             return
         try:
@@ -263,7 +263,7 @@ class Run:
             return
         self._free(worker, ran_all=len(values) == len(batch.items))
         errors = {
-            batch.first + position: restore(failure, str(worker), batch.first + position)
+            batch.first + position: self._restored(worker, failure, batch.first + position)
             for position, failure in message.failures
         }
         if errors and not self._job.keep_going:
@@ -271,15 +271,10 @@ class Run:
         else:  # where there are others, its function has closed what it takes its permits from
             batch = self._schedule.take_back(batch, len(values))
         self._schedule.done(batch, message.seconds, task.packed.shared + message.shared)
-        yield Finished(
-            batch.first,
-            values,
-            errors,
-            worker.number,
-            worker.pid,
-            message.seconds,
-            len(task.packed.payload) + task.packed.shared,
-            len(message.values) + message.shared,
+        yield self._finished(worker, batch, values, errors)._replace(
+            seconds=message.seconds,
+            sent=len(task.packed.payload) + task.packed.shared,
+            received=len(message.values) + message.shared,
         )
 
     def _free(self, worker: Worker, *, ran_all: bool = False) -> None:
@@ -320,7 +315,12 @@ class Run:
     def _finished(
         worker: Worker, batch: Batch, values: list[Any], errors: dict[int, Exception]
     ) -> Finished:
-        return Finished(batch.first, values, errors, worker.number, worker.pid)
+        ran = worker.number, worker.pid
+        return Finished(batch.first, values, errors, *ran, host=worker.host)
+
+    @staticmethod
+    def _restored(worker: Worker, failure: Failure, item: int) -> Exception:
+        return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
         """A worker has ended: have its items run again, or failed."""
