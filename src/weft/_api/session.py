@@ -16,7 +16,7 @@ from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.counts import whole
 from weft._core.failures import caller_line
-from weft._core.launched import Launched, alone
+from weft._core.launched import Launched, alone, one_host_error
 from weft.engines import launched
 from weft.engines.base import Group
 from weft.engines.refusals import forked
@@ -219,8 +219,9 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
         return SerialGroup(timeout=timeout), lambda: None
     if place is None:
         place = alone()
-    if place.obstacle:
-        raise EngineUnavailable(place.obstacle)
+    error = one_host_error(place)
+    if error is not None:
+        raise error
     from weft.engines.local.system import check_system
 
     check_system()  # first: elsewhere the rest cannot even be loaded
