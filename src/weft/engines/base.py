@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.resources import Plan, plan
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
@@ -81,6 +83,11 @@ class Group(ABC):
     def local_size(self) -> int:
         """How many ranks are on this process's host."""
         return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def plan(self) -> Plan:
+        """What this rank may use of its host's cores."""
+        return plan(self.local_size)
 
     @abstractmethod
     def barrier(self, *, timeout: float | None = None) -> None:

@@ -28,7 +28,7 @@ from weft.errors import (
     UsedConcurrently,
     WeftError,
 )
-from weft.resources import host_name, plan
+from weft.resources import Plan, host_name
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -57,7 +57,7 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
         places=ranks,
         name="world",
         generation=0,
-        free_cores=plan(identity.size).free_cores,
+        free_cores=joined.roster.plan(ranks).free_cores,
     )
     return LocalGroup(world, joined.roster.open_recorder(), timeout=timeout, world=True)
 
@@ -97,6 +97,10 @@ class LocalGroup(Group):
         self._background = Background(self.name)
         #: those of the generations before, should closing one have been interrupted
         self._former: tuple[Background, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return self._meeting.roster.plan(self._meeting.members)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
@@ -384,7 +388,7 @@ class LocalGroup(Group):
             places=range(len(members)),
             name=f"{self.name}/{self._splits}.{color}",
             generation=0,
-            free_cores=plan(self._meeting.roster.size).free_cores,
+            free_cores=self._meeting.free_cores,
         )
         return LocalGroup(below, self._recorder, timeout=self.timeout)
 
