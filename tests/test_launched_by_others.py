@@ -115,6 +115,47 @@ def test_ranks_of_mpirun_meet(size: int) -> None:
     assert run_ranks(size, body, launcher="mpirun") == expected
 
 
+#: what each rank may use, by its plan and by what was told to libraries
+PLAN = """
+import os, sys
+for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+    del os.environ[name]
+{before}
+import weft
+group = weft.init(timeout=30)
+half, free = group.split(0), group._meeting.free_cores
+assert half._meeting.free_cores == free
+threads = int(os.environ["OMP_NUM_THREADS"])
+assert threads == group.plan.threads
+sys.stdout.write(f"{{len(os.sched_getaffinity(0))}} {{threads}} {{free}}\\n")
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
+def test_a_core_that_the_launcher_bound_is_the_ranks_own() -> None:
+    """Each of two ranks has a thread for each hardware thread of its core, and nobody beside it."""
+    script = write_script(PLAN.format(before=""))
+    line = [*mpirun(2), "--bind-to", "core", sys.executable, str(script)]
+    for told in lines(run_command(line)):
+        cores, threads, free = told.split()
+        assert (threads, free) == (cores, "True")
+        assert int(cores) < len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_ranks_bound_to_one_core_share_it() -> None:
+    """Two of three ranks are bound to the first core, the third has all others to itself."""
+    bind = """
+cores = sorted(os.sched_getaffinity(0))
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+os.sched_setaffinity(0, cores[:1] if rank < 2 else cores[1:])
+"""
+    script = write_script(PLAN.format(before=bind))
+    outcome = run_command([*mpirun(3), "--bind-to", "none", sys.executable, str(script)])
+    others = len(os.sched_getaffinity(0)) - 1
+    assert lines(outcome) == sorted(["1 1 False", "1 1 False", f"{others} {others} True"])
+
+
 def test_mpi4py_works_beside_it() -> None:
     """The launcher's variables stay in place for others, and both agree on the rank."""
 

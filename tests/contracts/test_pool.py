@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -64,6 +65,7 @@ def test_chunks_say_who_ran_them(pool: Pool) -> None:
         assert all(value[0] == part.pid for value in part.values)
         assert 0.01 <= part.seconds < 5
         assert 0 <= part.worker < pool.size
+        assert part.host == socket.gethostname()
     local = os.getpid() not in {part.pid for part in parts}
     assert all((part.sent > 1000 and part.received > 1000) == local for part in parts)
 
@@ -87,6 +89,7 @@ def test_a_failure_keeps_its_class_and_ends_the_job(pool: Pool) -> None:
     if parts[0].pid != os.getpid():
         assert isinstance(error.__cause__, RemoteTraceback)
         assert error.__cause__.item == 5
+        assert error.__cause__.host == parts[-1].host
         assert str(parts[-1].pid) in error.__cause__.where
         assert "in function" in error.__cause__.text
     assert by_index(run(pool, function, [1, 2])) == [1, 2]

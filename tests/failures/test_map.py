@@ -51,6 +51,7 @@ def test_a_lost_worker_is_named(number: int) -> None:
         weft.map(lambda x: end_by(number) if x == 3 else x, range(5), n=1)
     loss = caught.value.loss
     assert (caught.value.item, loss.item, loss.code) == (3, 3, -number)
+    assert loss.host == os.uname().nodename
     text = str(caught.value)
     assert f"worker 0 (pid {loss.pid}) was killed by {signal.Signals(number).name}" in text
     assert "while it ran item 3" in text

@@ -15,10 +15,10 @@ from typing import Protocol
 from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.counts import whole
-from weft._core.launched import Launched, alone, launched
+from weft._core.failures import caller_line
+from weft._core.launched import Launched, alone, one_host_error
+from weft.engines import launched
 from weft.engines.base import Group
-from weft.engines.local.processes import ancestors
-from weft.engines.local.recorder import caller_line
 from weft.engines.refusals import forked
 from weft.errors import (
     AlreadyInitialized,
@@ -29,7 +29,7 @@ from weft.errors import (
     UnknownEngine,
     UsedAfterFork,
 )
-from weft.resources import count_gpus, limit_threads, plan
+from weft.resources import Plan, count_gpus, limit_threads, plan
 
 ENGINES = ("serial", "local", "mpi", "ray")
 #: engines that need a package, and the name under which it is imported
@@ -101,7 +101,7 @@ def init(
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
         _check_engine(engine)
-        _launched = _launched or launched(os.environ, ancestors)
+        _launched = _launched or launched.place()
         group, restore = _start(engine, seconds)
         _session, _forked_from = _Session(group, caller_line(), restore), None
         if seed is not None:
@@ -163,9 +163,10 @@ def size() -> int:
     return group().size
 
 
-def ranks_here() -> int:
-    """How many ranks share this machine; 1 without a session."""
-    return 1 if _session is None else _session.group.latest.size
+def plan_here() -> Plan:
+    """What this process may use of its host's cores: beside the other ranks, if there is a
+    session."""
+    return plan(1) if _session is None else _session.group.latest.plan
 
 
 def is_master() -> bool:
@@ -174,10 +175,11 @@ def is_master() -> bool:
 
 
 def device() -> str:
-    """Where this rank computes: "cuda:0" and so on where there are GPUs, one rank after the other,
-    else "cpu". Of GPUs it counts those that CUDA_VISIBLE_DEVICES names, if it is set."""
+    """Where this rank computes: "cuda:0" and so on where there are GPUs, one rank of this host
+    after the other, else "cpu". Of GPUs it counts those that CUDA_VISIBLE_DEVICES names, if it is
+    set."""
     count = count_gpus(os.environ)
-    return f"cuda:{rank() % count}" if count else "cpu"
+    return f"cuda:{group().local_rank % count}" if count else "cpu"
 
 
 def barrier(*, timeout: float | None = None) -> None:
@@ -219,8 +221,9 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
         return SerialGroup(timeout=timeout), lambda: None
     if place is None:
         place = alone()
-    if place.obstacle:
-        raise EngineUnavailable(place.obstacle)
+    error = one_host_error(place)
+    if error is not None:
+        raise error
     from weft.engines.local.system import check_system
 
     check_system()  # first: elsewhere the rest cannot even be loaded
@@ -229,15 +232,14 @@ def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[
 
     faults.set_rank(place.rank)
     identity = Identity(place.rank, place.size, place.job, _rounds, place.memory, place.launcher)
-    restore = limit_threads(plan(place.size).threads)
-    try:
-        start = timeouts.START if seconds is None else seconds
-        joined = join(identity, timeout=timeout, start_timeout=start)
-    except BaseException:
-        restore()
-        raise
+    start = timeouts.START if seconds is None else seconds
+    joined = join(identity, timeout=timeout, start_timeout=start)
     _rounds += 1
-    return joined, restore
+    try:
+        return joined, limit_threads(joined.plan.threads)
+    except BaseException:
+        joined.leave()
+        raise
 
 
 def _no_session() -> NotInitialized | UsedAfterFork:

@@ -10,7 +10,6 @@ from weft._core.counts import whole
 from weft.engines.local.system import check_system
 from weft.engines.serial_team import SerialPool
 from weft.errors import InvalidType, InvalidValue, UnknownEngine
-from weft.resources import count_cores
 
 if TYPE_CHECKING:
     from weft.engines.base import Pool
@@ -68,7 +67,7 @@ def check_size(size: object) -> int | None:
 
 def share_of_cores() -> int:
     """The cores for the workers of this process: it shares the machine with the other ranks."""
-    return max(1, count_cores()[0] // session.ranks_here())
+    return session.plan_here().threads
 
 
 def own_workers(pipe: str | None = None) -> Workers:

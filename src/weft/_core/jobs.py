@@ -40,3 +40,5 @@ class Finished(NamedTuple):
     #: bytes there and back
     sent: int = 0
     received: int = 0
+    #: where the worker runs; empty for items that reached none
+    host: str = ""

@@ -1,6 +1,7 @@
 """Where it runs. Engines are found by name and imported when asked for. In reading order:
 
 base.py         the contracts: Group, Store, Pool, Team
+launched.py     where a launcher put this process
 refusals.py     what every engine says of what cannot be used
 memory.py       whether there is memory for what is about to be made
 threads.py      threads that start whole or not at all

@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.resources import Plan, plan
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
@@ -48,6 +50,8 @@ class Group(ABC):
     #: this process's place, 0 to size - 1
     rank: int
     size: int
+    #: the host of each rank
+    hosts: tuple[str, ...]
     #: counts the changes of membership; `survivors` adds one
     generation: int
     #: seconds that a call without `timeout=` may wait
@@ -69,6 +73,21 @@ class Group(ABC):
     def is_master(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's place among the ranks of its host, 0 to local_size - 1."""
+        return self.hosts[: self.rank].count(self.hosts[self.rank])
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this process's host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def plan(self) -> Plan:
+        """What this rank may use of its host's cores."""
+        return plan(self.local_size)
 
     @abstractmethod
     def barrier(self, *, timeout: float | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weft._core.timeouts import checked
 from weft.engines.base import Group, Store, make_call
 from weft.engines.refusals import checked_split, left, succeeded
+from weft.resources import host_name
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -17,7 +18,7 @@ class SerialGroup(Group):
     """A group of one. Everything a group does, it does at once."""
 
     def __init__(self, *, timeout: float, name: str = "world", generation: int = 0) -> None:
-        self.name, self.rank, self.size = name, 0, 1
+        self.name, self.rank, self.size, self.hosts = name, 0, 1, (host_name(),)
         self.generation, self.timeout = generation, timeout
         self._splits = 0
 

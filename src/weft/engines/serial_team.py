@@ -12,6 +12,7 @@ from weft._core.seeding import derive, seed_generators
 from weft.engines.base import Member, Pool, Team
 from weft.engines.serial import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
+from weft.resources import host_name
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -57,7 +58,8 @@ class SerialPool(Pool):
             except Exception as error:
                 errors[index] = error  # itself: a debugger sees its frames
             seconds = time.perf_counter() - start
-            yield Finished(index, [value], errors, 0, os.getpid(), seconds, 0, 0)
+            ran = 0, os.getpid(), seconds
+            yield Finished(index, [value], errors, *ran, host=host_name())
             if errors and not job.keep_going:
                 return
 

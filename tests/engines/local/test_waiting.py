@@ -70,6 +70,7 @@ def test_a_deadline_raises_stalled_with_the_table() -> None:
     assert (mine.rank, mine.status, mine.operation) == (0, "alive", "barrier")
     assert (other.rank, other.status, other.operation) == (1, "alive", "after barrier")
     assert "test_waiting.py:" in mine.line
+    assert mine.host == other.host == os.uname().nodename
     assert mine.line in str(error)
     assert other.line != mine.line
     assert isinstance(error, TimeoutError)

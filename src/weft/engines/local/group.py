@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from weft._core.failures import caller_line
 from weft._core.timeouts import checked
 from weft.engines.background import Background
 from weft.engines.base import Group, make_call
@@ -14,7 +15,7 @@ from weft.engines.local import locks, rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
-from weft.engines.local.recorder import Recorder, caller_line
+from weft.engines.local.recorder import Recorder
 from weft.engines.local.segment import Block
 from weft.engines.local.system import check_system
 from weft.engines.refusals import checked_split, left, succeeded
@@ -27,7 +28,7 @@ from weft.errors import (
     UsedConcurrently,
     WeftError,
 )
-from weft.resources import plan
+from weft.resources import Plan, host_name
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
@@ -56,7 +57,7 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
         places=ranks,
         name="world",
         generation=0,
-        free_cores=plan(identity.size).free_cores,
+        free_cores=joined.roster.plan(ranks).free_cores,
     )
     return LocalGroup(world, joined.roster.open_recorder(), timeout=timeout, world=True)
 
@@ -76,6 +77,7 @@ class LocalGroup(Group):
         self.name = meeting.name
         self.rank = meeting.members.index(meeting.roster.rank)
         self.size = len(meeting.members)
+        self.hosts = (host_name(),) * self.size
         self.generation = meeting.generation
         self.timeout = timeout
         self._meeting = meeting
@@ -95,6 +97,10 @@ class LocalGroup(Group):
         self._background = Background(self.name)
         #: those of the generations before, should closing one have been interrupted
         self._former: tuple[Background, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return self._meeting.roster.plan(self._meeting.members)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
@@ -382,7 +388,7 @@ class LocalGroup(Group):
             places=range(len(members)),
             name=f"{self.name}/{self._splits}.{color}",
             generation=0,
-            free_cores=plan(self._meeting.roster.size).free_cores,
+            free_cores=self._meeting.free_cores,
         )
         return LocalGroup(below, self._recorder, timeout=self.timeout)
 

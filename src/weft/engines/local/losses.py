@@ -12,10 +12,10 @@ from weft.errors import Loss, WorkerLost
 def lost(worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str) -> WorkerLost:
     """The error for a worker that has ended; None where nobody saw how."""
     if ended is None:
-        loss = Loss(item, worker.number, worker.pid, None, 0, False)
+        loss = Loss(item, worker.number, worker.pid, None, 0, False, worker.host)
     else:
-        out_of_memory = bool(ended.out_of_memory)
-        loss = Loss(item, worker.number, worker.pid, ended.code, ended.memory, out_of_memory)
+        how = ended.code, ended.memory, bool(ended.out_of_memory)
+        loss = Loss(item, worker.number, worker.pid, *how, host=worker.host)
     return WorkerLost(f"{worker} {_how(loss)} while it {doing}{_memory(loss)}{advice}", loss=loss)
 
 

@@ -26,6 +26,7 @@ from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
 from weft.engines.local.wire import Packed
+from weft.resources import host_name
 
 #: functions that a worker keeps
 _FUNCTIONS = 64
@@ -40,6 +41,7 @@ class Worker:
         self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[Echo]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
+        self.host = host_name()
         self.frames = frames
         self.echoes = echoes
         #: where it answers, where it ends, where it prints

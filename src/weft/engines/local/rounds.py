@@ -213,9 +213,11 @@ class TeamCall:
         rank = self._team_workers.rank(worker)
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
-            self._failures += [restore(failure, where) for _, failure in message.failures]
+            self._failures += [
+                restore(failure, where, host=worker.host) for _, failure in message.failures
+            ]
         elif isinstance(message, Unreadable):
-            self._failures.append(restore(message.failure, where))
+            self._failures.append(restore(message.failure, where, host=worker.host))
         if self._ending is not None:  # nobody wants its results
             if isinstance(message, CalledOff):
                 self._ending.discard(worker)
@@ -223,7 +225,7 @@ class TeamCall:
             return
         self._release(worker)
         if isinstance(message, Stopped):
-            self._failures.append(restore(INTERRUPTED, where))
+            self._failures.append(restore(INTERRUPTED, where, host=worker.host))
         elif isinstance(message, Done):
             self._load(worker, rank, message)
 

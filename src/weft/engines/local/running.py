@@ -18,7 +18,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from weft._core.failures import INTERRUPTED, restore
+from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
@@ -219,7 +219,7 @@ class Run:
                 self._schedule.one_by_one(chunk)
                 return
             which = range(chunk.first, chunk.first + len(chunk.items))
-            errors = {item: restore(message.failure, str(worker), item) for item in which}
+            errors = {item: self._restored(worker, message.failure, item) for item in which}
             yield self._finished(worker, chunk, [None] * len(chunk.items), errors)
             return
         try:
@@ -229,19 +229,14 @@ class Run:
             return
         self._free(worker)
         errors = {
-            chunk.first + position: restore(failure, str(worker), chunk.first + position)
+            chunk.first + position: self._restored(worker, failure, chunk.first + position)
             for position, failure in message.failures
         }
         self._schedule.done(len(values), message.seconds, task.packed.shared + message.shared)
-        yield Finished(
-            chunk.first,
-            values,
-            errors,
-            worker.number,
-            worker.pid,
-            message.seconds,
-            len(task.packed.payload) + task.packed.shared,
-            len(message.values) + message.shared,
+        yield self._finished(worker, chunk, values, errors)._replace(
+            seconds=message.seconds,
+            sent=len(task.packed.payload) + task.packed.shared,
+            received=len(message.values) + message.shared,
         )
 
     def _free(self, worker: Worker) -> None:
@@ -280,7 +275,12 @@ class Run:
     def _finished(
         worker: Worker, chunk: Chunk, values: list[Any], errors: dict[int, Exception]
     ) -> Finished:
-        return Finished(chunk.first, values, errors, worker.number, worker.pid)
+        ran = worker.number, worker.pid
+        return Finished(chunk.first, values, errors, *ran, host=worker.host)
+
+    @staticmethod
+    def _restored(worker: Worker, failure: Failure, item: int) -> Exception:
+        return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
         """A worker has ended: have its items run again, or failed."""
