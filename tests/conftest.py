@@ -43,7 +43,8 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     weft.shutdown()
     deadline = time.monotonic() + float(os.environ.get("WEFT_TEST_PATIENCE", "20"))
     while (left := _leavings(temporary) - before) and time.monotonic() < deadline:
-        gc.collect()  # an exception may hold arrays in a cycle
+        gc.collect()  # an exception may hold arrays in a cycle,
+        weft.shutdown()  # whose memory is then kept for the next ones
         time.sleep(0.02)
     assert not left, f"left behind: {sorted(left)}"
 
