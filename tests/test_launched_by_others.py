@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -178,11 +177,8 @@ def test_ranks_of_others_meet(launcher: Any) -> None:
 
 def test_ranks_of_torchrun_meet(tmp_path: Path) -> None:
     """torchrun's ranks are a group; torch need not be imported in them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    options = ["--master-port", str(port), "--log-dir", str(tmp_path)]  # it leaves its logs
+    options = ["--standalone", "--log-dir", str(tmp_path)]  # a free port; and it leaves its logs
     script = write_script(MEET + "assert 'torch' not in sys.modules")
     outcome = run_command([*torchrun, *options, str(script)])
     assert lines(outcome) == everybody(2)
