@@ -153,10 +153,11 @@ class _Part:
         self._against = (
             updater.name != "add" and updaters.from_saved(updater.name, updater.options) is not None
         )
-        self._alone = self.table.group.size == 1 and updater.name == "add"
-        if self._alone:
-            self._current = self.table._store.arrays()["rows"]
-            self.views = _cut(self._current, mine)
+        rows = self.table._store.exclusive_rows() if updater.name == "add" else None
+        self._alone = rows is not None
+        if rows is not None:
+            self._current = rows
+            self.views = _cut(rows, mine)
             return
         self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
         self.table.get(out=self._current)
@@ -165,7 +166,7 @@ class _Part:
     def exchange(self, timeout: float | None) -> None:
         """Add what has changed since the last time, and take the latest."""
         if self._alone:
-            self.table._store.arrays()  # refuses after shutdown
+            self.table._store.exclusive_rows()  # refuses after shutdown
             return
         old, new = (self._current, self._last) if self._against else (self._last, self._current)
         np.subtract(new, old, out=self._change)

@@ -241,28 +241,45 @@ class Store(ABC):
     spec: TableSpec
     #: how many adds the slowest rank was behind this one at its last get
     staleness: int = 0
-    #: how many adds the rows have had; written only when a table is loaded
-    steps: int
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Return how many adds the rows have had."""
 
     @abstractmethod
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
-        """All rows, or these, in `out` or, if that is None, in fresh memory. Raises Stalled."""
+        """Copy all rows, or these, to `out` or, if None, to fresh memory. Raises Stalled."""
 
     @abstractmethod
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
-        """Have the updater work a delta into all rows, or into these. Raises Stalled."""
+        """Apply the updater to all rows, or to these. Raises Stalled."""
 
     @abstractmethod
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """The adds that a rank had begun and not ended when it died."""
+        """List the adds that a rank had begun and not ended when it died."""
+
+    # a table on disk: settle, then pieces, before anybody adds again
 
     @abstractmethod
-    def arrays(self) -> dict[str, Array]:
-        """What a saved table consists of: "rows", and the updater's state by name.
+    def settle(self, *, timeout: float | None = None) -> None:
+        """Apply what the consistency holds back. Every rank calls it, between two barriers."""
 
-        They are the store's own memory, to be read or written while nobody adds. What the
-        consistency holds back has been applied.
-        """
+    @abstractmethod
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        """Copy some rows of "rows" or of a state array."""
+
+    @abstractmethod
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        """Replace some rows, from `start` on, of "rows" or of a state array."""
+
+    @abstractmethod
+    def set_steps(self, steps: int) -> None:
+        """Set how many adds the rows of a loaded table have had. One rank calls it."""
+
+    def exclusive_rows(self) -> Array | None:
+        """Return the rows themselves if no other process can use them, else None."""
+        return None
 
 
 class Pool(ABC):

@@ -344,22 +344,38 @@ class LocalStore(Store):
     def interrupted(self) -> tuple[Interrupted, ...]:
         return self._changes.interrupted()
 
-    def arrays(self) -> dict[str, Array]:
+    def settle(self, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
             raise self._unusable()
         if self._bsp:
             slowest = min([self._clocks.own, *self._clocks.present().values()])
-            self._catch_up(slowest, deadline_after(None, self._timeout))
-        return {"rows": self._rows, **self._state}
+            self._catch_up(slowest, deadline_after(timeout, self._timeout))
+
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        return np.array(self._piece(name, start, stop))
+
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        self._piece(name, start, start + len(values))[...] = values
+
+    def _piece(self, name: str, start: int, stop: int) -> Array:
+        if not self._roster.is_here:
+            raise self._unusable()
+        piece: Array = (self._rows if name == "rows" else self._state[name])[start:stop]
+        return piece
 
     @property
     def steps(self) -> int:
         return int(self._steps[-1] + self._steps[:-1].max()) + self._applied_adds()
 
-    @steps.setter
-    def steps(self, value: int) -> None:
+    def set_steps(self, steps: int) -> None:
         self._steps[...] = 0
-        self._steps[-1] = value - self._applied_adds()
+        self._steps[-1] = steps - self._applied_adds()
+
+    def exclusive_rows(self) -> Array | None:
+        if self._size > 1:
+            return None
+        self.settle()
+        return self._rows
 
     def _applied_adds(self) -> int:
         """Those of the clocks that were applied."""
