@@ -153,7 +153,7 @@ class LocalGroup(Group):
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         if self.size == 1:  # nobody to share it with
-            from weft.engines.serial_store import SerialStore
+            from weft.engines.serial.store import SerialStore
 
             self._check_usable()
             return SerialStore(self, spec, values)

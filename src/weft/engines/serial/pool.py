@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive, seed_generators
 from weft.engines.base import Member, StandingTeam, Team
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 
 if TYPE_CHECKING:
