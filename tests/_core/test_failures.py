@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft._core.failures import Failure, describe, restore
+import weft
+from weft._core.failures import Failure, caller_line, describe, is_outside, restore
 from weft.errors import RemoteError, RemoteTraceback
 
 
@@ -139,3 +142,15 @@ def test_a_description_holds_no_frames() -> None:
     gc.collect()
     assert seen[0]() is None
     assert failure.kind == "ValueError"
+
+
+def test_the_line_that_errors_name_is_the_users() -> None:
+    """Every file of weft and of the older names is the library's, wherever it lies in there."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert caller_line() == f"{__file__}:{frame.f_lineno}"
+    library = Path(weft.__file__).parent
+    files = list(library.parent.rglob("*.py"))
+    assert len(files) > len(list(library.rglob("*.py"))) > 50
+    assert not any(is_outside(str(path)) for path in files)
+    assert is_outside(str(library.parent / "weft_like" / "program.py"))

@@ -15,10 +15,10 @@ from typing import Protocol
 from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.counts import whole
-from weft._core.launched import Launched, alone, launched
+from weft._core.failures import caller_line
+from weft._core.launched import Launched, alone
+from weft.engines import launched
 from weft.engines.base import Group
-from weft.engines.local.processes import ancestors
-from weft.engines.local.recorder import caller_line
 from weft.engines.refusals import forked
 from weft.errors import (
     AlreadyInitialized,
@@ -101,7 +101,7 @@ def init(
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
         _check_engine(engine)
-        _launched = _launched or launched(os.environ, ancestors)
+        _launched = _launched or launched.place()
         group, restore = _start(engine, seconds)
         _session, _forked_from = _Session(group, caller_line(), restore), None
         if seed is not None:

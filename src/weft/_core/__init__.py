@@ -41,7 +41,7 @@ jobs.py         what is asked of a team, and what it answers
 schedule.py     which items are run next, and how many at once
 work.py         what a driver and its workers say to each other
 worker.py       what a worker does with a batch
-failures.py     exceptions on their way from one process to another
+failures.py     exceptions on their way from one process to another; the user's line
 unpicklable.py  where in a value the part lies that cannot be pickled
 collect.py      results in the order of their items
 

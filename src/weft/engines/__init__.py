@@ -2,6 +2,7 @@
 
 base.py         the contracts: Group, Store, Team, StandingTeam
 registry.py     which engines there are, what they offer, and which one a call gets
+launched.py     where a launcher put this process
 refusals.py     what every engine says of what cannot be used
 memory.py       whether there is memory for what is about to be made
 threads.py      threads that start whole or not at all

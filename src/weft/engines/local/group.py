@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from weft._core.failures import caller_line
 from weft._core.timeouts import checked
 from weft.engines.background import Background
 from weft.engines.base import Group, make_call
@@ -14,7 +15,7 @@ from weft.engines.local import locks, rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
-from weft.engines.local.recorder import Recorder, caller_line
+from weft.engines.local.recorder import Recorder
 from weft.engines.local.segment import Block
 from weft.engines.local.system import check_system
 from weft.engines.refusals import checked_split, left, succeeded
