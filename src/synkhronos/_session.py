@@ -25,6 +25,10 @@ _closed = False
 _visible_before: str | None = None
 
 
+class _Team(weft.Team):
+    _restart_hint = "synkhronos.close()\n    synkhronos.fork()"
+
+
 class Built(Protocol):
     """What the session knows of a function."""
 
@@ -54,7 +58,7 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
     if rank is None:
         raise InvalidType(f"master_rank={master!r}: expected a whole number")
     gpus = _gpus(n) if use_gpu else []
-    team = weft.Team(n or len(gpus) or None, timeout=timeout, gpus=gpus[1:])
+    team = _Team(n or len(gpus) or None, timeout=timeout, gpus=gpus[1:])
     if not 0 <= rank < team.size:
         team.close()
         raise InvalidValue(
@@ -63,7 +67,6 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
         )
     if gpus:
         _narrow(gpus[0])
-    team.engine.restart_by = "synkhronos.close()\n    synkhronos.fork()"
     _team, _master, _closed = team, rank, False
     set_default_team(team)
     return team.size
@@ -157,4 +160,4 @@ def _widen() -> None:
         _visible_before = None
 
 
-session.at_shutdown(end)
+session.at_shutdown("teams", end)

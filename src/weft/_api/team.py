@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
-from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
+from weft._api.teams import check_size, share_of_cores
 from weft._core import models, timeouts
 from weft._core.essence import essence_of
 from weft._core.mentioned import State, state_of
+from weft.engines import registry
+from weft.engines.base import TeamOptions
 
 if TYPE_CHECKING:
     from weft.engines.base import Group, StandingTeam
@@ -74,42 +75,32 @@ class Team:
     ...     total([1, 2, 3])
     6
 
-    engine   "local", or "serial": this process alone, for debugging.
+    engine   "local", the default, or "serial": this process alone, for debugging.
     timeout  seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
              else 1800.
     gpus     for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the driver's
              own is its own matter.
     """
 
+    #: what the user writes to have it started again
+    _restart_hint = "team.restart()"
+
     def __init__(
         self,
         n: int | None = None,
         *,
-        engine: str = "local",
+        engine: str | None = None,
         timeout: float | None = None,
         gpus: Sequence[str] = (),
     ) -> None:
         n = check_size(n)
-        check_engine(engine)
+        row = registry.choose(engine, "team")
         seconds = timeouts.seconds(timeout)
-        cores = share_of_cores()
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
         #: by identity of the object: its number, and the object, so that the identity stays its own
         self._replicas: dict[int, tuple[int, Any]] = {}
-        self.engine: StandingTeam
-        if engine == "serial" or (n or cores) == 1:
-            from weft.engines.serial_team import SerialStandingTeam
-
-            self.engine = SerialStandingTeam(timeout=seconds)
-        else:
-            from weft.engines.local.system import check_system
-
-            check_system()  # first: elsewhere the rest cannot even be loaded
-            from weft.engines.local.standing import LocalStandingTeam
-
-            self.engine = LocalStandingTeam(
-                n or cores, own_workers(), cores=cores, timeout=seconds, gpus=gpus
-            )
+        options = TeamOptions(n, share_of_cores(), seconds, gpus, self._restart_hint)
+        self.engine: StandingTeam = row.load().make_team(options)
         #: how often the workers were started again
         self.starts = 0
         _teams.add(self)
@@ -190,6 +181,12 @@ class Team:
         return f"<Team of {self.size} ranks>"
 
 
+class _DefaultTeam(Team):
+    """The one that the user has no name for."""
+
+    _restart_hint = "f.team.restart()  # f: any weft.function or train_step"
+
+
 #: those that have workers: they stay until they are closed, whoever else holds them
 _teams: set[Team] = set()
 _default: Team | None = None
@@ -199,8 +196,7 @@ def default_team() -> Team:
     """The team of functions and replicas that were given none; made at its first use."""
     global _default
     if _default is None:
-        _default = Team()
-        _default.engine.restart_by = "f.team.restart()  # f: any weft.function or train_step"
+        _default = _DefaultTeam()
     return _default
 
 
@@ -221,5 +217,5 @@ def _in_child() -> None:
     _teams.clear()
 
 
-session.at_shutdown(_close_all)
-os.register_at_fork(after_in_child=_in_child)
+session.at_shutdown("teams", _close_all)
+session.at_fork(_in_child)

@@ -9,6 +9,6 @@ threads.py      threads that start whole or not at all
 interrupts.py   exceptions that signal handlers raise
 background.py   the thread behind async calls
 
-The folder serial/ has this process alone, the reference for every other engine; local/ has processes
-of this machine over shared memory, the engine by default.
+The folder serial/ has this process alone, the reference for every other engine; local/ has
+processes of this machine over shared memory, the engine by default.
 """
