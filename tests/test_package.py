@@ -15,6 +15,7 @@ import pytest
 
 import weft
 from tests.support import run_python
+from weft.engines.registry import ENGINES
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "weft"
@@ -42,19 +43,25 @@ MAPS = {
     "doctor": set(),
     "engines": set(),
     "engines/local": set(),
+    "engines/serial": set(),
 }
 
 
 def layers_used_by(path: Path) -> set[str]:
     """The layers that a file imports from, anywhere in it."""
+    parts = [name.split(".") for name in imported_by(path) if name.split(".")[0] == "weft"]
+    return {one[1] if len(one) > 1 and one[1] in LAYERS else "weft" for one in parts}
+
+
+def imported_by(path: Path) -> set[str]:
+    """What a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    parts = [name.split(".") for name in found if name.split(".")[0] == "weft"]
-    return {one[1] if len(one) > 1 and one[1] in LAYERS else "weft" for one in parts}
+    return found
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -73,10 +80,17 @@ def test_every_module_is_in_a_layer() -> None:
     assert found - {"__init__", "__pycache__"} == set(LAYERS)
 
 
-def test_the_contracts_and_the_reference_know_no_other_engine() -> None:
-    """What is beside local/ works without it, so that another engine can stand in its place."""
-    for path in (SOURCE / "engines").glob("*.py"):
-        assert "weft.engines.local" not in path.read_text(), path
+def test_only_the_registry_knows_engines() -> None:
+    """Nothing outside an engine's folder imports from it, so that another can stand in its place.
+    The local engine uses the serial one where there is one rank."""
+    engines = [row.module.rpartition(".")[0] for row in ENGINES.values() if row.module]
+    for path in SOURCE.rglob("*.py"):
+        package = ".".join(("weft", *path.relative_to(SOURCE).parent.parts))
+        for name in imported_by(path):
+            found = {engine for engine in engines if f"{name}.".startswith(f"{engine}.")}
+            found -= {one for one in engines if f"{package}.".startswith(f"{one}.")}
+            found -= {"weft.engines.serial"} if "local" in package else set()
+            assert not found, f"{path} imports {name}"
 
 
 def test_older_names_stand_on_top() -> None:

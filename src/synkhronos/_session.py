@@ -161,4 +161,4 @@ def _widen() -> None:
         _visible_before = None
 
 
-session.at_shutdown(end)
+session.at_shutdown("teams", end)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weft._api.replicas import Replica, replicate, same
     from weft._api.saving import load, save_all
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
-    from weft._api.sharing import share
+    from weft._api.sharing import SharedArray, share
     from weft._api.tables import ArrayTable, MatrixTable
     from weft._api.team import Team
     from weft._api.training import train_step
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from weft._core.tables import Interrupted
     from weft.adapters.holder import Holder
     from weft.engines.base import Group, Handle
-    from weft.engines.local.shared_arrays import SharedArray
     from weft.errors import (
         AlreadyFinished,
         Cancelled,
@@ -89,7 +88,7 @@ _HOMES = {
     "RemoteError": "weft.errors",
     "RemoteTraceback": "weft.errors",
     "Replica": "weft._api.replicas",
-    "SharedArray": "weft.engines.local.shared_arrays",
+    "SharedArray": "weft._api.sharing",
     "Stalled": "weft.errors",
     "Team": "weft._api.team",
     "TeamBroken": "weft.errors",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 
 torch = pytest.importorskip("torch")
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
 
 BODIES = Bodies(each_in="round")

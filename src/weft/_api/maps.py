@@ -130,7 +130,7 @@ class MapHandle:
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
         from weft._api import session
 
-        session.at_shutdown(_cancel_all, first=True)  # while there are workers
+        session.at_shutdown("maps", _cancel_all)
         threads.start(self._thread)
         _handles.add(self)
 

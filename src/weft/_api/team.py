@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
-from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
+from weft._api.teams import check_size, share_of_cores
 from weft._core import models, timeouts
 from weft._core.essence import essence_of
 from weft._core.mentioned import State, state_of
+from weft.engines import registry
+from weft.engines.base import TeamOptions
 
 if TYPE_CHECKING:
     from weft.engines.base import Group
@@ -75,7 +76,7 @@ class Team:
     ...     total([1, 2, 3])
     6
 
-    engine   "local", or "serial": this process alone, for debugging.
+    engine   "local", the default, or "serial": this process alone, for debugging.
     timeout  seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
              else 1800.
     gpus     for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the driver's
@@ -87,37 +88,19 @@ class Team:
         self,
         n: int | None = None,
         *,
-        engine: str = "local",
+        engine: str | None = None,
         timeout: float | None = None,
         gpus: Sequence[str] = (),
         restart_hint: str = "team.restart()",
     ) -> None:
         n = check_size(n)
-        check_engine(engine)
+        row = registry.choose(engine, "team")
         seconds = timeouts.seconds(timeout)
-        cores = share_of_cores()
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
         #: by identity of the object: its number, and the object, so that the identity stays its own
         self._replicas: dict[int, tuple[int, Any]] = {}
-        self.backend: Backend
-        if engine == "serial" or (n or cores) == 1:
-            from weft.engines.serial_team import SerialTeam
-
-            self.backend = SerialTeam(timeout=seconds)
-        else:
-            from weft.engines.local.system import check_system
-
-            check_system()  # first: elsewhere the rest cannot even be loaded
-            from weft.engines.local.standing import LocalTeam
-
-            self.backend = LocalTeam(
-                n or cores,
-                own_workers(),
-                cores=cores,
-                timeout=seconds,
-                gpus=gpus,
-                restart_hint=restart_hint,
-            )
+        options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
+        self.backend: Backend = row.load().make_team(options)
         #: how often the workers were started again
         self.starts = 0
         _teams.add(self)
@@ -228,5 +211,5 @@ def _in_child() -> None:
     _teams.clear()
 
 
-session.at_shutdown(_close_all)
-os.register_at_fork(after_in_child=_in_child)
+session.at_shutdown("teams", _close_all)
+session.at_fork(_in_child)

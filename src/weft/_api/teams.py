@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from weft._api import session
 from weft._core.counts import whole
-from weft.engines.local.system import check_system
-from weft.engines.serial_team import SerialPool
-from weft.errors import InvalidType, InvalidValue, UnknownEngine
+from weft.engines import registry
+from weft.engines.base import PoolOptions
+from weft.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from weft.engines.base import Pool
-    from weft.engines.local.workers import Workers
-
-_ENGINES = ("local", "serial")
 
 
 def make_team(
@@ -26,31 +23,12 @@ def make_team(
     named_pipe: bool | str | None = None,
 ) -> Pool:
     """A team of so many workers, by default one per core; with `gpus` one for each of them."""
-    if engine is not None:
-        check_engine(engine)
-    size = check_size(size)
-    if engine == "serial":
-        return SerialPool()
-    check_system()  # first: elsewhere the rest cannot even be loaded
-    cores = share_of_cores()
-    size = size or cores
-    if named_pipe is None or named_pipe is False:
-        from weft.engines.local.team import LocalPool
-
-        return LocalPool(size, own_workers(), cores=cores, gpus=gpus)
-    from weft.engines.local import named
-    from weft.engines.local.team import LocalPool
-
-    pipe = named.check_name(named_pipe)
-    channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
-    channel.close()
-    return LocalPool(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
-
-
-def check_engine(engine: object) -> None:
-    """Raise unless there is such an engine with workers."""
-    if engine not in _ENGINES:
-        raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, _ENGINES))}")
+    # workers behind a pipe come from who launches, or not at all
+    offer = "pool" if named_pipe is None or named_pipe is False else "launch"
+    row = registry.choose(engine, offer)
+    options = PoolOptions(check_size(size), share_of_cores(), gpus, named_pipe)
+    made: Pool = row.load().make_pool(options)
+    return made
 
 
 def check_size(size: object) -> int | None:
@@ -68,14 +46,6 @@ def check_size(size: object) -> int | None:
 def share_of_cores() -> int:
     """The cores for the workers of this process: it shares the machine with the other ranks."""
     return session.plan_here().threads
-
-
-def own_workers(pipe: str | None = None) -> Workers:
-    """The workers of this process, which end with it."""
-    from weft.engines.local.workers import close_workers, workers
-
-    session.at_shutdown(close_workers)
-    return workers(pipe)
 
 
 def put_all(pool: Pool, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:

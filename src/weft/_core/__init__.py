@@ -11,6 +11,7 @@ Of collectives:
 
 elements.py     what the numbers of an array are, and in what they are summed
 trees.py        lists, tuples and dicts of arrays: taken apart, and put together again
+shared.py       what `share` returns
 values.py       the arrays of a call, and where its results go
 together.py     many small arrays as few
 split.py        which rank gets which rows, and which bytes

@@ -122,7 +122,8 @@ def _header(metadata: Mapping[str, str], entries: Mapping[str, Entry], *, checks
     described: dict[str, Any] = {"__metadata__": {}}
     offset, paired = 0, []
     for name, entry in entries.items():
-        dtype, shape = entry.dtype.newbyteorder("<"), entry.shape
+        dtype: np.dtype[Any] = entry.dtype.newbyteorder("<")
+        shape = entry.shape
         if dtype in _FLOATS:
             dtype, shape = _FLOATS[dtype], (*shape, 2)
             paired.append(name)

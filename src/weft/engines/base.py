@@ -8,6 +8,7 @@ carries a call out (`_collective`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.resources import Plan, plan
@@ -372,6 +373,49 @@ class Team(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the workers. Does nothing twice."""
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """What a pool of workers is made of."""
+
+    #: how many workers; None for one per core
+    size: int | None
+    #: the cores that they share
+    cores: int
+    #: one worker for each of these GPUs, as CUDA_VISIBLE_DEVICES names them
+    gpus: Sequence[str] = ()
+    #: the name behind which they are served, True for the usual one; None, False: of this process
+    named_pipe: bool | str | None = None
+
+
+@dataclass(frozen=True)
+class TeamOptions:
+    """What a team is made of."""
+
+    #: how many ranks, the driver among them; None for one per core
+    size: int | None
+    #: the cores that they share
+    cores: int
+    #: seconds that a call may take after the driver's own part
+    timeout: float
+    #: the GPUs of the first workers, one each
+    gpus: Sequence[str] = ()
+    #: what the user writes to have it started again
+    restart_hint: str = "team.restart()"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What `weft run` was asked for."""
+
+    ranks: int
+    #: the interpreter's arguments: a script or -m module, and what it is given
+    program: tuple[str, ...]
+    timeout: float | None = None
+    prefix: bool = True
+    #: whether the other ranks go on when one fails
+    keep_going: bool = False
 
 
 _kinds: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Processes of this machine over shared memory, in reading order:
 
-system.py       whether this system can run the local engine
+engine.py       what the registry's row names: everything from outside comes in here
+probes.py       what `weft doctor` tries of this machine
 libc.py         the few system calls that Python does not offer
 translation.py  the system's errors, as weft's
 segment.py      memory that several processes see, and blocks of it

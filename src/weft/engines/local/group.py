@@ -17,7 +17,6 @@ from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
 from weft.engines.local.recorder import Recorder
 from weft.engines.local.segment import Block
-from weft.engines.local.system import check_system
 from weft.engines.refusals import checked_split, left, succeeded
 from weft.errors import (
     Disagreement,
@@ -45,9 +44,8 @@ _unfinished: dict[Meeting, tuple[Any, ...]] = {}
 def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float) -> LocalGroup:
     """The world group of a job; returns when every rank has joined.
 
-    Raises MissingRank, Refused, PeerLost, EngineUnavailable.
+    Raises MissingRank, Refused, PeerLost.
     """
-    check_system()
     joined = rendezvous.assemble(identity, start_timeout)
     ranks = range(identity.size)
     world = Meeting(
@@ -159,7 +157,7 @@ class LocalGroup(Group):
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         if self.size == 1:  # nobody to share it with
-            from weft.engines.serial_store import SerialStore
+            from weft.engines.serial.store import SerialStore
 
             self._check_usable()
             return SerialStore(self, spec, values)

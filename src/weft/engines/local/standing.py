@@ -40,7 +40,7 @@ from weft.engines.local.member import (
 from weft.engines.local.rounds import TeamCall, TeamWorkers
 from weft.engines.local.wire import IMMUTABLE, Once, pack_function
 from weft.engines.local.workers import Workers
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
 
 _Result = TypeVar("_Result")

@@ -10,7 +10,9 @@ from weft.engines.refusals import checked_split, left, succeeded
 from weft.resources import host_name
 
 if TYPE_CHECKING:
+    from weft._core.calls import Call
     from weft._core.elements import Array
+    from weft._core.plans import Movement
     from weft._core.tables import TableSpec
 
 
@@ -46,7 +48,7 @@ class SerialGroup(Group):
         self.has_left = True
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
-        from weft.engines.serial_store import SerialStore
+        from weft.engines.serial.store import SerialStore
 
         self._begin(None)
         return SerialStore(self, spec, values)
@@ -63,8 +65,6 @@ class SerialGroup(Group):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        from weft.engines.serial_collectives import carry_out
-
         self._begin(timeout)
         call = make_call(self, name, value, options)
         try:
@@ -100,3 +100,28 @@ class _Done:
         if self._error is not None:
             raise self._error
         return self._result
+
+
+def carry_out(call: Call) -> None:
+    """Do what the call plans, in this process alone."""
+    # imported here: programs without collectives do without NumPy
+    from weft._core.elements import combine
+    from weft._core.plans import Combination
+
+    plan = call.settle([call.own])
+    if isinstance(plan, Combination):
+        for source, target, element in zip(call.source, plan.target, plan.elements, strict=True):
+            combine([source], target, plan.op, element, plan.weights)
+    else:
+        _move(call, plan)
+    call.finish()
+
+
+def _move(call: Call, plan: Movement) -> None:
+    import numpy as np
+
+    for copy in plan.incoming:
+        source = call.source[copy.from_array].view(np.uint8)
+        target = plan.target[copy.to_array].view(np.uint8)
+        part = source[copy.from_byte : copy.from_byte + copy.length]
+        target[copy.to_byte : copy.to_byte + copy.length] = part

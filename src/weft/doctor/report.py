@@ -1,14 +1,15 @@
-"""Facts and problems as text or JSON."""
+"""Facts and problems as text or JSON, and the command that prints them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from weft.doctor.machine import Fact, Machine
-from weft.doctor.problems import drawbacks, obstacles, problems, roughly
+from weft.doctor.look import look
+from weft.doctor.problems import Fact, Machine, drawbacks, obstacles, problems, roughly
 
 _LABELS = {
     "threads": "threads per rank",
@@ -25,6 +26,14 @@ _LABELS = {
 _SIZES = ("memory", "shm_size", "shm_free")
 #: longer values push their reason to the right
 _LABEL_WIDTH, _VALUE_WIDTH = 24, 12
+
+
+def report(*, in_json: bool) -> int:
+    """Print facts and problems; return 0 if weft can run ranks on this machine, else 1."""
+    machine = look()
+    with contextlib.suppress(BrokenPipeError):  # as in `weft doctor | head -3`
+        print(as_json(machine) if in_json else as_text(machine))
+    return 1 if obstacles(machine) else 0
 
 
 def as_text(machine: Machine) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive, seed_generators
 from weft.engines.base import Member, Pool, Team
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 from weft.resources import host_name
 
