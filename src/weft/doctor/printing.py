@@ -8,7 +8,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from weft.doctor.machine import Fact, Machine
-from weft.doctor.problems import drawbacks, obstacles, problems, roughly
+from weft.doctor.problems import drawbacks, obstacles, problems
+from weft.errors import format_bytes
 
 _LABELS = {
     "threads": "threads per rank",
@@ -70,7 +71,7 @@ def _fact_line(name: str, fact: Fact[Any]) -> str:
 def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return roughly(value) if name in _SIZES else str(value)
+    return format_bytes(value) if name in _SIZES else str(value)
 
 
 def _line(label: str, value: str, why: str) -> str:
