@@ -73,3 +73,12 @@ def test_errors_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(PeerLost("rank 1 is gone", [1], STATES)))
     assert (error.ranks, error.states) == ((1,), STATES)
     assert str(error) == str(PeerLost("rank 1 is gone", [1], STATES))
+
+
+def test_bytes_are_told_in_words() -> None:
+    """Small numbers whole, large ones rounded down, and larger ones than a float can hold."""
+    sizes = (0, 9_999_999, 10**7, 999_999_999, 10**9, 8_049_999_999, 10**400)
+    words = [errors.format_bytes(size) for size in sizes]
+    assert words[:3] == ["0 bytes", "9,999,999 bytes", "10 MB"]
+    assert words[3:6] == ["999 MB", "1.0 GB", "8.0 GB"]
+    assert words[6] == "1" + "0" * 391 + ".0 GB"

@@ -264,3 +264,13 @@ class Cancelled(WeftError, RuntimeError):
 
 class Mismatch(WeftError, ValueError):
     """A function called with `check=True` gives something else in parts than as a whole."""
+
+
+def format_bytes(size: int) -> str:
+    """Return a number of bytes in words: 512 bytes, 64 MB, 8.0 GB."""
+    if size < 10_000_000:
+        return f"{size:,} bytes"
+    if size < 1_000_000_000:
+        return f"{size // 1_000_000} MB"
+    whole, tenths = divmod(size // 100_000_000, 10)  # not a float: it may be too large for one
+    return f"{whole}.{tenths} GB"

@@ -373,7 +373,7 @@ def test_the_message_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     again = "load another copy of it, or save the table again"
     cases = {
         data[:7000]: f"ends after 7,000 of {len(data):,} bytes; {again}",
-        data[:3]: f"ends after 3 of at least 8 bytes; {again}",
+        data[:3]: f"ends after 3 of at least {len(data) - 8000:,} bytes; {again}",
         data + bytes(1234): f"goes on for 1,234 bytes after its end; {again}",
         data[:5000] + b"x" + data[5001:]: f"is damaged: its checksum does not match; {again}",
         data.replace(b"weights", b"heights"): f"is damaged: its checksum does not match; {again}",

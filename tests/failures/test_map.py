@@ -55,7 +55,7 @@ def test_a_lost_worker_is_named(number: int) -> None:
     text = str(caught.value)
     assert f"worker 0 (pid {loss.pid}) was killed by {signal.Signals(number).name}" in text
     assert "while it ran item 3" in text
-    assert " GB of memory" in text
+    assert " MB of memory" in text
     assert "retries=1" in text
 
 

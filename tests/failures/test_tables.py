@@ -432,7 +432,7 @@ else:
             pass
 for one in (case, other):
     changes = one.table._store._changes
-    assert changes.begun[group.rank] == changes.ended[group.rank]
+    assert changes.write_begun[group.rank] == changes.write_done[group.rank]
 if sys.argv[1] == "bsp":
     most = group.all_reduce(case.own, "max")
     while case.own < most:

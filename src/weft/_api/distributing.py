@@ -18,8 +18,7 @@ from weft._core.collect import Collected
 from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
 from weft._core.split import part_of
-from weft.engines.memory import amount
-from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
+from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue, format_bytes
 from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
@@ -262,6 +261,6 @@ class DistributedFunction:
         which = f"item {last}" if last == part.first else f"items {part.first} to {last}"
         return (
             f"weft: worker {part.worker} (pid {part.pid}) ran {which} of {self._name!r} "
-            f"in {part.seconds * 1000:.3g} ms; {amount(part.sent)} there, "
-            f"{amount(part.received)} back"
+            f"in {part.seconds * 1000:.3g} ms; {format_bytes(part.sent)} there, "
+            f"{format_bytes(part.received)} back"
         )

@@ -92,7 +92,7 @@ class ModelTable:
 
     @property
     def tables(self) -> list[ArrayTable]:
-        """One for each dtype of the model's parameters."""
+        """Return one table for each dtype of the model's parameters."""
         return [part.table for part in self._parts]
 
     def sync(self, *, timeout: float | None = None) -> bool:
@@ -190,18 +190,18 @@ def _read(model: Any) -> tuple[ModuleType, list[Array]]:
 
 
 def _stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the table for parameters of this one: booleans are counted."""
+    """Return the dtype of the table for parameters of this one: booleans are counted."""
     return np.dtype(np.int8) if dtype.kind == "b" else dtype
 
 
 def _checksum(names: Sequence[str], values: Sequence[Array]) -> int:
-    """What tells models of other names, shapes or dtypes apart."""
+    """Return what tells models of other names, shapes or dtypes apart."""
     described = [(n, v.shape, v.dtype.name) for n, v in zip(names, values, strict=True)]
     return zlib.crc32(repr(described).encode())
 
 
 def _cut(flat: Array, values: dict[int, Array]) -> dict[int, Array]:
-    """Views of a flat array, one for each value, of its shape."""
+    """Return views of a flat array, one for each value, of its shape."""
     views, start = {}, 0
     for index, value in values.items():
         views[index] = flat[start : start + value.size].reshape(value.shape)

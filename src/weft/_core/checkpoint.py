@@ -208,9 +208,7 @@ class SavedTable:
             self._refuse("is damaged: its checksum does not match")
 
     def _read_header(self) -> tuple[dict[str, str], dict[str, Entry]]:
-        if self._size < _LENGTH.size:
-            self._refuse(f"ends after {self._size} of at least {_LENGTH.size} bytes")
-        prefix = self._take(_LENGTH.size)
+        prefix = self._take(min(self._size, _LENGTH.size)).ljust(_LENGTH.size, b"\0")
         if prefix == _FIRST_FORMAT:
             self._refuse(
                 "was saved in weft's first format, which this release no longer reads",

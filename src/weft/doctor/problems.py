@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from weft._core import timeouts
-from weft.errors import InvalidValue
+from weft.errors import InvalidValue, format_bytes
 from weft.resources import THREAD_VARIABLES
 
 Value = TypeVar("Value")
@@ -159,7 +159,7 @@ def _about_memory(machine: Machine) -> Iterator[str]:
     free = machine.memory.value
     if free is not None and free < _LITTLE:
         yield (
-            f"only {roughly(free)} of memory can be had ({machine.memory.why}): sharing more "
+            f"only {format_bytes(free)} of memory can be had ({machine.memory.why}): sharing more "
             "raises OutOfMemory"
         )
 
@@ -169,7 +169,7 @@ def _about_shm(machine: Machine) -> Iterator[str]:
     portable = bool(machine.environment.get("WEFT_PORTABLE"))
     if size is not None and size < _LITTLE:
         follows = "with WEFT_PORTABLE=1 shared arrays lie in it" if portable else ""
-        yield f"/dev/shm is {roughly(size)}: {follows or 'matters only with WEFT_PORTABLE=1'}"
+        yield f"/dev/shm is {format_bytes(size)}: {follows or 'matters only with WEFT_PORTABLE=1'}"
     if size is None and portable:
         yield (
             f"WEFT_PORTABLE is set, but nothing is known of /dev/shm ({machine.shm_size.why}): "
@@ -237,11 +237,6 @@ def _about_faults(machine: Machine) -> Iterator[str]:
             f"WEFT_FAULT={faults} is set: ranks are killed, stopped or delayed on purpose; "
             "unset it outside of tests"
         )
-
-
-def roughly(size: int) -> str:
-    """Bytes in round numbers; errors have more digits, from `engines.memory.amount`."""
-    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.0f} MB"
 
 
 def _cores(count: int) -> str:

@@ -9,7 +9,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from weft.doctor.look import look
-from weft.doctor.problems import Fact, Machine, drawbacks, obstacles, problems, roughly
+from weft.doctor.problems import Fact, Machine, drawbacks, obstacles, problems
+from weft.errors import format_bytes
 
 _LABELS = {
     "threads": "threads per rank",
@@ -79,7 +80,7 @@ def _fact_line(name: str, fact: Fact[Any]) -> str:
 def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return roughly(value) if name in _SIZES else str(value)
+    return format_bytes(value) if name in _SIZES else str(value)
 
 
 def _line(label: str, value: str, why: str) -> str:

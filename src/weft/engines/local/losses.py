@@ -5,8 +5,7 @@ from __future__ import annotations
 from weft._core.messages import Ended
 from weft.engines.local.processes import end_as_text
 from weft.engines.local.remote_worker import Worker
-from weft.engines.memory import amount
-from weft.errors import Loss, WorkerLost
+from weft.errors import Loss, WorkerLost, format_bytes
 
 
 def lost(worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str) -> WorkerLost:
@@ -28,5 +27,5 @@ def _how(loss: Loss) -> str:
 def _memory(loss: Loss) -> str:
     if loss.out_of_memory:
         what = "and the kernel killed it for want of memory: smaller items, or fewer workers"
-        return f"; it had at most {amount(loss.memory)} of memory, {what}"
-    return f"; it had at most {amount(loss.memory)} of memory" if loss.memory else ""
+        return f"; it had at most {format_bytes(loss.memory)} of memory, {what}"
+    return f"; it had at most {format_bytes(loss.memory)} of memory" if loss.memory else ""
