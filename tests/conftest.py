@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import tempfile
 import threading
 import time
 import uuid
@@ -33,7 +32,6 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # where this process itself makes them
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
     monkeypatch.setenv("WEFT_TEST_FOLDER", str(tmp_path))
     # torch's optimizers make this folder, by default among the temporary files
@@ -59,13 +57,14 @@ def _leavings(temporary: Path) -> set[str]:
 
 
 def _shared_memory(processes: Iterable[int]) -> set[str]:
-    """What this process and those that it started have mapped: weft's memory, and all that has a
+    """What this process and those that it started have mapped: weft's memory, and what still has a
     name in /dev/shm. Other programs' files there, and other tests', are none of this test's."""
     found = set()
     for pid in (os.getpid(), *processes):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                if "/memfd:weft" in line or "/dev/shm/" in line:
+                named = "/dev/shm/" in line and not line.endswith("(deleted)")
+                if "/memfd:weft" in line or named:
                     found.add(" ".join(line.split()[4:6]))  # the number of the file, and its name
     return found
 

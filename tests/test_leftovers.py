@@ -18,7 +18,7 @@ LEFT = {
     "kept = blocks.allocate(4096)",
     "thread": "import threading; kept = threading.Thread(target=threading.Event().wait, "
     "daemon=True); kept.start()",
-    "temporary file": "import tempfile; kept = tempfile.mkstemp()",
+    "temporary file": "import os; open(os.environ['TMPDIR'] + '/it', 'w').close()",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
 import os
 import re
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.support import run_python
+from tests.support import run_python, run_script
+from weft import errors
 from weft.engines.registry import ENGINES
 
 ROOT = Path(__file__).parent.parent
@@ -147,15 +149,35 @@ print(heavy or "nothing", os.environ == before, threading.active_count())
     assert outcome.out == "nothing True 1\n", outcome
 
 
-def test_files_and_functions_can_be_held_in_mind() -> None:
-    """No module over 400 lines, no function over 60."""
-    for path in SOURCE.rglob("*.py"):
-        text = path.read_text()
-        assert text.count("\n") <= 400, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                length = (node.end_lineno or 0) - node.lineno
-                assert length <= 60, f"{path}: {node.name} has {length} lines"
+def test_a_plain_map_loads_no_numpy() -> None:
+    """Neither the driver of a map nor its workers load it, unless the program does."""
+    outcome = run_script(
+        """
+import sys
+import weft
+
+def loaded(_):
+    return "numpy" in sys.modules
+
+if __name__ == "__main__":
+    print(weft.map(loaded, range(4), n=2), loaded(0))
+"""
+    )
+    assert outcome.out == f"{[False] * 4} False\n", outcome
+
+
+def test_every_error_that_a_docstring_promises_is_public() -> None:
+    """Whoever reads `Raises X` can write `except weft.X`."""
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    kinds = {name for name in kinds if issubclass(getattr(errors, name), errors.WeftError)}
+    for name in weft.__all__:
+        public = getattr(weft, name)
+        members = (
+            vars(public).items() if inspect.isclass(public) or inspect.ismodule(public) else ()
+        )
+        for one in (public, *(member for key, member in members if not key.startswith("_"))):
+            promised = kinds & set(re.findall(r"\b[A-Z]\w+", inspect.getdoc(one) or ""))
+            assert promised <= set(weft.__all__), f"{name}: {promised - set(weft.__all__)}"
 
 
 def test_no_assert_and_no_exit_in_the_library() -> None:

@@ -79,19 +79,21 @@ def attempt(group, number, consistency, way, point, victim, action):
     told = {}
     if me == victim:
         try:
-            arm(f"{point}:{hurt}:{action}")
+            arm(f"{point}:{hurt}:{action}", f"reached{number}")
             case.add()
             case.get()
         except faults.InjectedFault as error:
             told["error"] = "InjectedFault"
         arm("")
+        assert is_raised(f"reached{number}"), point
         raise_flag(f"over{number}")
         while case.own < 3:  # a rank that goes on adds as often as the others
             case.add()
     else:
+        await_flag(f"reached{number}")  # or somebody else would do what the victim is to do
         if not action.startswith("delay"):
-            over = flag(f"over{number}")
-            await_state(group, victim, lambda s: s.status != "alive" or os.path.exists(over))
+            over = f"over{number}"
+            await_state(group, victim, lambda s: s.status != "alive" or is_raised(over))
         began = time.monotonic()
         try:
             case.get(timeout=0.3 if action == "stop" else 60)

@@ -61,7 +61,10 @@ _DTYPES = {"BOOL": np.dtype("?")} | {
     for size in sizes
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_COMPLEX = {np.dtype("<f4"): np.dtype("<c8"), np.dtype("<f8"): np.dtype("<c16")}
+_COMPLEX: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype("<f4"): np.dtype("<c8"),
+    np.dtype("<f8"): np.dtype("<c16"),
+}
 _FLOATS = {pair: single for single, pair in _COMPLEX.items()}
 _BLANK = "0" * 64
 #: what stands before the header's checksum, and nowhere else: in a string the quotes are escaped
