@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
+from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
 from weft._core.part import ColumnSlice
 from weft.errors import InvalidType
 
@@ -114,9 +114,9 @@ def test_who_has_a_place_for_an_item(function: Any, besides: int, takes: bool) -
 def test_what_cannot_be_called_is_refused(value: object) -> None:
     """The message shows the value, its type and what was expected."""
     with pytest.raises(InvalidType) as caught:
-        check_callable(value, "map(fun, items)")
+        validate_callable(value, "map(fun, items)")
     text = str(caught.value)
     kind = type(value).__name__
     assert text.startswith(f"the first argument of map(fun, items) is {value!r} of type {kind}; ")
     assert "expected a function" in text
-    check_callable(len, "map")
+    validate_callable(len, "map")

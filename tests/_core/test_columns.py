@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from weft._core.columns import check_columns, cut, paste
+from weft._core.columns import cut, paste, validate_columns
 from weft._core.elements import Array
 from weft.errors import InvalidType, InvalidValue
 
@@ -79,10 +79,10 @@ def test_arrays_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         InvalidType, match=r"without axes, array\(3\); expected a list, or an array"
     ):
-        check_columns(np.array(3))
+        validate_columns(np.array(3))
     with pytest.raises(InvalidValue, match=r"shape \(5, 0\), which has no columns; expected one"):
-        check_columns(np.zeros((5, 0)))
-    check_columns(np.zeros((0, 1)))
+        validate_columns(np.zeros((5, 0)))
+    validate_columns(np.zeros((0, 1)))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from weft._api.maps import check_shared_data
-from weft._api.progress import Bar, check_progress
+from weft._api.maps import Options
+from weft._api.progress import Bar
 from weft._api.teams import make_team, put_all, share_of_cores
-from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
+from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
 from weft._core.collect import Collected
 from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
@@ -74,10 +73,10 @@ def distribute(
     Raises InvalidType and InvalidValue for what makes no sense, EngineUnavailable for `machines`
     and `port`, which come with a later release.
     """
-    options = _Options(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
-    options = options.checked()
-    check_callable(fun, "distribute(fun)")
-    check_shared_data(shared_data)
+    options = Options(
+        shared_data=shared_data, seed=seed, retries=retries, progress=progress or verbose
+    ).validate("distribute")
+    validate_callable(fun, "distribute(fun)")
     if machines or port is not None:
         raise EngineUnavailable(
             "distribute(machines=, port=): other machines come with a later release of weft; "
@@ -85,7 +84,15 @@ def distribute(
         )
     gpus = _gpus(gpu_policy, max_gpu)
     pool = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
-    return DistributedFunction(fun, pool, options, shared_data=shared_data, use_gpu=bool(gpus))
+    return DistributedFunction(
+        fun,
+        pool,
+        options,
+        use_gpu=bool(gpus),
+        accept_lists=accept_lists,
+        endaftercall=endaftercall,
+        verbose=verbose,
+    )
 
 
 def _size(max_cpu: int | None) -> int:
@@ -103,26 +110,6 @@ def _gpus(policy: str, most: int | None) -> list[str]:
     return [] if policy == "no_gpu" else visible_gpus(os.environ)[:most]
 
 
-@dataclass(frozen=True)
-class _Options:
-    accept_lists: bool
-    endaftercall: bool
-    verbose: bool
-    seed: int | None
-    retries: int
-    progress: bool | str
-
-    def checked(self) -> _Options:
-        """The same, with whole numbers as Python's own. Raises for what is wrong."""
-        check_progress(self.progress)
-        counts: dict[str, Any] = {
-            "retries": checked(self.retries, "distribute", "retries", least=0)
-        }
-        if self.seed is not None:
-            counts["seed"] = checked(self.seed, "distribute", "seed")
-        return replace(self, **counts)
-
-
 class DistributedFunction:
     """What `distribute` returns: call it as the function itself."""
 
@@ -130,16 +117,20 @@ class DistributedFunction:
         self,
         fun: Callable[..., Any],
         pool: Pool,
-        options: _Options,
+        options: Options,
         *,
-        shared_data: Mapping[str, Any] | None,
         use_gpu: bool,
+        accept_lists: bool,
+        endaftercall: bool,
+        verbose: bool,
     ) -> None:
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._options = options
+        self._accept_lists, self._endaftercall = accept_lists, endaftercall
+        self._verbose = verbose
         self._pool = pool
-        data = put_all(pool, shared_data)
+        data = put_all(pool, options.shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
         bound = bind(fun, shared_data=data, use_gpu=use_gpu)
         self._on_items = pool.prepare(bound)
@@ -157,7 +148,7 @@ class DistributedFunction:
         try:
             return call(x)
         finally:
-            if self._options.endaftercall:
+            if self._endaftercall:
                 self.finished()
                 self._over = (
                     f"the distributed function {self._name!r} has been called, and was made to "
@@ -200,12 +191,12 @@ class DistributedFunction:
         if x is None:
             return self._once_each
         if isinstance(x, (list, tuple, range)):
-            return self._on_sublists if self._options.accept_lists else self._on_list
+            return self._on_sublists if self._accept_lists else self._on_list
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(x, numpy.ndarray):
-            from weft._core.columns import check_columns
+            from weft._core.columns import validate_columns
 
-            check_columns(x)
+            validate_columns(x)
             return self._on_array
         raise InvalidType(
             f"{self._name!r}, distributed, got a {type(x).__name__}; expected a list (one call "
@@ -250,7 +241,7 @@ class DistributedFunction:
             closing(self._pool.run(job)) as finished,
         ):
             for part in finished:
-                if options.verbose:
+                if self._verbose:
                     bar.say(self._report(part))
                 collected.add(part)
                 bar.show(collected)

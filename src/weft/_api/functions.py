@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft._api.team import RegisteredFunction, Team, default_team
-from weft._core.calling import check_callable
+from weft._core.calling import validate_callable
 from weft._core.counts import whole
 from weft._core.outputs import Modes, Partial, check_modes, is_close, join
 from weft._core.portions import Batch, choose, common_length, count, part, portion
@@ -63,7 +63,7 @@ def function(
     arrays, tensors, models, lists and dicts of these. What changes at every call is better an
     argument.
     """
-    check_callable(fun, "function(fun)")
+    validate_callable(fun, "function(fun)")
     check_modes(collect)
     return Function(fun, split=split, whole=whole, collect=collect, team=team, check=check)
 

@@ -57,10 +57,10 @@ def map(  # what the built-in does, on all cores
     Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
     """
     registry.prestart(engine)
-    from weft._api.maps import Options, checked_map
+    from weft._api.maps import Options, make_map
 
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    return checked_map("map", fun, items, options).run()
+    return make_map("map", fun, items, options).run()
 
 
 def map_async(
@@ -85,7 +85,7 @@ def map_async(
     [1, 2]
     """
     registry.prestart(engine)
-    from weft._api.maps import MapHandle, Options, checked_map
+    from weft._api.maps import MapHandle, Options, make_map
 
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    return MapHandle(checked_map("map_async", fun, items, options))
+    return MapHandle(make_map("map_async", fun, items, options))

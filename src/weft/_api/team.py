@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft._api import session
 from weft._api.teams import check_size, share_of_cores
 from weft._core import models, timeouts
-from weft._core.essence import essence_of
 from weft._core.mentioned import State, state_of
 from weft.engines import registry
 from weft.engines.base import TeamOptions
@@ -36,7 +35,7 @@ class RegisteredFunction:
         self._number: int | None = None
         #: what it was and mentioned when it was last sent or called, and how often the team had
         #: started
-        self._state: State | tuple[Any, ...] | None = None
+        self._state: State | None = None
         self._starts = 0
         self._drop: Callable[[], Any] = lambda: None
 
@@ -56,12 +55,11 @@ class RegisteredFunction:
     def called(self) -> None:
         """A call has ended. What it has changed itself, here as in the workers, such as a cache of
         its own, is no reason to send it again."""
-        if isinstance(self._state, State) and self._state.may_change:
+        if self._state is not None and self._state.may_change:
             self._state = self._look()
 
-    def _look(self) -> State | tuple[Any, ...]:
-        # most small functions are nothing but their code, which is seen in a third of the time
-        return essence_of(self._fun) or state_of(self._fun, self._team.workers_have())
+    def _look(self) -> State:
+        return state_of(self._fun, self._team.workers_have())
 
 
 class Team:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from weft import adapters
 from weft._api.team import RegisteredFunction, Team, default_team
 from weft._core import models
-from weft._core.calling import check_callable
+from weft._core.calling import validate_callable
 from weft._core.portions import RowSlice, choose, common_length, count, part
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
@@ -44,7 +44,7 @@ def train_step(
 
 class _TrainStep:
     def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
-        check_callable(loss, "train_step(loss, model, optimizer)")
+        validate_callable(loss, "train_step(loss, model, optimizer)")
         if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
             _check_optimizer(model, optimizer)
             self._step: Callable[..., float] = _step_of_torch

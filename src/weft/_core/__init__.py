@@ -34,7 +34,6 @@ checkpoint.py   a table on disk
 Of map:
 
 calling.py      how a function is called with an item
-essence.py      functions that are nothing but their code
 part.py         some columns of an array, as an item
 read_only.py    arrays to which nothing can be written
 columns.py      an array cut into parts, and the results pasted together

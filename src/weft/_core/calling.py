@@ -77,7 +77,7 @@ def takes_an_item(function: Callable[..., Any], besides: int) -> bool:
     return len(named) > besides
 
 
-def check_callable(function: object, form: str) -> None:
+def validate_callable(function: object, form: str) -> None:
     """Raise unless the first argument of a call of this form is a function."""
     if not callable(function):
         raise InvalidType(

@@ -20,7 +20,7 @@ FIXED = 32
 _ROWS = (list, tuple, np.ndarray)
 
 
-def check_columns(array: Array) -> None:
+def validate_columns(array: Array) -> None:
     """Raise unless an array can be cut."""
     if array.ndim == 0:
         raise InvalidType(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,10 +16,12 @@ import pytest
 
 import weft
 from tests.support import marked_processes, run_python, wait_until
-from weft._core.work import Forget, Learn, Work
+from weft._api.teams import own_workers
+from weft._core.work import Done, Forget, Learn, Settings, Unreadable, Work
 from weft.engines.local.frames import Frames
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.wire import Packed
+from weft.engines.local.wire import Packed, pack, pack_function
+from weft.errors import LaunchError
 
 
 @pytest.fixture
@@ -155,6 +158,48 @@ def test_workers_share_nothing_with_each_other() -> None:
         assert counts == list(range(1, len(counts) + 1))
     assert "COUNT" not in os.environ
     assert weft.map(lambda _: os.read(0, 10), [1], n=1) == [b""]
+
+
+def test_a_working_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map from within it is refused and says what to do; elsewhere the same workers go on."""
+    pid = weft.map(lambda _: os.getpid(), [0], n=1)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(LaunchError, match=r"(?s)has been deleted.*   os.chdir\(folder\)"):
+        weft.map(abs, [-1], n=1)
+    monkeypatch.chdir(tmp_path)
+    assert weft.map(lambda _: os.getcwd(), [0], n=1) == [str(tmp_path)]
+    assert weft.map(lambda _: os.getpid(), [0], n=1) == pid
+
+
+def test_a_folder_that_a_worker_cannot_enter(tmp_path: Path) -> None:
+    """It computes in no other one: every call is answered by an error that names the folder, until
+    the driver has changed to one that can be entered."""
+    gone = tmp_path / "gone"
+    workers = own_workers()
+    (worker,), watch = workers.lend([None], 1)
+    function, items = pack_function(abs), pack([-1], 0)
+    work = Work(function.digest, 0, items.payload, None, keep_going=False)
+    settings = Settings(str(gone), sys.path[:], 1, 0, None)
+
+    def answer() -> Any:
+        worker.give(function, work)
+        return wait_until(worker.receive)
+
+    worker.send_settings(settings)
+    told = answer()
+    assert isinstance(told, Unreadable)
+    assert told.about_function
+    assert told.failure.kind == "LaunchError"
+    assert (
+        f"cannot enter the driver's working folder '{gone}' (No such file" in told.failure.message
+    )
+    assert "os.chdir(folder)" in told.failure.message
+    worker.send_settings(settings._replace(folder=str(tmp_path)))
+    assert isinstance(answer(), Done)
+    workers.give_back([worker], watch)
 
 
 #: what a worker does with memory, and what it and its children see in their environment

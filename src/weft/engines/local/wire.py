@@ -16,14 +16,12 @@ import copyreg
 import io
 import pickle
 import sys
-import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
 import cloudpickle
 
-from weft._core.essence import essence_of
 from weft._core.unpicklable import path_to_fault
 from weft.engines.interrupts import by_signal_handler
 from weft.errors import InvalidType, WeftError
@@ -233,29 +231,11 @@ def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Pac
     return packed
 
 
-#: functions that are nothing but their code, as they were packed
-_packed_functions: weakref.WeakKeyDictionary[Callable[..., Any], tuple[Any, Packed]]
-_packed_functions = weakref.WeakKeyDictionary()
-
-
 def pack_function(function: Callable[..., Any]) -> Packed:
-    """A function ready to be sent to any number of workers. Raises InvalidType.
+    """Return a function ready to be sent to any number of workers, with what it uses now.
 
-    Most are packed anew each time: what they use may have changed.
+    Raises InvalidType.
     """
-    essence = essence_of(function)
-    if essence is None:
-        return _pack_function(function)
-    how = essence, cloudpickle.list_registry_pickle_by_value()
-    known, packed = _packed_functions.get(function, (None, None))
-    if packed is None or known != how:
-        packed = _pack_function(function)
-        if essence_of(function) == essence and not packed.refers:  # nobody has changed it
-            _packed_functions[function] = how, packed
-    return packed
-
-
-def _pack_function(function: Callable[..., Any]) -> Packed:
     packed = ForSeveral()
     try:
         packed.dump_by_value(function)

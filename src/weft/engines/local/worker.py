@@ -39,7 +39,7 @@ from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
-from weft.errors import WeftError
+from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
@@ -49,6 +49,8 @@ _forked = False
 #: of BLAS and the like, and the variables that say so to those still to be loaded
 _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
+#: why nothing can be run: the driver's working folder cannot be entered
+_unfit: Failure | None = None
 _NO_RESULTS = Packed()
 
 
@@ -130,6 +132,7 @@ def _start_generators() -> None:
 
 def _adopt(settings: Settings) -> None:
     """See the world as the driver does."""
+    global _unfit
     if settings.environment is not None:
         os.environ.clear()
         os.environ.update(settings.environment)
@@ -137,10 +140,19 @@ def _adopt(settings: Settings) -> None:
     os.environ[CORES] = str(settings.threads)
     _limit_threads(settings.threads)
     sys.path[:] = settings.paths
+    _unfit = None
     try:
         os.chdir(settings.folder)
-    except OSError as error:  # the driver's folder is gone; its own would be as useless
-        print(f"weft: a worker cannot enter {settings.folder!r}: {error}", file=sys.stderr)
+    except OSError as error:
+        _unfit = describe(_folder_error(settings.folder, error))
+
+
+def _folder_error(folder: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"a worker cannot enter the driver's working folder {folder!r} ({error.strerror}), and in "
+        "another one files would not be the same; have the driver change to one that workers can "
+        "enter:\n    os.chdir(folder)"
+    )
 
 
 def _limit_threads(threads: int) -> None:
@@ -178,6 +190,8 @@ def _reply(
 ) -> tuple[Answer, Packed]:
     """Run the items; the answer, and what it was made from."""
     global _interruptible
+    if _unfit is not None:
+        return Unreadable(_unfit, about_function=True), _NO_RESULTS
     if isinstance(function, Failure):
         return Unreadable(function, about_function=True), _NO_RESULTS
     try:

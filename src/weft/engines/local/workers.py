@@ -98,7 +98,14 @@ class Workers:
 
     @staticmethod
     def _send_settings(workers: Sequence[Worker], threads: int) -> None:
-        settings = Settings(os.getcwd(), sys.path[:], threads, level_here(), None)
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError as error:
+            raise LaunchError(
+                "the working folder of this process has been deleted, so no worker can enter it; "
+                "change to one that exists:\n    os.chdir(folder)"
+            ) from error
+        settings = Settings(folder, sys.path[:], threads, level_here(), None)
         for worker in workers:
             with contextlib.suppress(Closed):  # who sends it work finds out
                 worker.send_settings(settings)
