@@ -37,6 +37,8 @@ def test_arrays_are_described() -> None:
     assert leaves_of(np.ones((2, 0))) == (Leaf("numpy", "float64", FLOAT, (2, 0)),)
     (leaf,) = leaves_of(torch.ones(3, dtype=torch.bfloat16))
     assert leaf == Leaf("torch", "bfloat16", np.dtype(np.uint16), (3,))
+    assert leaf.device == "cpu"
+    assert leaf.matches(leaf._replace(adapter="jax", device="cuda:0"))
     assert str(leaf) == "bfloat16[3]"
     assert [str(leaf) for leaf in leaves_of({"b": np.int8([1]), "a": [torch.ones(())]})] == [
         "float32[]",

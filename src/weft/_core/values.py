@@ -25,6 +25,8 @@ class Leaf(NamedTuple):
     element: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    #: "cpu", or where else its memory is, as its library says it: "cuda:0"
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.element}[{', '.join(map(str, self.shape))}]"
@@ -42,8 +44,9 @@ class Leaf(NamedTuple):
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def matches(self, other: Leaf) -> bool:
-        """Whether one array can take the other's values; whose arrays they are does not matter."""
-        return self is other or self[1:] == other[1:]
+        """Whether one array can take the other's values; whose arrays they are, and where, does
+        not matter."""
+        return self is other or self[1:4] == other[1:4]
 
 
 class Arrays:
@@ -88,8 +91,8 @@ def _remembered(leaf: Leaf) -> tuple[Leaf]:
 
 
 def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
-    view, element = adapter.view(value)
-    return Leaf(adapter.NAME, element, view.dtype, view.shape), view
+    view, _ = adapter.view(value)  # first: it refuses what cannot be used
+    return Leaf(adapter.NAME, *adapter.describe(value)), view
 
 
 def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) -> str:

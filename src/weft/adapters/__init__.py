@@ -4,6 +4,8 @@ Each adapter is a module, loaded at the first sight of its type. One that knows 
 
     NAME                      how ranks tell each other which adapter to use
     is_mine(value)            whether it can be moved as an array
+    describe(value)           the name of its elements, the dtype of its view, its shape and its
+                              device ("cpu", "cuda:0"), without making a view
     view(value)               the same memory as a NumPy array, and the name of its elements
     deliver(array, element)   a NumPy array that weft made, as this library's
     state(value)              what tells whether it has changed since; of a large one of NumPy's,
