@@ -174,7 +174,7 @@ class Team:
 
         def have(value: Any) -> bool:
             nonlocal parts
-            if self.has_replica(value) or self.backend.sees(value):
+            if self.has_replica(value) or self.backend.shares(value):
                 return True
             if parts is None:  # once in a look: models have many
                 replicas = (one for _, one in self._replicas.values())

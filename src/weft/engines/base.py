@@ -8,15 +8,19 @@ carries a call out (`_collective`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from weft._core.calls import Call
     from weft._core.elements import Array
     from weft._core.jobs import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
+
+
+NO_COMMON: Mapping[str, Any] = MappingProxyType({})
 
 
 class Handle(Protocol):
@@ -287,10 +291,6 @@ class Member:
         #: what was registered, by number; the driver's own objects in the driver
         self.registered: dict[int, Any] = {}
 
-    def hold(self, arguments: Iterable[Any]) -> None:
-        """Told of what a call was given. An engine keeps of it until the next call, which often
-        has the same, what would take long to be found again."""
-
 
 class Team(ABC):
     """A driver, rank 0, which computes too, and workers that stay and form a group with it."""
@@ -313,21 +313,23 @@ class Team(ABC):
 
     @abstractmethod
     def call(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        """Have each rank run `function(member, *its arguments)`, this process too.
+        """Run `function(member, *own[rank], **common)` in each rank, this process too.
 
-        Returns the results in the order of the ranks; a rank whose arguments are None has none to
-        do. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
+        Return the results in the order of the ranks; a rank whose own arguments are None does not
+        run it. Of a RowSlice a worker gets at least the rows that are meant. What is `common` is
+        sent once for all workers, and named by its keys in errors; each worker may change what it
+        gets. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
         """
 
-    @abstractmethod
-    def for_several(self, value: Any, name: str) -> Any:
-        """A value as an argument for several workers: an engine may pack it once for all."""
-
-    @abstractmethod
-    def sees(self, value: Any) -> bool:
-        """Whether every worker sees a value where it lies, so that it is sent as a reference."""
+    def shares(self, value: Any) -> bool:
+        """Return whether later changes of a value here reach the workers unsent."""
+        return False
 
     @abstractmethod
     def restart(self) -> None:
