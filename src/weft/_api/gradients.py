@@ -1,7 +1,7 @@
 """A rank's gradients as one flat array, which the ranks add up where it lies.
 
 after backward   loss | which parameters it depends on | gradient | gradient | ...
-                   one array in shared memory, with a copy of what torch has computed
+                   one array of the group's, with a copy of what torch has computed
 add up           one all_reduce of that array, in place: nobody copies anything
 take             each parameter's gradient is its part of the array, until the next step
 
@@ -16,11 +16,9 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft import adapters
-from weft._api.sharing import share
 from weft.engines.base import Group
 from weft.errors import InvalidType
 
@@ -35,31 +33,29 @@ _made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
 _made = weakref.WeakKeyDictionary()
 
 
-def gradients_for(optimizer: Any, parameters: Sequence[Any], *, shared: bool) -> Gradients:
+def gradients_for(optimizer: Any, parameters: Sequence[Any], group: Group) -> Gradients:
     """Where the gradients of an optimizer's parameters go: at each step to the same array, unless
-    somebody holds one. `shared`: other ranks are to see them."""
-    key = (shared, *((one.shape, one.dtype, one.stride()) for one in parameters))
+    somebody holds one. The group adds them up."""
+    key = (group.size, *((one.shape, one.dtype, one.stride()) for one in parameters))
     made = _made.setdefault(optimizer, {})
     if key not in made or made[key].in_use:
         if len(made) >= _SETS:
             made.clear()
-        made[key] = Gradients(parameters, shared=shared)
+        made[key] = Gradients(parameters, group)
     return made[key]
 
 
 class Gradients:
     """Those of some parameters, and the loss that they are the gradients of."""
 
-    def __init__(self, parameters: Sequence[Any], *, shared: bool) -> None:
+    def __init__(self, parameters: Sequence[Any], group: Group) -> None:
         # half precision is added up in a wider type
         self._dtype = reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
         for one in parameters:
             adapters.named("torch").view(one)  # refuses those on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
         *starts, size = accumulate((one.numel() for one in parameters), initial=first)
-        flat = np.zeros(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
-        # as an array of NumPy's own class, which is described more quickly
-        self._flat = share(flat).view(np.ndarray) if shared else flat
+        self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
         #: where each gradient begins, and its form: as torch would lay it out, which some
         #: optimizers rely on
         self._forms = [

@@ -202,7 +202,7 @@ def _step_of_torch(
         parameters = [
             one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
         ]
-        gradients = gradients_for(optimizer, parameters, shared=member.size > 1)
+        gradients = gradients_for(optimizer, parameters, member.group)
         gradients.put(value, parameters)
     except Exception as error:
         member.group.refuse("train_step", error)

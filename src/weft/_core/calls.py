@@ -100,7 +100,7 @@ class Reduce(Call):
             root = checked_root(name, root, size)
         if weight is not None:
             self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
-        self._op, self._root, self._out = op, root, out
+        self.value, self.op, self._root, self._out = value, op, root, out
         given = _numbers_of(name, value, op, size)
         self.common = _common(name, given, op, root, weight is not None)
         self._together = together(given.leaves)
@@ -118,7 +118,7 @@ class Reduce(Call):
 
     @property
     def joint(self) -> bool:
-        return not self.own and can_join(self._op, self.source, self._together.elements)
+        return not self.own and can_join(self.op, self.source, self._together.elements)
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
         weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None
@@ -128,7 +128,7 @@ class Reduce(Call):
                 "there is no mean; at least one rank must have some weight"
             )
         elements = self._together.elements
-        return Combination(self._op, elements, weights, self._root, self.early_target)
+        return Combination(self.op, elements, weights, self._root, self.early_target)
 
     def finish(self) -> None:
         if self._target is not None:

@@ -2,7 +2,8 @@
 
 `tests/contracts/` holds the suite that each implementation passes. The six collectives are here,
 once: what they check, plan and return is in `_core/calls.py` and `_core/moves.py`; an engine only
-carries a call out (`_collective`).
+carries a call out (`carry_out`), and those that can do so beside the caller's work say how
+(`_start`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from weft._core.timeouts import checked
+from weft.errors import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -36,6 +40,23 @@ class Handle(Protocol):
         Raises Stalled when `timeout` seconds have passed; the call goes on, and can be waited for
         again.
         """
+
+
+class Done:
+    """A Handle of a call that has ended."""
+
+    def __init__(self, result: Any, error: Exception | None = None) -> None:
+        self._result, self._error = result, error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            checked(timeout)
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Group(ABC):
@@ -117,6 +138,20 @@ class Group(ABC):
         wrong, so that they do not wait for it. They get a Disagreement."""
 
     @abstractmethod
+    def carry_out(self, call: Call, *, timeout: float) -> None:
+        """Exchange `call.common` and `call.own`, settle the call, then move or combine.
+
+        Raises Disagreement and InvalidValue on every rank alike, PeerLost, Stalled.
+        """
+
+    def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
+        """Return zeros in memory that is best for repeated in-place all_reduce."""
+        import numpy as np
+
+        if device != "cpu":
+            raise InvalidValue(f"allocate(device={device!r}): this engine has memory on 'cpu' only")
+        return np.zeros(shape, dtype)
+
     def _collective(
         self,
         name: str,
@@ -126,11 +161,25 @@ class Group(ABC):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        """Make a call (`make_call`), carry it out, return its result.
+        """Make a call, carry it out, return its result; with `async_op` a Handle."""
+        try:
+            seconds = self.timeout if timeout is None else checked(timeout)
+            call = make_call(self, name, value, options)
+        except Exception as error:
+            self.refuse(name, error)
+            raise
+        if async_op:
+            return self._start(call, seconds)
+        self.carry_out(call, timeout=seconds)
+        return call.result()
 
-        With `async_op` it returns a Handle at once, and calls are carried out in the order in
-        which they were made.
-        """
+    def _start(self, call: Call, seconds: float) -> Handle:
+        """Begin a call, after those that were begun before. By default it is carried out here."""
+        try:
+            self.carry_out(call, timeout=seconds)
+            return Done(call.result())
+        except Exception as error:
+            return Done(None, error)
 
     # the collectives: every rank calls the same one, with the same options
 
