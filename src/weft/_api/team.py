@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
 from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
-from weft._core import models, timeouts
+from weft._core import timeouts
 from weft._core.essence import essence_of
 from weft._core.mentioned import State, state_of
+from weft.adapters import models
 
 if TYPE_CHECKING:
     from weft.engines.base import Group

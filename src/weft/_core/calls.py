@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from weft import adapters
-from weft._core import trees
 from weft._core.elements import NUMERIC, OPERATIONS, Array
 from weft._core.joint_work import can_join
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
 from weft._core.together import together
 from weft._core.values import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
+from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
 
 _WEIGHT = struct.Struct("d")
@@ -215,7 +215,7 @@ def _numbers_of(name: str, value: Any, op: str, size: int) -> Arrays:
     """The arrays of a value, if they can be reduced."""
     given = Arrays.of(value, adapters.of_array_or_number)
     if given is None:
-        where, what = trees.find_other(value, adapters.of_array_or_number)
+        where, what = containers.find_other(value, adapters.of_array_or_number)
         raise InvalidType(
             f"{name}: {where} is {_kind(what)}; expected numbers: an array, a tensor, a number, or "
             "a list, tuple or dict of these. Other objects can be gathered"

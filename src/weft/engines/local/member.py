@@ -17,8 +17,8 @@ from typing import Any
 
 import cloudpickle
 
-from weft._core.models import parts, reduce
 from weft._core.portions import RowSlice
+from weft.adapters.models import parts, reduce
 from weft.engines.base import Group, Member
 from weft.engines.local import large_arrays
 from weft.engines.local.group import forget_unfinished, join

@@ -10,7 +10,7 @@ from weft.engines.serial import SerialGroup
 
 torch = pytest.importorskip("torch")
 
-from weft._api.gradients import gradients_for  # noqa: E402  it needs torch
+from weft.adapters.torch_training import gradients_for  # noqa: E402  it needs torch
 
 
 def parameters(*shapes: tuple[int, ...], dtype: Any = torch.float32) -> list[Any]:
