@@ -28,7 +28,7 @@ LAYERS = {
     "cli": {"_core", "_version", "doctor", "engines", "errors", "resources"},
     "doctor": {"_core", "_version", "doctor", "engines", "errors", "kernels", "resources", "weft"},
     "_api": {"_api", "_core", "adapters", "engines", "errors", "faults", "resources"},
-    "engines": {"_core", "_version", "engines", "errors", "faults", "resources"},
+    "engines": {"_core", "adapters", "_version", "engines", "errors", "faults", "resources"},
     "_core": {"_core", "adapters", "errors", "kernels"},
     "adapters": {"adapters", "errors"},
     "faults": {"errors"},

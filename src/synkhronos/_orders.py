@@ -2,7 +2,7 @@
 
 driver                                      every rank
 an Order each, in which split inputs   ->   run(member, order):
-are portions                                  cuts its own sliceable variables,
+are row slices                                cuts its own sliceable variables,
 joins the results                      <-     computes slice by slice,
                                               sets its own variables once
 """
@@ -10,15 +10,15 @@ joins the results                      <-     computes slice by slice,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from weft._core import models
 from weft._core.outputs import Partial
 from weft._core.portions import Bounds, RowSlice, choose, common_length, count
 from weft._core.rowwise import Task, compute
+from weft.adapters import models
 from weft.engines.base import Member
 from weft.errors import InvalidValue
 
@@ -41,10 +41,9 @@ class Order:
     has_rows: bool = True
 
 
-def run(member: Member, order: Order) -> Partial:
+def run(member: Member, order: Order, /, **common: Any) -> Partial:
     """Remote function: a rank's part of a call."""
-    if order.task.arguments:  # a step of training has none, and comes between two that have
-        member.hold(order.task.given)
+    order = replace(order, task=order.task.with_common(common))
     task = _with_rows(member, order) if order.sliceable else order.task
     found = compute(_as_numpy(member.registered[order.function]), task, order.modes)
     if not order.updated:
@@ -73,11 +72,11 @@ def _with_rows(member: Member, order: Order) -> Task:
             f"{', '.join(values)} of rank {member.rank}"
         )
     if order.cut == "bounds":
-        portion = RowSlice(Bounds(), rows)
+        own = RowSlice(Bounds(), rows)
     else:
         indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        portion = RowSlice(np.asarray(indexes, np.int64), slice(0, len(indexes)))
-    return task._replace(arguments=[*task.arguments, portion])
+        own = RowSlice(np.asarray(indexes, np.int64), slice(0, len(indexes)))
+    return task._replace(arguments=[*task.arguments, own])
 
 
 def _as_numpy(function: Callable[..., Any]) -> Callable[..., Any]:

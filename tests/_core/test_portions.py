@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,18 @@ def test_rows_of_lists(kind: Any) -> None:
     taken = RowSlice(kind([4, 5, 6]), np.array([2, 0])).take()
     assert type(taken) is type(kind([]))
     assert list(taken) == [6, 4]
+
+
+@pytest.mark.parametrize("rows", [slice(2, 4), np.array([3, 0])])
+def test_what_is_pickled_of_an_array(rows: Any) -> None:
+    """Only the rows that are meant, or the array with their numbers, where a worker has it."""
+    given = RowSlice(np.arange(1000.0), rows)
+    sent: RowSlice = pickle.loads(pickle.dumps(given))
+    assert len(sent.array) == 2
+    assert sent.take().tolist() == given.take().tolist()
+    make, arguments = given.reduce_whole()
+    assert make(*arguments).array is given.array
+    assert make(*arguments).take().tolist() == given.take().tolist()
 
 
 def test_lengths_that_differ() -> None:

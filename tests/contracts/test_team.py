@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import weft
+from weft._core.portions import RowSlice
 from weft.engines.base import Member, Team
 from weft.errors import UsedConcurrently
 
@@ -27,6 +29,10 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
 
 def everywhere(team: Team, function: Any, *arguments: Any) -> list[Any]:
     return team.call(function, [arguments] * team.size)
+
+
+def everywhere_with(team: Team, common: Any, function: Any, *arguments: Any) -> list[Any]:
+    return team.call(function, [arguments] * team.size, common=common)
 
 
 # remote functions
@@ -46,6 +52,15 @@ def total(member: Member, value: Any) -> Any:
 
 def registered(member: Member) -> dict[int, Any]:
     return dict(member.registered)
+
+
+def add_to(member: Member, rank: int, /, table: Any, step: Any) -> Any:
+    table += rank * step
+    return table
+
+
+def taken(member: Member, rows: RowSlice) -> Any:
+    return np.asarray(rows.take()).tolist()
 
 
 def change(member: Member, number: int) -> None:
@@ -80,6 +95,49 @@ def test_each_has_arguments_of_its_own(team: Team) -> None:
     assert team.call(give, [*last, ("x",)]) == [*last, "x"]
     assert team.call(give, [("x",), *last]) == ["x", *last]
     assert team.call(give, [None] * team.size) == [None] * team.size
+
+
+def test_common_arguments_reach_every_rank(team: Team) -> None:
+    """By name, large and small; what one rank changes of its own is nobody else's."""
+    table = np.zeros(50_000)
+    common = {"table": table, "step": 2}
+    for _ in range(2):
+        found = team.call(add_to, [(rank + 1,) for rank in range(team.size)], common=common)
+        assert [(one[0], one[-1]) for one in found[1:]] == [
+            (2 * (rank + 1),) * 2 for rank in range(1, team.size)
+        ]
+        table[:] = 0
+    last = [None] * (team.size - 1)
+    assert team.call(add_to, [*last, (1,)], common={"table": [1], "step": [2]}) == [*last, [1, 2]]
+
+
+def test_common_arguments_are_named_in_errors(team: Team) -> None:
+    """The first part that cannot be sent, before anybody has begun."""
+    if team.size > 1:
+        with pytest.raises(weft.InvalidType, match=r"table'?\]?\[1\] is a _thread\.lock"):
+            everywhere_with(team, {"table": [1, threading.Lock()]}, give, 1)
+    assert everywhere(team, total, 1) == [team.size] * team.size
+
+
+@pytest.mark.parametrize("rows", [slice(1, 4), np.array([4, 0, 2])])
+def test_row_slices_give_their_rows(team: Team, rows: Any) -> None:
+    """Of arrays here or in shared memory, of lists: `take` has the rows that are meant."""
+    array = np.arange(20.0).reshape(5, 4)
+    for given in (array, weft.share(array), [[1], [2], [3], [4], [5]]):
+        expected = np.asarray(given)[rows].tolist()
+        found = everywhere(team, taken, RowSlice(given, rows))
+        assert found == [expected] * team.size
+
+
+def test_what_is_shared_shows_later_changes(team: Team) -> None:
+    """`shares` is true only of what changes in the workers by itself."""
+    for array in (np.zeros(3), weft.share(np.zeros(3))):
+        number = team.register(array, "the array")
+        array[:] = 1
+        fresh = [one[number].tolist() == [1, 1, 1] for one in everywhere(team, registered)]
+        assert all(fresh) or not team.shares(array)
+        team.drop(number)
+    team.register(None, "nothing")  # nobody holds the arrays now
 
 
 def test_ranks_form_a_group(team: Team) -> None:

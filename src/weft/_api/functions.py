@@ -11,8 +11,8 @@ from weft._api.team import RegisteredFunction, Team, default_team
 from weft._core.calling import validate_callable
 from weft._core.counts import whole
 from weft._core.outputs import Modes, Partial, check_modes, is_close, join
-from weft._core.portions import Batch, choose, common_length, count, part, portion
-from weft._core.rowwise import Task, compute, select
+from weft._core.portions import Batch, RowSlice, choose, common_length, count, part
+from weft._core.rowwise import Common, Task, compute, select
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, Mismatch
 
@@ -161,14 +161,12 @@ class Function:
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         size = self.team.size
         parts = [part(rows, size, rank) for rank in range(size)]
-        # of no rows at all the driver makes what it makes
-        busy = [rank for rank in range(1, size) if count(parts[rank])]
-        sent = self._for_several(call) if len(busy) > 1 else call
-        arguments: list[tuple[Any, ...] | None] = [None] * size
-        arguments[0] = (call.number, modes, *self._task(call, parts[0], here=True))
-        for rank in busy:
-            arguments[rank] = (call.number, modes, *self._task(sent, parts[rank], here=False))
-        results = self.team.backend.call(_compute, arguments)
+        own = [
+            # of no rows at all the driver makes what it makes
+            (call.number, modes, *self._task(call, rows)) if count(rows) or rank == 0 else None
+            for rank, rows in enumerate(parts)
+        ]
+        results = self.team.backend.call(_compute, own, common=self._common(call))
         return join([Partial(*one) for one in results if one is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
@@ -197,26 +195,17 @@ class Function:
             )
         return found
 
-    def _for_several(self, call: _Call) -> _Call:
-        """The same for several workers: what goes whole to each is packed once for all."""
-        for_several = self.team.backend.for_several
-        return call._replace(
-            arguments=[
-                value if position in call.split else for_several(value, self._name_of(position))
-                for position, value in enumerate(call.arguments)
-            ],
-            keywords={
-                name: value if name in call.split else for_several(value, name)
-                for name, value in call.keywords.items()
-            },
-        )
+    def _common(self, call: _Call) -> dict[str, Any]:
+        """Return what goes whole to every rank."""
+        given: Iterable[tuple[int | str, Any]]
+        given = itertools.chain(enumerate(call.arguments), call.keywords.items())
+        return {self._name_of(key): value for key, value in given if key not in call.split}
 
-    def _task(self, call: _Call, rows: Any, *, here: bool) -> Task:
-        """What a rank gets of a call."""
-        sees, split = self.team.backend.sees, call.split
+    def _task(self, call: _Call, rows: Any) -> Task:
+        """Return what a rank gets of a call besides what is common."""
 
         def given(key: int | str, value: Any) -> Any:
-            return portion(value, rows, is_seen=here or sees(value)) if key in split else value
+            return RowSlice(value, rows) if key in call.split else Common(self._name_of(key))
 
         return Task(
             [given(position, value) for position, value in enumerate(call.arguments)],
@@ -231,7 +220,7 @@ class Function:
         makes of them at once."""
         sample = part(rows, max(1, count(rows) // _SAMPLE), 0)
         joined = self._on_team(call._replace(slices=2), sample, modes)
-        task = self._task(call._replace(slices=1), sample, here=True)
+        task = self._task(call._replace(slices=1), sample).with_common(self._common(call))
         direct = compute(self._fun, task, modes).outputs
         if not is_close(joined, direct, modes):
             raise Mismatch(
@@ -254,11 +243,11 @@ class _Call(NamedTuple):
     wanted: tuple[Any, ...] | None
 
 
-def _compute(member: Member, number: int, modes: Modes, *values: Any) -> tuple[Any, int]:
+def _compute(
+    member: Member, number: int, modes: Modes, /, *task: Any, **common: Any
+) -> tuple[Any, int]:
     """Remote function: the function on a rank's task. Plain tuples travel in half the time."""
-    task = Task(*values)
-    member.hold(task.given)
-    outputs, rows = compute(member.registered[number], task, modes)
+    outputs, rows = compute(member.registered[number], Task(*task).with_common(common), modes)
     return outputs, rows
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
 from weft._api.teams import check_size, share_of_cores
-from weft._core import models, timeouts
+from weft._core import timeouts
 from weft._core.mentioned import State, state_of
+from weft.adapters import models
 from weft.engines import registry
 from weft.engines.base import TeamOptions
 
@@ -155,7 +156,7 @@ class Team:
 
         def have(value: Any) -> bool:
             nonlocal parts
-            if self.has_replica(value) or self.backend.sees(value):
+            if self.has_replica(value) or self.backend.shares(value):
                 return True
             if parts is None:  # once in a look: models have many
                 replicas = (one for _, one in self._replicas.values())

@@ -10,7 +10,6 @@ seeding.py      random seeds that do not depend on how many workers there are
 Of collectives:
 
 elements.py     what the numbers of an array are, and in what they are summed
-trees.py        lists, tuples and dicts of arrays: taken apart, and put together again
 shared.py       what `share` returns
 values.py       the arrays of a call, and where its results go
 together.py     many small arrays as few
@@ -48,8 +47,7 @@ collect.py      results in the order of their items
 Of functions:
 
 portions.py     which rows are whose
-rowwise.py      a function on a rank's share
+rowwise.py      a function on a rank's task
 outputs.py      what the ranks' outputs come to
 mentioned.py    whether what a function mentions has changed
-models.py       an object's values, whatever library's it is
 """

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from weft import adapters
-from weft._core import models
+from weft.adapters import models
 
 #: values that are looked at within one that the function mentions, and how deep
 _MOST, _DEEPEST = 1000, 20

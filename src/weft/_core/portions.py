@@ -17,14 +17,22 @@ Batch = int | slice | Sequence[int] | Any
 
 @dataclass(frozen=True)
 class RowSlice:
-    """Some rows of an array, taken where they are needed."""
+    """Some rows of an array, taken where they are needed.
+
+    Pickled, it has only the rows that are needed; an engine whose workers have the array anyway
+    may pickle it by `reduce_whole`.
+    """
 
     array: Any
     #: a slice, or an array of indexes
     rows: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a third of the time that dataclasses take."""
+        taken = self.take()
+        return _between, (taken, 0, len(taken))
+
+    def reduce_whole(self) -> tuple[Any, ...]:
+        """Return what pickle takes for the whole array and which rows are meant."""
         rows = self.rows
         if isinstance(rows, slice):
             return _between, (self.array, rows.start, rows.stop)
@@ -38,16 +46,6 @@ class RowSlice:
 
 def _between(array: Any, start: int, stop: int) -> RowSlice:
     return RowSlice(array, slice(start, stop))
-
-
-def portion(value: Any, rows: Any, *, is_seen: bool) -> RowSlice:
-    """Some rows of a value for another rank. What that one sees where it lies is cut there; of
-    others only the rows that are needed are sent."""
-    whole = RowSlice(value, rows)
-    if is_seen:
-        return whole
-    taken = whole.take()
-    return RowSlice(taken, slice(0, len(taken)))
 
 
 class Bounds:

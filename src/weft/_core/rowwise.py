@@ -10,10 +10,16 @@ from weft._core.portions import RowSlice, count, part
 from weft.errors import InvalidType, InvalidValue
 
 
+class Common(NamedTuple):
+    """The name of a common argument of the call, in the place where the function gets it."""
+
+    name: str
+
+
 class Task(NamedTuple):
     """What one rank gets of a call."""
 
-    #: those that are portions are split, the others go whole
+    #: each a RowSlice, a Common, or the value itself
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     rows: int
@@ -21,15 +27,20 @@ class Task(NamedTuple):
     #: which outputs are wanted; None: all
     wanted: tuple[Any, ...] | None
 
-    @property
-    def given(self) -> list[Any]:
-        """All that it was given, portions as what they are portions of."""
-        both = (*self.arguments, *self.keywords.values())
-        return [one.array if isinstance(one, RowSlice) else one for one in both]
+    def with_common(self, common: Mapping[str, Any]) -> Task:
+        """Return the task with the common arguments in their places."""
+
+        def given(value: Any) -> Any:
+            return common[value.name] if isinstance(value, Common) else value
+
+        return self._replace(
+            arguments=[given(one) for one in self.arguments],
+            keywords={name: given(one) for name, one in self.keywords.items()},
+        )
 
 
 def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
-    """The outputs of a function on a rank's task."""
+    """Return the outputs of a function on a rank's task."""
     slices = min(task.slices, max(1, task.rows))
     parts = []
     for index in range(slices):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft import adapters
-from weft._core import trees
 from weft._core.elements import Array
+from weft.adapters import containers
 
 #: bytes of the longest description that ranks show each other
 _LONGEST_WORDS = 400
@@ -72,7 +72,7 @@ class Arrays:
             return cls(_remembered(leaf) if view is value else (leaf,), (view,))
         if not isinstance(value, (list, tuple, dict)):
             return None
-        found = trees.flatten(value, lambda item: find(item) is not None)
+        found = containers.flatten(value, lambda item: find(item) is not None)
         if found is None:
             return None
         described = [_describe(item, find(item)) for item in found[0]]
@@ -99,7 +99,7 @@ def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) 
     """Arrays in words, if asked for without the number of their rows; a long text is cut, and told
     from others by its checksum."""
     words = [leaf.without_rows() if any_rows else str(leaf) for leaf in leaves]
-    text = trees.describe(structure, iter(words))
+    text = containers.describe(structure, iter(words))
     data = text.encode(errors="replace")
     if len(data) <= _LONGEST_WORDS:
         return text
@@ -136,7 +136,7 @@ class Target:
             return out
         leaves = zip(self._leaves, self._views, strict=True)
         values = (adapters.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
-        return trees.rebuild(self._structure, values)
+        return containers.rebuild(self._structure, values)
 
 
 def flat(view: Array) -> Array:

@@ -50,7 +50,10 @@ Besides a module for each library there are
 numbers.py      Python's own numbers, as arrays
 scalars.py      NumPy's single numbers, as arrays
 holder.py       `weft.Holder`: a place for a value that cannot be changed itself
-containers.py   lists, tuples and dicts of models
+containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
+models.py       an object's values, whatever library's it is
+torch_training.py  a step of training of a torch module
+jax_training.py    a step of training of JAX's arrays
 """
 
 from __future__ import annotations

@@ -2,24 +2,31 @@
 
 `tests/contracts/` holds the suite that each implementation passes. The six collectives are here,
 once: what they check, plan and return is in `_core/calls.py` and `_core/moves.py`; an engine only
-carries a call out (`_collective`).
+carries a call out (`carry_out`), and those that can do so beside the caller's work say how
+(`_start`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft._core.timeouts import checked
+from weft.errors import InvalidValue
 from weft.resources import Plan, plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from weft._core.calls import Call
     from weft._core.elements import Array
     from weft._core.jobs import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
+
+
+NO_COMMON: Mapping[str, Any] = MappingProxyType({})
 
 
 class Handle(Protocol):
@@ -35,6 +42,23 @@ class Handle(Protocol):
         Raises Stalled when `timeout` seconds have passed; the call goes on, and can be waited for
         again.
         """
+
+
+class Done:
+    """A Handle of a call that has ended."""
+
+    def __init__(self, result: Any, error: Exception | None = None) -> None:
+        self._result, self._error = result, error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            checked(timeout)
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Group(ABC):
@@ -133,6 +157,20 @@ class Group(ABC):
         wrong, so that they do not wait for it. They get a Disagreement."""
 
     @abstractmethod
+    def carry_out(self, call: Call, *, timeout: float) -> None:
+        """Exchange `call.common` and `call.own`, settle the call, then move or combine.
+
+        Raises Disagreement and InvalidValue on every rank alike, PeerLost, Stalled.
+        """
+
+    def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
+        """Return zeros in memory that is best for repeated in-place all_reduce."""
+        import numpy as np
+
+        if device != "cpu":
+            raise InvalidValue(f"allocate(device={device!r}): this engine has memory on 'cpu' only")
+        return np.zeros(shape, dtype)
+
     def _collective(
         self,
         name: str,
@@ -142,11 +180,25 @@ class Group(ABC):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        """Make a call (`make_call`), carry it out, return its result.
+        """Make a call, carry it out, return its result; with `async_op` a Handle."""
+        try:
+            seconds = self.timeout if timeout is None else checked(timeout)
+            call = make_call(self, name, value, options)
+        except Exception as error:
+            self.refuse(name, error)
+            raise
+        if async_op:
+            return self._start(call, seconds)
+        self.carry_out(call, timeout=seconds)
+        return call.result()
 
-        With `async_op` it returns a Handle at once, and calls are carried out in the order in
-        which they were made.
-        """
+    def _start(self, call: Call, seconds: float) -> Handle:
+        """Begin a call, after those that were begun before. By default it is carried out here."""
+        try:
+            self.carry_out(call, timeout=seconds)
+            return Done(call.result())
+        except Exception as error:
+            return Done(None, error)
 
     # the collectives: every rank calls the same one, with the same options
 
@@ -324,10 +376,6 @@ class Member:
         #: what was registered, by number; the driver's own objects in the driver
         self.registered: dict[int, Any] = {}
 
-    def hold(self, arguments: Iterable[Any]) -> None:
-        """Told of what a call was given. An engine keeps of it until the next call, which often
-        has the same, what would take long to be found again."""
-
 
 class Team(ABC):
     """A driver, rank 0, which computes too, and workers that stay and form a group with it."""
@@ -350,21 +398,23 @@ class Team(ABC):
 
     @abstractmethod
     def call(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        """Have each rank run `function(member, *its arguments)`, this process too.
+        """Run `function(member, *own[rank], **common)` in each rank, this process too.
 
-        Returns the results in the order of the ranks; a rank whose arguments are None has none to
-        do. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
+        Return the results in the order of the ranks; a rank whose own arguments are None does not
+        run it. Of a RowSlice a worker gets at least the rows that are meant. What is `common` is
+        sent once for all workers, and named by its keys in errors; each worker may change what it
+        gets. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
         """
 
-    @abstractmethod
-    def for_several(self, value: Any, name: str) -> Any:
-        """A value as an argument for several workers: an engine may pack it once for all."""
-
-    @abstractmethod
-    def sees(self, value: Any) -> bool:
-        """Whether every worker sees a value where it lies, so that it is sent as a reference."""
+    def shares(self, value: Any) -> bool:
+        """Return whether later changes of a value here reach the workers unsent."""
+        return False
 
     @abstractmethod
     def restart(self) -> None:

@@ -114,10 +114,13 @@ class Collectives:
         self._prepared.clear()
         self._sums.clear()
 
-    def prepare(self, call: Call, value: Any, op: str) -> None:
+    def prepare(self, call: Call) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
         transport = self._transport
-        if transport is None or call.own or type(value) is not np.ndarray:
+        if transport is None or not isinstance(call, Reduce) or call.own:
+            return
+        value, op = call.value, call.op
+        if type(value) is not np.ndarray:
             return
         small = call.layout.size <= transport.slots.room
         memory = transport.joint_memory if not small and call.joint else None

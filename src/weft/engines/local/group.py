@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft._core.failures import caller_line
 from weft._core.timeouts import checked
 from weft.engines.background import Background
-from weft.engines.base import Group, make_call
+from weft.engines.base import Group
 from weft.engines.local import locks, rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
@@ -30,9 +30,10 @@ from weft.errors import (
 from weft.resources import Plan, host_name
 
 if TYPE_CHECKING:
+    from weft._core.calls import Call
     from weft._core.elements import Array
     from weft._core.tables import TableSpec
-    from weft.engines.base import Store
+    from weft.engines.base import Handle, Store
     from weft.engines.local.collectives import Collectives
 
 _COLOR = struct.Struct("?qq")
@@ -205,35 +206,33 @@ class LocalGroup(Group):
             value, op, weight=weight, out=out, async_op=async_op, timeout=timeout
         )
 
-    def _collective(
-        self,
-        name: str,
-        value: Any,
-        options: dict[str, Any],
-        *,
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
-        try:
-            seconds = self.timeout if timeout is None else checked(timeout)
-            call = make_call(self, name, value, options)
-        except Exception as error:
-            self.refuse(name, error)
-            raise
+    def carry_out(self, call: Call, *, timeout: float) -> None:
         collectives = self._collectives or self._new_collectives()
-        if not async_op:
-            self._in_step(name, collectives.carry_out, (call, seconds))
-            if name == "all_reduce":
-                collectives.prepare(call, value, options["op"])
-            return call.result()
+        self._in_step(call.name, collectives.carry_out, (call, timeout), depth=6)
+        if call.name == "all_reduce":
+            collectives.prepare(call)
+
+    def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
+        zeros = super().allocate(shape, dtype, device)
+        if self.size == 1:
+            return zeros
+        import numpy as np
+
+        from weft.engines.local.shared_arrays import copy_in
+
+        # as an array of NumPy's own class, which is described more quickly
+        return copy_in(zeros).view(np.ndarray)
+
+    def _start(self, call: Call, seconds: float) -> Handle:
         self._check_usable()
+        collectives = self._collectives or self._new_collectives()
         line = caller_line()
 
         def work() -> Any:
-            self._in_step(name, collectives.carry_out, (call, seconds), line=line)
+            self._in_step(call.name, collectives.carry_out, (call, seconds), line=line)
             return call.result()
 
-        return self._background.start(work, name)
+        return self._background.start(work, call.name)
 
     def _in_step(
         self,

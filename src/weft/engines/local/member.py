@@ -12,30 +12,19 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
 
-from weft._core.models import parts, reduce
+from weft._core.portions import RowSlice
+from weft.adapters.models import parts, reduce
 from weft.engines.base import Group, Member
+from weft.engines.local import large_arrays
 from weft.engines.local.group import forget_unfinished, join
+from weft.engines.local.mapped import buffer_of
 from weft.engines.local.rendezvous import Identity
-from weft.engines.local.shared_arrays import SharedArray
-from weft.engines.local.wire import Packed, is_no_fault, unpicklable
-
-
-class LocalMember(Member):
-    """A process of this machine."""
-
-    #: in a worker: the shared arrays of the last call, which the next finds mapped; to have one
-    #: mapped it would have to ask the driver, who computes
-    mapped: Sequence[Any] = ()
-
-    def hold(self, arguments: Iterable[Any]) -> None:
-        if self.rank > 0:
-            self.mapped = [one for one in arguments if isinstance(one, SharedArray)]
-
+from weft.engines.local.wire import IMMUTABLE, Once, Packed, is_no_fault, unpicklable
 
 #: by the name of the team; a worker may be a driver of others
 _members: dict[str, Member] = {}
@@ -45,7 +34,7 @@ def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Memb
     """Join the group of a team."""
     identity = Identity(rank, size, name)
     group: Group = join(identity, timeout=timeout, start_timeout=start)
-    member = _members[name] = LocalMember(rank, size, group)
+    member = _members[name] = Member(rank, size, group)
     return member
 
 
@@ -64,12 +53,12 @@ def leave(name: str, *, peers_end: Callable[[], None]) -> None:
         forget_unfinished(member.group)
 
 
-def run_remote(task: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> Any:
+def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
     """Run a function of a team for its driver."""
-    name, function, arguments = task
+    name, function, own, common = work
     if function is enter_as_worker:
-        return function(*arguments)
-    return function(_members[name], *arguments)
+        return function(*own)
+    return function(_members[name], *own, **common)
 
 
 def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
@@ -111,7 +100,7 @@ def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: s
             reduced = reduce(mentioned)
             return super().reducer_override(mentioned) if reduced is None else reduced
 
-    packed = _Copied()
+    packed = _RegisteredPayload()
     try:
         packed.dump_by(Pickler, value)
     except BaseException as error:
@@ -134,10 +123,39 @@ class _Unpickler(pickle.Unpickler):
         return self._registered[number] if part is None else parts(self._registered[number])[part]
 
 
-class _Copied(Packed):
+class _RegisteredPayload(Packed):
     """Sent to several workers, each of which may change its arrays: each copies them."""
 
     def _array(self, array: Any) -> Any:
-        from weft.engines.local import large_arrays
-
         return large_arrays.copied_there(super()._array(array))
+
+
+class Arguments(Packed):
+    """What one worker gets of a call. Row slices of arrays in shared memory are cut there; of
+    others only the rows that are needed are sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: what was cut, should a second pickler come across it
+        self._cut: dict[int, Any] = {}
+
+    def _reducers(self) -> dict[type, Callable[[Any], Any]]:
+        return {**super()._reducers(), RowSlice: self._row_slice}
+
+    def _row_slice(self, rows: RowSlice) -> Any:
+        if lies_in_shared_memory(rows.array):
+            return rows.reduce_whole()
+        if id(rows) not in self._cut:
+            self._cut[id(rows)] = rows.__reduce__()
+        return self._cut[id(rows)]
+
+
+def lies_in_shared_memory(value: Any) -> bool:
+    """Return whether workers use the same memory as this process for an array."""
+    return type(value) in large_arrays.KINDS and buffer_of(value) is not None
+
+
+def pack_once(value: Any, name: str) -> Any:
+    """Return a common argument for several workers, packed once for all."""
+    # what is pickled in less time than it takes to look whether it was
+    return value if isinstance(value, IMMUTABLE) else Once(value, name)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft._core.failures import INTERRUPTED, restore
 from weft._core.work import Answer, CalledOff, Done, Stopped, Unreadable, Work
+from weft.engines.base import NO_COMMON
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.guard import ComputationInterrupted
 from weft.engines.local.losses import lost
+from weft.engines.local.member import Arguments, pack_once
 from weft.engines.local.polling import readable
 from weft.engines.local.processes import end_as_text
 from weft.engines.local.remote_worker import Worker
@@ -84,6 +86,8 @@ class TeamCall:
     def __init__(self, team_workers: TeamWorkers, run_remote: Packed) -> None:
         self._team_workers = team_workers
         self._run_remote = run_remote
+        #: what several workers get, packed: of use to them while this lives
+        self._common: Mapping[str, Any] = NO_COMMON
         self._values: list[Any] = [None] * len(team_workers.workers)
         #: the arguments of each that works
         self._busy: dict[Worker, Packed] = {}
@@ -93,16 +97,21 @@ class TeamCall:
         self._lock = threading.Lock()
 
     def begin(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> None:
-        """Send it to those that have arguments. One that cannot be sent raises InvalidType, before
-        anybody has begun."""
+        """Send it to those that have arguments of their own. What cannot be sent raises
+        InvalidType, before anybody has begun."""
+        busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
+        if len(busy) > 1:  # packed once for all
+            self._common = common = {name: pack_once(one, name) for name, one in common.items()}
         packed: list[tuple[int, Packed]] = []
         try:
-            for rank, own in enumerate(arguments, 1):
-                if own is not None:
-                    task = (self._team_workers.name, function, own)
-                    packed.append((rank, pack([task], rank, "arguments of rank")))
+            for rank, mine in busy:
+                work = (self._team_workers.name, function, mine, dict(common))
+                packed.append((rank, pack([work], rank, "arguments of rank", Arguments())))
         except BaseException:
             for _, one in packed:
                 one.release()

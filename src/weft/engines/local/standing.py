@@ -18,19 +18,18 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from weft.engines.base import Member, Team
+from weft.engines.base import NO_COMMON, Member, Team
 from weft.engines.local.guard import ComputationGuard
-from weft.engines.local.large_arrays import KINDS
-from weft.engines.local.mapped import buffer_of
 from weft.engines.local.member import (
     Place,
     enter,
     enter_as_worker,
     has_parts,
     leave,
+    lies_in_shared_memory,
     pack_mentioning,
     places,
     register,
@@ -38,7 +37,7 @@ from weft.engines.local.member import (
     run_remote,
 )
 from weft.engines.local.rounds import TeamCall, TeamWorkers
-from weft.engines.local.wire import IMMUTABLE, Once, pack_function
+from weft.engines.local.wire import pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial.group import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
@@ -99,16 +98,16 @@ class LocalTeam(Team):
         self._dropped.append(number)
 
     def call(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        return self._use(self._call, function, arguments)
+        return self._use(self._call, function, own, common)
 
-    def for_several(self, value: Any, name: str) -> Any:
-        # what is pickled in less time than it takes to look whether it was
-        return value if isinstance(value, IMMUTABLE) else Once(value, name)
-
-    def sees(self, value: Any) -> bool:
-        return type(value) in KINDS and buffer_of(value) is not None
+    def shares(self, value: Any) -> bool:
+        return lies_in_shared_memory(value)
 
     def restart(self) -> None:
         self._check_process()
@@ -165,20 +164,23 @@ class LocalTeam(Team):
             raise (worse or error) from error.__cause__
 
     def _call(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
         if self._failed and function is not renew:
             self._call(renew, [()] * self.size)
             self._failed = False
-        mine, *others = arguments
+        mine, *others = own
         pending = self._under_way = TeamCall(self._team_workers, self._run_remote)
         guard = ComputationGuard(pending.failed)
         result = None
         try:
-            pending.begin(function, others)
+            pending.begin(function, others, common)
             if mine is not None:
                 with guard:
-                    result = function(self.member, *mine)
+                    result = function(self.member, *mine, **common)
             values = pending.finish(self._timeout)
         except BaseException as error:
             self._failed = True

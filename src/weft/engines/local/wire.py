@@ -191,12 +191,19 @@ def _arrays_apart(items: list[Any]) -> list[Any]:
     return found
 
 
-def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = False) -> Packed:
+def pack(
+    items: list[Any],
+    first: int,
+    name: str = "items",
+    packed: Packed | None = None,
+    *,
+    pinned: bool = False,
+) -> Packed:
     """Items, or results, ready to be sent; `first` is the index of the first of them.
 
     Raises InvalidType, which says what in which of them is in the way.
     """
-    return _pack(Packed(pinned=pinned), items, first, name)
+    return _pack(packed or Packed(pinned=pinned), items, first, name)
 
 
 def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Packed:

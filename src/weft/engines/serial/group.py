@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft._core.timeouts import checked
-from weft.engines.base import Group, Store, make_call
+from weft.engines.base import Group, Handle, Store
 from weft.engines.refusals import checked_split, left, succeeded
 from weft.resources import host_name
 
@@ -56,25 +56,13 @@ class SerialGroup(Group):
     def refuse(self, name: str, error: Exception) -> None:
         """There is nobody to tell."""
 
-    def _collective(
-        self,
-        name: str,
-        value: Any,
-        options: dict[str, Any],
-        *,
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
+    def carry_out(self, call: Call, *, timeout: float) -> None:
         self._begin(timeout)
-        call = make_call(self, name, value, options)
-        try:
-            carry_out(call)
-            result = call.result()
-        except Exception as error:
-            if async_op:
-                return _Done(None, error)
-            raise
-        return _Done(result) if async_op else result
+        carry_out(call)
+
+    def _start(self, call: Call, seconds: float) -> Handle:
+        self._begin(seconds)
+        return super()._start(call, seconds)
 
     def _begin(self, timeout: float | None) -> None:
         if self.has_left:
@@ -83,23 +71,6 @@ class SerialGroup(Group):
             raise succeeded(self)
         if timeout is not None:
             checked(timeout)
-
-
-class _Done:
-    """A Handle of a call that has ended."""
-
-    def __init__(self, result: Any, error: Exception | None = None) -> None:
-        self._result, self._error = result, error
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float | None = None) -> Any:
-        if timeout is not None:
-            checked(timeout)
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 def carry_out(call: Call) -> None:

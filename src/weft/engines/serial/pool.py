@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive, seed_generators
-from weft.engines.base import Member, Pool, Team
+from weft.engines.base import NO_COMMON, Member, Pool, Team
 from weft.engines.serial.group import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 from weft.resources import host_name
@@ -85,19 +85,20 @@ class SerialTeam(Team):
         self.member.registered.pop(number, None)
 
     def call(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
         self._check_usable()
         self._busy = True
         try:
-            return [None if own is None else function(self.member, *own) for own in arguments]
+            return [None if one is None else function(self.member, *one, **common) for one in own]
         finally:
             self._busy = False
 
-    def for_several(self, value: Any, name: str) -> Any:
-        return value
-
-    def sees(self, value: Any) -> bool:
+    def shares(self, value: Any) -> bool:
         return True
 
     def restart(self) -> None:
