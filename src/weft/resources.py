@@ -217,8 +217,10 @@ def _mem_available(meminfo: Path = "/proc/meminfo") -> int:
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    # not Linux: POSIX knows the free pages
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    # not Linux: the free pages, on macOS all; Windows does not say, and nothing is refused there
+    names = getattr(os, "sysconf_names", {})
+    pages = next((one for one in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if one in names), None)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages) if pages else sys.maxsize
 
 
 def _cgroups(

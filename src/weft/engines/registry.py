@@ -154,12 +154,17 @@ def _named(engine: str, offer: str) -> Engine:
 
 
 def _warn_once(reason: str) -> None:
+    from weft._core.failures import caller_line  # most programs need none of it here
+
     global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"weft runs serially here, in this process alone: {reason.partition(';')[0]}. "
-            "With engine='serial' it does so without this warning",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if _warned:
+        return
+    _warned = True
+    file, _, line = caller_line().rpartition(":")
+    warnings.warn_explicit(
+        f"weft runs serially here, in this process alone: {reason.partition(';')[0]}. "
+        "With engine='serial' it does so without this warning",
+        RuntimeWarning,
+        file,
+        int(line),
+    )

@@ -9,13 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from weft import faults
-from weft._core.launched import Launched, alone
-from weft.engines.base import Command, PoolOptions, Team, TeamOptions
 from weft.errors import WeftError
 
 if TYPE_CHECKING:
+    from weft._core.launched import Launched
     from weft._core.shared import SharedArray
+    from weft.engines.base import Command, PoolOptions, Team, TeamOptions
     from weft.engines.local.group import LocalGroup
     from weft.engines.local.team import LocalPool
 
@@ -29,6 +28,8 @@ def join(place: Launched | None, *, timeout: float, start_timeout: float) -> Loc
     """Join the ranks of the launch that `place` says, or a group of one. Raises MissingRank,
     PeerLost, Refused."""
     global _sessions
+    from weft import faults
+    from weft._core.launched import alone
     from weft.engines.local import group
     from weft.engines.local.rendezvous import Identity
 

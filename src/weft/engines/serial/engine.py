@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weft.engines.base import PoolOptions, TeamOptions
-
 if TYPE_CHECKING:
     from weft._core.launched import Launched
     from weft._core.shared import SharedArray
+    from weft.engines.base import PoolOptions, TeamOptions
     from weft.engines.serial.group import SerialGroup
     from weft.engines.serial.pool import SerialPool, SerialTeam
 
