@@ -9,7 +9,9 @@ from weft.engines.memory import amount
 from weft.errors import Loss, WorkerLost
 
 
-def lost(worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str) -> WorkerLost:
+def worker_lost_error(
+    worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str
+) -> WorkerLost:
     """The error for a worker that has ended; None where nobody saw how."""
     if ended is None:
         loss = Loss(item, worker.number, worker.pid, None, 0, False)

@@ -22,7 +22,7 @@ from weft.engines.base import Group, Member
 from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.rendezvous import Identity
 from weft.engines.local.shared_arrays import SharedArray
-from weft.engines.local.wire import Packed, is_no_fault, unpicklable
+from weft.engines.local.wire import Payload, is_interrupt, unpicklable
 
 
 class LocalMember(Member):
@@ -98,7 +98,7 @@ def has_parts(value: Any) -> bool:
     return bool(parts(value))
 
 
-def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: str) -> Packed:
+def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: str) -> Payload:
     """A value ready to be kept: what it mentions of what is kept already becomes, in each worker,
     the worker's own copy. `place_of` finds its place by the identity of the driver's object."""
 
@@ -115,7 +115,7 @@ def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: s
         packed.dump_by(Pickler, value)
     except BaseException as error:
         packed.release()
-        if is_no_fault(error):
+        if is_interrupt(error):
             raise
         raise unpicklable(value, what, error) from error
     return packed
@@ -133,7 +133,7 @@ class _Unpickler(pickle.Unpickler):
         return self._kept[number] if part is None else parts(self._kept[number])[part]
 
 
-class _Copied(Packed):
+class _Copied(Payload):
     """Sent to several workers, each of which may change its arrays: each copies them."""
 
     def _array(self, array: Any) -> Any:

@@ -38,7 +38,7 @@ from weft.engines.local.member import (
     renew,
 )
 from weft.engines.local.rounds import Round, TeamWorkers
-from weft.engines.local.wire import IMMUTABLE, Once, pack_function
+from weft.engines.local.wire import IMMUTABLE, SharedPayload, pack_function
 from weft.engines.local.workers import Workers
 from weft.engines.serial import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
@@ -103,7 +103,7 @@ class LocalStandingTeam(StandingTeam):
 
     def for_several(self, value: Any, name: str) -> Any:
         # what is pickled in less time than it takes to look whether it was
-        return value if isinstance(value, IMMUTABLE) else Once(value, name)
+        return value if isinstance(value, IMMUTABLE) else SharedPayload(value, name)
 
     def sees(self, value: Any) -> bool:
         return type(value) in KINDS and buffer_of(value) is not None
