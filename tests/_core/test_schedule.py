@@ -143,7 +143,7 @@ def test_a_lost_chunk_is_cut_at_the_item_that_lost_it() -> None:
 def test_a_chunk_can_be_taken_apart() -> None:
     """What could not be sent together is given out one item at a time, under the same indices."""
     schedule = Schedule([], 1)
-    schedule.one_by_one(Chunk(3, ["a", "b"]))
+    schedule.resend_singly(Chunk(3, ["a", "b"]))
     assert [schedule.next(), schedule.next()] == [Chunk(3, ["a"]), Chunk(4, ["b"])]
 
 

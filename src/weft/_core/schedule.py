@@ -21,7 +21,7 @@ _SECONDS = 0.003
 #: bytes of arrays in a chunk, unless one item has more
 MOST_BYTES = 4 << 20
 #: how often a chunk may not come to its worker
-_STRAYS = 3
+_UNDELIVERED = 3
 #: how much a chunk may be longer than those before
 _GROWTH = 32
 #: which part of a worker's share the first chunk is: an unlucky one keeps it busy for so long only
@@ -92,7 +92,7 @@ class Schedule:
         self._taken = 0
         self._again: deque[Chunk] = deque()
         self._losses: dict[int, int] = {}
-        self._strays: dict[int, int] = {}
+        self._undelivered: dict[int, int] = {}
         # measured
         self._done = 0
         self._longest = 0
@@ -159,16 +159,16 @@ class Schedule:
             self._again.append(Chunk(item + 1, rest))
         return again
 
-    def never_came(self, chunk: Chunk) -> bool:
+    def resend(self, chunk: Chunk) -> bool:
         """A chunk's worker died before it had it; whether it is run again, as if it had not been
         given out. Not for ever: there may be something about it that no worker survives."""
-        self._strays[chunk.first] = self._strays.get(chunk.first, 0) + 1
-        again = self._strays[chunk.first] <= _STRAYS
+        self._undelivered[chunk.first] = self._undelivered.get(chunk.first, 0) + 1
+        again = self._undelivered[chunk.first] <= _UNDELIVERED
         if again:
             self._again.append(chunk)
         return again
 
-    def one_by_one(self, chunk: Chunk) -> None:
+    def resend_singly(self, chunk: Chunk) -> None:
         """Run a chunk again with one item at a time."""
         self._again.extend(Chunk(chunk.first + i, [item]) for i, item in enumerate(chunk.items))
 

@@ -1,16 +1,16 @@
 """What a driver and its workers say to each other.
 
-    driver            worker
-    Settings  ->                     takes over folder, paths, environment, threads
-    Learn     ->                     keeps a function under its digest
-    Work      ->                     calls it on some consecutive items
-              <-  Done               the results in order, and what failed
-              <-  Unreadable         the function or the items could not be loaded there
-              <-  Stopped            a SIGINT of the driver's ended it
-              <-  Logged             what was logged meanwhile
-    CallOff   ->                     gives up the memory of its last answer
-              <-  CalledOff          it has answered all that came before
-    Forget    ->                     drops a function, and what it holds
+    driver               worker
+    Settings       ->                  takes over folder, paths, environment, threads
+    CacheFunction  ->                  keeps a function under its digest
+    Work           ->                  calls it on some consecutive items
+                   <-  Done            the results in order, and what failed
+                   <-  Unreadable      the function or the items could not be loaded there
+                   <-  Stopped         a SIGINT of the driver's ended it
+                   <-  Logged          what was logged meanwhile
+    Cancel         ->                  gives up the memory of its last answer
+                   <-  Cancelled       it has answered all that came before
+    DropFunction   ->                  drops a function, and what it holds
 
 These are pickled, so they pass only between processes that know each other. Functions, items and
 results are bytes here, packed by the engine: it knows which arrays need not be in them.
@@ -38,12 +38,12 @@ class Settings(NamedTuple):
     environment: dict[str, str] | None
 
 
-class Learn(NamedTuple):
+class CacheFunction(NamedTuple):
     digest: bytes
     function: bytes
 
 
-class Forget(NamedTuple):
+class DropFunction(NamedTuple):
     digest: bytes
 
 
@@ -80,13 +80,13 @@ class Stopped(NamedTuple):
     """The driver has interrupted it and wants no results."""
 
 
-class CallOff(NamedTuple):
+class Cancel(NamedTuple):
     """The driver wants no more results: something failed, or it was interrupted, perhaps before it
-    had sent Work or after it had received the answer. An answer may still come; CalledOff comes
+    had sent Work or after it had received the answer. An answer may still come; Cancelled comes
     after it."""
 
 
-class CalledOff(NamedTuple):
+class Cancelled(NamedTuple):
     """All that came before is answered, and the memory of the last answer is given up."""
 
 
@@ -99,14 +99,14 @@ class Logged(NamedTuple):
 #: what is said, by the number that stands for its kind on the way
 KINDS = (
     Settings,
-    Learn,
-    Forget,
+    CacheFunction,
+    DropFunction,
     Work,
     Done,
     Unreadable,
     Stopped,
-    CallOff,
-    CalledOff,
+    Cancel,
+    Cancelled,
     Logged,
 )
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
@@ -123,4 +123,4 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 
 Answer = Done | Unreadable | Stopped
-Message = Settings | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged
+Message = Settings | CacheFunction | DropFunction | Work | Answer | Cancel | Cancelled | Logged

@@ -14,7 +14,7 @@ import pytest
 
 import weft
 from weft._core.schedule import MOST_BYTES
-from weft.engines.local.wire import Packed
+from weft.engines.local.wire import Payload
 
 #: seconds of a long item, where time is measured
 LONG = 0.3
@@ -132,13 +132,13 @@ def test_large_arrays_of_a_function_that_had_small_ones(monkeypatch: pytest.Monk
     """However short its items were, no more than a few megabytes are copied for one worker."""
     weft.map(first_number, [np.zeros(3)] * 100, n=2)
     sizes: list[int] = []
-    original = Packed.release
+    original = Payload.release
 
-    def release(packed: Packed) -> None:
+    def release(packed: Payload) -> None:
         sizes.append(packed.shared)
         original(packed)
 
-    monkeypatch.setattr(Packed, "release", release)
+    monkeypatch.setattr(Payload, "release", release)
     arrays = [np.full(1 << 17, float(index)) for index in range(20)]  # 1 MB each
     assert weft.map(first_number, arrays, n=2) == list(map(float, range(20)))
     assert 0 < max(sizes) <= MOST_BYTES

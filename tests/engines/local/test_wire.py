@@ -123,9 +123,9 @@ def test_64_kb_is_the_border() -> None:
     small, large = pack([below], 0), pack([at], 0)
     assert LARGE == 1 << 16
     assert len(small.payload) > LARGE - 1
-    assert (small.shared, small.refers) == (0, False)
+    assert (small.shared, small.has_references) == (0, False)
     assert len(large.payload) < 1000
-    assert (large.shared, large.refers) == (LARGE, True)
+    assert (large.shared, large.has_references) == (LARGE, True)
     large.release()
 
 

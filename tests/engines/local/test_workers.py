@@ -17,22 +17,22 @@ import pytest
 import weft
 from tests.support import marked_processes, run_python, wait_until
 from weft._api.teams import own_workers
-from weft._core.work import Done, Forget, Learn, Settings, Unreadable, Work
+from weft._core.work import CacheFunction, Done, DropFunction, Settings, Unreadable, Work
 from weft.engines.local.frames import Frames
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.wire import Packed, pack, pack_function
+from weft.engines.local.wire import Payload, pack, pack_function
 from weft.errors import LaunchError
 
 
 @pytest.fixture
-def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Learn]:
+def lessons(monkeypatch: pytest.MonkeyPatch) -> list[CacheFunction]:
     """Every function that is sent from now on."""
-    sent: list[Learn] = []
+    sent: list[CacheFunction] = []
     original = Worker.messages_to_know
 
     def messages_to_know(*arguments: Any) -> Any:
         messages = original(*arguments)
-        sent.extend(one for one in messages if isinstance(one, Learn))
+        sent.extend(one for one in messages if isinstance(one, CacheFunction))
         return messages
 
     monkeypatch.setattr(Worker, "messages_to_know", messages_to_know)
@@ -50,7 +50,7 @@ def worker() -> Iterator[Worker]:
     theirs.close()
 
 
-def test_a_function_is_sent_once_to_each_worker(lessons: list[Learn]) -> None:
+def test_a_function_is_sent_once_to_each_worker(lessons: list[CacheFunction]) -> None:
     """However many items and calls there are; a changed one is sent anew."""
 
     def adder(amount: Any) -> Any:
@@ -73,7 +73,7 @@ def test_a_function_is_sent_once_to_each_worker(lessons: list[Learn]) -> None:
     assert all(len(messages_to_know.function) < 2000 for messages_to_know in lessons)
 
 
-def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[Learn]) -> None:
+def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[CacheFunction]) -> None:
     """What it closes over and its shared data are references, for as many workers as there are,
     and for those that come later."""
     large = np.ones((200, 1000))
@@ -94,12 +94,12 @@ def test_a_worker_keeps_some_functions(worker: Worker) -> None:
         return _give(worker, number)[:-1]
 
     for number in range(64):
-        assert tell(number) == [Learn(bytes([number]), b"function")]
+        assert tell(number) == [CacheFunction(bytes([number]), b"function")]
     assert tell(0) == []
-    assert tell(64) == [Forget(bytes([1])), Learn(bytes([64]), b"function")]
-    assert tell(1)[0] == Forget(bytes([2]))
+    assert tell(64) == [DropFunction(bytes([1])), CacheFunction(bytes([64]), b"function")]
+    assert tell(1)[0] == DropFunction(bytes([2]))
     worker.forget(bytes([0]))
-    assert tell(0) == [Learn(bytes([0]), b"function")]
+    assert tell(0) == [CacheFunction(bytes([0]), b"function")]
 
 
 def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) -> None:
@@ -110,13 +110,13 @@ def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) 
 
     with pytest.raises(KeyboardInterrupt):
         _give(worker, 0, interrupted)
-    assert isinstance(_give(worker, 0)[0], Learn)
+    assert isinstance(_give(worker, 0)[0], CacheFunction)
     assert len(_give(worker, 0)) == 1
 
 
 def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) -> list[Any]:
     """Give it work with a function of that number; what was sent."""
-    function, sent = Packed(), list[Any]()
+    function, sent = Payload(), list[Any]()
     function.payload, function.digest = b"function", bytes([number])
     work = Work(function.digest, 0, b"", None, keep_going=False)
     with pytest.MonkeyPatch.context() as patch:

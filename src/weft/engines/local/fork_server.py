@@ -2,7 +2,7 @@
 
     driver ── Start ──> fork server ──fork──> worker ── leads a group of its own,
       │                  no threads                      outputs through pipes
-      └────────────── Settings, Learn, Work ──────┘
+      └────────── Settings, CacheFunction, Work ──┘
 
 A driver may have threads and half-finished work, of which a fork would be a broken copy; a new
 interpreter for each worker would load everything anew. So one new interpreter, which does nothing

@@ -8,7 +8,9 @@ from weft.engines.local.remote_worker import Worker
 from weft.errors import Loss, WorkerLost, format_bytes
 
 
-def lost(worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str) -> WorkerLost:
+def worker_lost_error(
+    worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str
+) -> WorkerLost:
     """The error for a worker that has ended; None where nobody saw how."""
     if ended is None:
         loss = Loss(item, worker.number, worker.pid, None, 0, False, worker.host)

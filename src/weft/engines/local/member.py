@@ -24,7 +24,7 @@ from weft.engines.local import large_arrays
 from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.rendezvous import Identity
-from weft.engines.local.wire import IMMUTABLE, Once, Packed, is_no_fault, unpicklable
+from weft.engines.local.wire import IMMUTABLE, Payload, is_interrupt, unpicklable
 
 #: by the name of the team; a worker may be a driver of others
 _members: dict[str, Member] = {}
@@ -87,7 +87,7 @@ def has_parts(value: Any) -> bool:
     return bool(parts(value))
 
 
-def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: str) -> Packed:
+def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: str) -> Payload:
     """Pack a value to be registered: what it mentions of what is registered already becomes, in
     each worker, the worker's own copy. `place_of` finds its place by the identity of the driver's
     object."""
@@ -105,7 +105,7 @@ def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: s
         packed.dump_by(Pickler, value)
     except BaseException as error:
         packed.release()
-        if is_no_fault(error):
+        if is_interrupt(error):
             raise
         raise unpicklable(value, name, error) from error
     return packed
@@ -123,14 +123,14 @@ class _Unpickler(pickle.Unpickler):
         return self._registered[number] if part is None else parts(self._registered[number])[part]
 
 
-class _RegisteredPayload(Packed):
+class _RegisteredPayload(Payload):
     """Sent to several workers, each of which may change its arrays: each copies them."""
 
     def _array(self, array: Any) -> Any:
         return large_arrays.copied_there(super()._array(array))
 
 
-class Arguments(Packed):
+class Arguments(Payload):
     """What one worker gets of a call. Row slices of arrays in shared memory are cut there; of
     others only the rows that are needed are sent."""
 
@@ -158,4 +158,4 @@ def lies_in_shared_memory(value: Any) -> bool:
 def pack_once(value: Any, name: str) -> Any:
     """Return a common argument for several workers, packed once for all."""
     # what is pickled in less time than it takes to look whether it was
-    return value if isinstance(value, IMMUTABLE) else Once(value, name)
+    return value if isinstance(value, IMMUTABLE) else SharedPayload(value, name)

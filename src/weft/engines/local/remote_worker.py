@@ -12,10 +12,10 @@ from typing import TextIO, cast
 
 from weft._core.work import (
     Answer,
-    CalledOff,
-    CallOff,
-    Forget,
-    Learn,
+    CacheFunction,
+    Cancel,
+    Cancelled,
+    DropFunction,
     Logged,
     Settings,
     Work,
@@ -25,7 +25,7 @@ from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
-from weft.engines.local.wire import Packed
+from weft.engines.local.wire import Payload
 from weft.resources import host_name
 
 #: functions that a worker keeps
@@ -38,7 +38,7 @@ class Worker:
     """Its connection, its outputs, and what it knows."""
 
     def __init__(
-        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[Echo]
+        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[OutputRelay]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
         self.host = host_name()
@@ -75,37 +75,39 @@ class Worker:
         self.frames.send(told)
         self._settings = settings
 
-    def give(self, function: Packed, work: Work) -> None:
+    def give(self, function: Payload, work: Work) -> None:
         """Send it work, and the function unless it knows that. Raises Closed."""
-        lesson = self.messages_to_know(function.digest, function)
-        self.frames.send(*lesson, work)
+        missing = self.messages_to_know(function.digest, function)
+        self.frames.send(*missing, work)
         self._known[function.digest] = None  # not before: an interrupt may keep it from being sent
 
-    def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
+    def messages_to_know(
+        self, digest: bytes, function: Payload
+    ) -> list[CacheFunction | DropFunction]:
         """What to send it so that it knows a function."""
         if digest in self._known:
             self._known.move_to_end(digest)
             return []
         forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
-        return [*map(Forget, forgotten), Learn(digest, function.payload)]
+        return [*map(DropFunction, forgotten), CacheFunction(digest, function.payload)]
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""
         if digest in self._known:
             del self._known[digest]
             with contextlib.suppress(Closed):
-                self.frames.send(Forget(digest))
+                self.frames.send(DropFunction(digest))
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """End what it does, and have it say when it has answered everything. Raises Closed."""
         self.interrupt()
-        self.frames.send(CallOff())
+        self.frames.send(Cancel())
 
-    def receive(self) -> Answer | CalledOff | None:
+    def receive(self) -> Answer | Cancelled | None:
         """What it says, other than what it logs; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        return cast("Answer | CalledOff | None", message)
+        return cast("Answer | Cancelled | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
@@ -148,7 +150,7 @@ class Worker:
                 close(descriptor)
 
 
-class Echo:
+class OutputRelay:
     """A worker's stdout or stderr, line by line into this process's own."""
 
     def __init__(self, descriptor: int, name: str) -> None:

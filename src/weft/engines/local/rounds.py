@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft._core.failures import INTERRUPTED, restore
-from weft._core.work import Answer, CalledOff, Done, Stopped, Unreadable, Work
+from weft._core.work import Answer, Cancelled, Done, Stopped, Unreadable, Work
 from weft.engines.base import NO_COMMON
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.guard import ComputationInterrupted
-from weft.engines.local.losses import lost
+from weft.engines.local.losses import worker_lost_error
 from weft.engines.local.member import Arguments, pack_once
 from weft.engines.local.polling import readable
 from weft.engines.local.processes import end_as_text
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Watch
-from weft.engines.local.wire import Packed, load, pack
+from weft.engines.local.wire import Payload, load, pack
 from weft.engines.local.workers import Workers
 from weft.errors import Disagreement, PeerLost, SegmentGone, Stalled
 
@@ -71,7 +71,7 @@ class TeamWorkers:
         ended = self.pool.end(worker)
         how = "ended" if ended is None else end_as_text(ended.code)
         self.broken += f": {how}"
-        return lost(
+        return worker_lost_error(
             worker,
             ended,
             item=rank,
@@ -83,16 +83,16 @@ class TeamWorkers:
 class TeamCall:
     """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
 
-    def __init__(self, team_workers: TeamWorkers, run_remote: Packed) -> None:
+    def __init__(self, team_workers: TeamWorkers, run_remote: Payload) -> None:
         self._team_workers = team_workers
         self._run_remote = run_remote
         #: what several workers get, packed: of use to them while this lives
         self._common: Mapping[str, Any] = NO_COMMON
         self._values: list[Any] = [None] * len(team_workers.workers)
         #: the arguments of each that works
-        self._busy: dict[Worker, Packed] = {}
+        self._busy: dict[Worker, Payload] = {}
         self._failures: list[Exception] = []
-        #: those called off that have not said CalledOff; None before anybody is called off
+        #: those called off that have not said Cancelled; None before anybody is called off
         self._ending: set[Worker] | None = None
         self._lock = threading.Lock()
 
@@ -107,7 +107,7 @@ class TeamCall:
         busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
         if len(busy) > 1:  # packed once for all
             self._common = common = {name: pack_once(one, name) for name, one in common.items()}
-        packed: list[tuple[int, Packed]] = []
+        packed: list[tuple[int, Payload]] = []
         try:
             for rank, mine in busy:
                 work = (self._team_workers.name, function, mine, dict(common))
@@ -162,8 +162,8 @@ class TeamCall:
         self._ending = {worker for worker in self._team_workers.workers if worker.pidfd >= 0}
         for worker in list(self._ending):
             try:
-                worker.call_off()
-                self._team_workers.watch.follow_sending(worker)
+                worker.cancel()
+                self._team_workers.watch.watch_writable(worker)
             except (Closed, FileNotFoundError):  # it is not watched: losing it was interrupted
                 self._lose(worker)
         deadline = time.monotonic() + _GRACE
@@ -179,7 +179,7 @@ class TeamCall:
         while workers and (remaining := deadline - time.monotonic()) > 0:
             self._attend(remaining)
 
-    def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
+    def _send(self, worker: Worker, rank: int, packed: Payload) -> None:
         function = self._run_remote
         self._busy[worker] = packed
         work = Work(function.digest, rank, packed.payload, None, keep_going=False)
@@ -189,7 +189,7 @@ class TeamCall:
             self._lose(worker)
             return
         if worker.frames.unsent:
-            self._team_workers.watch.follow_sending(worker)
+            self._team_workers.watch.watch_writable(worker)
 
     def _attend(self, seconds: float, *, awake: bool = False) -> None:
         """Take what the workers say within so many seconds."""
@@ -207,18 +207,18 @@ class TeamCall:
     def _hear(self, worker: Worker, events: set[int]) -> bool:
         """Take what a worker says; whether that is anything. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
-            self._team_workers.watch.follow_sending(worker)
+            self._team_workers.watch.watch_writable(worker)
         if worker.frames.fileno() not in events:
             return False
         message = worker.receive()  # also of one that is idle: its threads may log
         heard = message is not None
         while message is not None:
             self._take(worker, message)
-            # an answer and CalledOff may have been read together: no event tells of the second
+            # an answer and Cancelled may have been read together: no event tells of the second
             message = worker.receive() if self._ending else None
         return heard
 
-    def _take(self, worker: Worker, message: Answer | CalledOff) -> None:
+    def _take(self, worker: Worker, message: Answer | Cancelled) -> None:
         rank = self._team_workers.rank(worker)
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
@@ -228,7 +228,7 @@ class TeamCall:
         elif isinstance(message, Unreadable):
             self._failures.append(restore(message.failure, where, host=worker.host))
         if self._ending is not None:  # nobody wants its results
-            if isinstance(message, CalledOff):
+            if isinstance(message, Cancelled):
                 self._ending.discard(worker)
                 self._release(worker)
             return

@@ -22,15 +22,15 @@ from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
-from weft._core.work import LOADING, Answer, CalledOff, Done, Stopped, Unreadable, Work
+from weft._core.work import LOADING, Answer, Cancelled, Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
-from weft.engines.local.losses import lost
+from weft.engines.local.losses import worker_lost_error
 from weft.engines.local.polling import BRIEF, readable
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.watching import Wants, Watch
-from weft.engines.local.wire import Packed, TooMuch, load, pack_items
+from weft.engines.local.watching import ReadyEvents, Watch
+from weft.engines.local.wire import Payload, PayloadTooLarge, load, pack_items
 from weft.engines.local.workers import Workers
 from weft.errors import InvalidType, SegmentGone, Stalled
 
@@ -45,7 +45,7 @@ class _Task(NamedTuple):
     """A chunk in a worker's hands."""
 
     chunk: Chunk
-    packed: Packed
+    packed: Payload
 
 
 class Run:
@@ -118,7 +118,7 @@ class Run:
                 worker.kill()
                 continue
             with contextlib.suppress(Closed):  # its pidfd says so too
-                worker.call_off()
+                worker.cancel()
         watch = Watch(self._busy)
         deadline = time.monotonic() + _GRACE
         while self._busy and (remaining := deadline - time.monotonic()) > 0:
@@ -139,14 +139,14 @@ class Run:
                 break
             try:
                 packed = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
-            except TooMuch:
-                self._schedule.one_by_one(chunk)
+            except PayloadTooLarge:
+                self._schedule.resend_singly(chunk)
                 continue
             except Exception as error:  # it is one of the items'
                 if by_signal_handler(error):
                     raise
                 if len(chunk.items) > 1:
-                    self._schedule.one_by_one(chunk)
+                    self._schedule.resend_singly(chunk)
                 else:
                     unsent = Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                     failed.append(unsent)
@@ -158,7 +158,7 @@ class Run:
         """The next chunk. Raises Stalled when the deadline comes before its items do."""
         if self._schedule.at_hand or self._feed is not None:
             return self._schedule.next()
-        return self._limits.within(self._schedule.next, self._where)
+        return self._limits.run_until_deadline(self._schedule.next, self._where)
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
@@ -170,11 +170,11 @@ class Run:
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.give(job.function, work)
         if worker.frames.unsent:
-            self._watch.follow_sending(worker)
+            self._watch.watch_writable(worker)
 
     # waiting
 
-    def _wait(self) -> Wants:
+    def _wait(self) -> ReadyEvents:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
             self._look()
@@ -183,7 +183,7 @@ class Run:
                 return wants
 
     def _look(self) -> None:
-        self._limits.look(self._where)
+        self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         self._watch.echo(worker, events)
@@ -203,7 +203,7 @@ class Run:
     def _receive(self, worker: Worker) -> Answer | None:
         """What a worker says, if all of it is there. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
-            self._watch.follow_sending(worker)
+            self._watch.watch_writable(worker)
         return cast("Answer | None", worker.receive())  # nothing has been called off
 
     # answers and losses
@@ -216,7 +216,7 @@ class Run:
         if isinstance(message, Unreadable):
             self._free(worker)
             if len(chunk.items) > 1 and not message.about_function:
-                self._schedule.one_by_one(chunk)
+                self._schedule.resend_singly(chunk)
                 return
             which = range(chunk.first, chunk.first + len(chunk.items))
             errors = {item: self._restored(worker, message.failure, item) for item in which}
@@ -262,7 +262,7 @@ class Run:
         else:
             self._free(worker)
         if len(chunk.items) > 1:
-            self._schedule.one_by_one(chunk)
+            self._schedule.resend_singly(chunk)
             return
         failed = InvalidType(
             f"the result of item {chunk.first} has come and cannot be unpickled here: "
@@ -295,16 +295,16 @@ class Run:
         if item == LOADING + chunk.first:  # its unpickling did it: nobody knows which one's
             item = chunk.first
             if len(chunk.items) > 1:
-                self._schedule.one_by_one(chunk)
+                self._schedule.resend_singly(chunk)
                 return
         if not chunk.first <= item < chunk.first + len(chunk.items):
             item = chunk.first
-            if self._schedule.never_came(chunk):
+            if self._schedule.resend(chunk):
                 return
         if self._schedule.lost(chunk, item):
             return
         retries = self._job.retries
-        error = lost(
+        error = worker_lost_error(
             worker,
             ended,
             item=item,
@@ -336,11 +336,11 @@ class Run:
         return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
-        """After CallOff: it has said that it is done, or it has ended; its answer, if one comes
+        """After Cancel: it has said that it is done, or it has ended; its answer, if one comes
         first, nobody wants."""
         try:
             while (message := worker.receive()) is not None:
-                if isinstance(message, CalledOff):
+                if isinstance(message, Cancelled):
                     self._free(worker)
                     return
             ended = worker.pidfd in events

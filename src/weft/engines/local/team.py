@@ -9,7 +9,7 @@ from weft._core.jobs import Finished, Job
 from weft.engines.base import Pool
 from weft.engines.local.limits import Limits
 from weft.engines.local.running import Run
-from weft.engines.local.wire import Packed, pack_function
+from weft.engines.local.wire import Payload, pack_function
 from weft.engines.local.workers import Workers
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ class LocalPool(Pool):
         self._threads = max(1, cores // self.size)
         self._workers = workers
 
-    def prepare(self, function: Callable[[Any], Any]) -> Packed:
+    def prepare(self, function: Callable[[Any], Any]) -> Payload:
         return pack_function(function)
 
-    def forget(self, prepared: Packed) -> None:
-        if prepared.refers:  # others hold nothing, and are kept for the next call
+    def forget(self, prepared: Payload) -> None:
+        if prepared.has_references:  # others hold nothing, and are kept for the next call
             self._workers.forget(prepared.digest)
             prepared.release()
 
@@ -49,7 +49,7 @@ class LocalPool(Pool):
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
             wanted = wanted[: len(job.items)]  # more would have nothing to do
         limits = Limits(job)
-        lent, watch = self._workers.lend(wanted, self._threads, limits.look)
+        lent, watch = self._workers.lend(wanted, self._threads, limits.check)
         running = Run(job, limits, self._workers, lent, watch)
         try:
             for part in running.steps():

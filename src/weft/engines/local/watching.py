@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from weft.engines.local.polling import poll_awake
 from weft.engines.local.remote_worker import Worker
 
-Wants = dict[Worker, set[int]]
+ReadyEvents = dict[Worker, set[int]]
 
 
 class Watch:
@@ -53,15 +53,15 @@ class Watch:
         self._poll.unregister(descriptor)
         del self._owners[descriptor]
 
-    def follow_sending(self, worker: Worker) -> None:
+    def watch_writable(self, worker: Worker) -> None:
         """Look also for when it takes more, if not everything was sent."""
         more = select.POLLOUT if worker.frames.unsent else 0
         self._poll.modify(worker.frames, select.POLLIN | more)
 
-    def wait(self, seconds: float, *, awake: bool = False) -> Wants:
+    def wait(self, seconds: float, *, awake: bool = False) -> ReadyEvents:
         """The workers that want something, each with the descriptors on which it does. Does not
         fall asleep at once if it is to be `awake`: an answer may be here any moment."""
-        found: Wants = {}
+        found: ReadyEvents = {}
         self.rang = False
         ready = poll_awake(self._poll) if awake else []
         for descriptor, _ in ready or self._poll.poll(seconds * 1000):

@@ -22,11 +22,11 @@ from weft._core.seeding import seed_torch
 from weft._core.work import (
     LOADING,
     Answer,
-    CalledOff,
-    CallOff,
+    CacheFunction,
+    Cancel,
+    Cancelled,
     Done,
-    Forget,
-    Learn,
+    DropFunction,
     Message,
     Settings,
     Stopped,
@@ -38,7 +38,7 @@ from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
 from weft.engines.local.polling import awake_after, poll_awake
-from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
+from weft.engines.local.wire import Payload, lease_borrowed, load, load_borrowed, pack
 from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
@@ -51,7 +51,7 @@ _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
 #: why nothing can be run: the driver's working folder cannot be entered
 _unfit: Failure | None = None
-_NO_RESULTS = Packed()
+_NO_RESULTS = Payload()
 
 
 def serve(connection: socket.socket, number: int, item: memoryview) -> None:
@@ -87,16 +87,16 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                     faults.reach("work.replied")
                 poll_awake(poll, awake_after(answer))
                 del answer
-            elif isinstance(message, Learn):
+            elif isinstance(message, CacheFunction):
                 functions[message.digest] = _learn(message)
                 if faults.armed:
                     faults.reach("worker.learned")
-            elif isinstance(message, Forget):
+            elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
-            elif isinstance(message, CallOff):
+            elif isinstance(message, Cancel):
                 with contextlib.suppress(WeftError, OSError):  # else it goes with this process
                     results.release()
-                send(CalledOff())
+                send(Cancelled())
             elif isinstance(message, Settings):
                 _adopt(message)
             del message
@@ -175,7 +175,7 @@ def _limit_threads(threads: int) -> None:
         set_own_threads(own)
 
 
-def _learn(message: Learn) -> Callable[[Any], Any] | Failure:
+def _learn(message: CacheFunction) -> Callable[[Any], Any] | Failure:
     try:
         function: Callable[[Any], Any] = load(message.function)
         return function
@@ -187,7 +187,7 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
-) -> tuple[Answer, Packed]:
+) -> tuple[Answer, Payload]:
     """Run the items; the answer, and what it was made from."""
     global _interruptible
     if _unfit is not None:
@@ -244,7 +244,7 @@ def _end_child(failures: list[tuple[int, Failure]]) -> None:
     os._exit(code)
 
 
-def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Packed:
+def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Payload:
     """The results, without those that cannot be sent: these are failures of their items."""
     try:
         return pack(values, first, "results", pinned=True)

@@ -21,7 +21,7 @@ from weft.engines.local.frames import Frames
 from weft.engines.local.limits import LOOK
 from weft.engines.local.logs import level_here
 from weft.engines.local.polling import readable
-from weft.engines.local.remote_worker import Echo, Worker
+from weft.engines.local.remote_worker import OutputRelay, Worker
 from weft.engines.local.translation import translated
 from weft.engines.local.watching import Watch
 from weft.errors import LaunchError
@@ -215,7 +215,7 @@ class Workers:
             pid, pidfd = self._await_start(server, number, look)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
-            echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
+            echoes = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
             ours.pop_all()  # they are the worker's now
             worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), echoes=echoes)
             worker.gpu, worker.server = gpu, server
