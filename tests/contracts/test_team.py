@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import within
 from weft._api.teams import make_team
 from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive
@@ -184,7 +185,7 @@ def test_closing_ends_what_runs(team: Team, tmp_path: Path) -> None:
     first = next(parts)
     began = time.monotonic()
     parts.close()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < within(3)
     begun = len(os.listdir(tmp_path)) - ("temporary" in os.listdir(tmp_path))
     assert first.values
     assert begun <= 2 * team.size
@@ -196,7 +197,7 @@ def test_a_deadline_raises_stalled(team: Team) -> None:
     began = time.monotonic()
     with pytest.raises(Stalled, match=r"map: 0\.15 s have passed.*item"):
         run(team, lambda x: time.sleep(0.05), range(1000), timeout=0.15)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < within(3)
     assert by_index(run(team, lambda x: x, range(5), timeout=30.0)) == list(range(5))
 
 
@@ -210,7 +211,7 @@ def test_a_cancelled_job_raises_cancelled(team: Team) -> None:
             range(1000),
             cancelled=lambda: time.monotonic() > until,
         )
-    assert time.monotonic() - until < 3
+    assert time.monotonic() - until < within(3)
 
 
 def test_a_placed_array_is_seen_by_every_worker(team: Team) -> None:

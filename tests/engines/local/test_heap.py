@@ -6,6 +6,8 @@ import pytest
 
 from tests.support import run_python
 
+pytestmark = pytest.mark.alone
+
 #: takes and frees 20 MB at the end of what malloc has, and counts the faults of the next time
 PROGRAM = """
 import ctypes, resource

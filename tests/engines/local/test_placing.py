@@ -18,6 +18,8 @@ from weft.engines.local.frames import Frames
 from weft.engines.local.libc import current_core
 from weft.engines.local.placing import cores_of, move_off_this_core, use
 
+pytestmark = pytest.mark.alone
+
 CORES = os.sched_getaffinity(0)
 several_cores = pytest.mark.skipif(
     len(CORES) < 2 or not placing.FEW_CORES, reason="there is no other core, or there are many"
