@@ -23,7 +23,30 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 #: what takes longest, the longest first: whatever begins last should be short
-SLOW: tuple[str, ...] = ()
+SLOW = (
+    "_api/test_models.py",
+    "failures/test_collectives.py",
+    "_api/test_replicas.py",
+    "contracts/test_tensors.py",
+    "adapters/test_apart.py",
+    "_api/test_functions.py",
+    "failures/test_points.py",
+    "_api/test_mapping.py",
+    "test_examples.py",
+    "test_documents.py",
+    "_api/test_training.py",
+    "_api/test_distributing.py",
+    "failures/test_functions.py",
+    "failures/test_map_points.py",
+    "_api/test_sharing.py",
+    "failures/test_tables.py",
+    "engines/local/test_collectives.py",
+    "failures/test_map.py",
+    "contracts/test_collectives.py",
+    "failures/test_functions_interrupted.py",
+    "failures/test_interrupts.py",
+    "failures/test_table_histories.py",
+)
 #: files of one pytest, where they are short: each start of it takes a second
 BUNDLE = 12
 #: seconds after which a part is ended; every test has a limit of its own, which comes first

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import HANGS
 from weft import __version__
 from weft.cli import parse_run
 from weft.errors import LaunchError
@@ -18,7 +19,7 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         [sys.executable, "-m", "weft", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANGS,
         cwd=cwd,
     )
 

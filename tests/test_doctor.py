@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import Outcome, wait_until
+from tests.support import HANGS, Outcome, wait_until
 from weft import __version__
 from weft.doctor import look, report
 from weft.doctor.look import attempt, reason
@@ -332,7 +332,7 @@ def doctor(*options: str, env: Mapping[str, str] | None = None, **process: Any) 
         [sys.executable, "-m", "weft", "doctor", *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         env={**_plain_environment(), **(env or {})},
         **process,
     )
@@ -396,7 +396,7 @@ def test_the_frameworks_are_not_loaded() -> None:
         [sys.executable, "-X", "importtime", "-m", "weft", "doctor"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
     )
     assert "weft.doctor.look" in done.stderr
     for name in ("numpy", "torch", "mpi4py"):
@@ -476,7 +476,7 @@ def test_ended_while_it_asks(number: signal.Signals, tmp_path: Path) -> None:
     )
     wait_until(begun.exists)
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=HANGS)
     assert (out, err) == ("", "")
     assert process.returncode == (130 if number == signal.SIGINT else -number)
 
@@ -549,7 +549,7 @@ def test_filtered_system_calls(call: int, action: int, code: int, told: str) -> 
         [sys.executable, "-c", FILTERED, str(call), hex(action)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         env=_plain_environment(),
     )
     if "no new privileges" in done.stderr or "AssertionError" in done.stderr:

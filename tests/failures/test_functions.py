@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import marked_processes, run_python, wait_until, write_script
+from tests.support import marked_processes, run_python, wait_until, within, write_script
 from weft.engines.base import Member
 from weft.engines.local import rounds, workers
 from weft.engines.local.polling import readable
@@ -101,7 +101,7 @@ def test_the_drivers_own_exception_ends_the_others_parts(team: weft.Team) -> Non
     start = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="here"):
         weft.function(elsewhere(lambda: time.sleep(60), fail), team=team)(np.ones(6))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     still_works(team)
 
 
@@ -120,7 +120,7 @@ def test_the_drivers_part_ends_with_a_workers(team: weft.Team, how: str) -> None
     start = time.monotonic()
     with pytest.raises(LookupError, match="there"):
         weft.function(elsewhere(fail, compute), team=team)(np.ones(6))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     still_works(team)
 
 
@@ -214,7 +214,7 @@ def test_a_worker_that_dies(team: weft.Team) -> None:
     start = time.monotonic()
     with pytest.raises(weft.WorkerLost, match=r"(?s)SIGKILL.*rank [12] of a team.*team\.restart"):
         f(np.ones(6))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     with pytest.raises(weft.TeamBroken, match=r"team\.restart\(\)"):
         f(np.ones(6))
     with pytest.raises(weft.TeamBroken, match="SIGKILL"):

@@ -163,7 +163,7 @@ def check(jobs: list[Job]) -> None:
 class Job:
     """A launch of the program in which one rank is hurt."""
 
-    def __init__(self, point: str, action: str, size: int, folder: Path, *, timeout: int) -> None:
+    def __init__(self, point: str, action: str, size: int, folder: Path, *, timeout: float) -> None:
         self._point = point
         self._kind = action.partition("=")[0]
         self._size = size
@@ -233,7 +233,7 @@ def _victim(point: str, size: int) -> int:
     return {2: 0, 3: 1, 4: 3}[size]
 
 
-def _line(point: str, size: int, timeout: int, folder: Path) -> list[str]:
+def _line(point: str, size: int, timeout: float, folder: Path) -> list[str]:
     """The command line of a job that passes a point."""
     script = folder / "program.py"
     script.write_text(PROGRAM)

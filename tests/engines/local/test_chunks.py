@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 import weft
+from tests.support import within
 from weft._core.schedule import MOST_BYTES
 from weft.engines.local.wire import Payload
+
+pytestmark = pytest.mark.alone
 
 #: seconds of a long item, where time is measured
 LONG = 0.3
@@ -74,7 +77,7 @@ def test_long_items_after_many_short_ones(short: int) -> None:
     weft.map(sleep, [0.0] * 100, n=2)
     began = time.perf_counter()
     assert weft.map(sleep, items, n=2) == items
-    assert time.perf_counter() - began < 1.3 * sum(items) / 2
+    assert time.perf_counter() - began < within(1.3 * sum(items) / 2)
 
 
 def write_and_sleep(item: tuple[Path, float]) -> str:
@@ -159,5 +162,5 @@ def test_a_worker_that_prints_all_the_time(capfd: pytest.CaptureFixture[str]) ->
     weft.map(print_and_sleep, [0.0] * 100, n=2)
     began = time.perf_counter()
     weft.map(print_and_sleep, [LONG] * 4, n=2)
-    assert time.perf_counter() - began < 3.5 * LONG
+    assert time.perf_counter() - began < within(3.5 * LONG)
     assert "at work" in capfd.readouterr().out

@@ -20,6 +20,8 @@ from weft.engines.local.joint_memory import JointMemory
 from weft.engines.local.prepared import PreparedJointSum
 from weft.errors import Disagreement, InvalidValue, SetupError
 
+pytestmark = pytest.mark.alone
+
 needs_loops = pytest.mark.skipif(
     os.environ.get("WEFT_KERNELS") == "0", reason="the loops are left away"
 )

@@ -24,7 +24,7 @@ from weft.engines.local import large_arrays
 from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.mapped import buffer_of
 from weft.engines.local.rendezvous import Identity
-from weft.engines.local.wire import IMMUTABLE, Payload, is_interrupt, unpicklable
+from weft.engines.local.wire import IMMUTABLE, Payload, SharedPayload, is_interrupt, unpicklable
 
 #: by the name of the team; a worker may be a driver of others
 _members: dict[str, Member] = {}
