@@ -30,7 +30,7 @@ from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
 from weft.engines.local.losses import lost
-from weft.engines.local.polling import BRIEF, readable
+from weft.engines.local.polling import readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Wants, Watch
 from weft.engines.local.wire import Packed, TooMuch, load, pack_items
@@ -75,8 +75,6 @@ class Run:
         )
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
-        #: whether all that was given out is soon done
-        self._brief = True
         #: workers that have had their one item
         self._served: list[Worker] = []
 
@@ -175,8 +173,6 @@ class Run:
             job.function.digest, batch.first, payload, job.seed, job.keep_going, batch.stretch
         )
         self._busy[worker] = task
-        if self._schedule.cost.seconds * len(batch.items) > BRIEF:
-            self._brief = False
         if task.permits:
             worker.permit(task.permits)
         with contextlib.suppress(Closed):  # its pidfd says so too
@@ -190,7 +186,7 @@ class Run:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
             self._look()
-            wants = self._watch.wait(self._pause(), awake=self._brief)
+            wants = self._watch.wait(self._pause())
             if self._take_back() or wants or self._watch.rang:
                 return wants
 
