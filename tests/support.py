@@ -158,10 +158,7 @@ def marked_processes() -> dict[int, str]:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                # with WEFT_PORTABLE=1 multiprocessing starts a process of its own, which ends with
-                # the one that shares; no test can wait for that
-                tracker = "multiprocessing.resource_tracker" in command_line
-                if state != "Z" and not (tracker and os.environ.get("WEFT_PORTABLE")):
+                if state != "Z":
                     found[int(folder.name)] = f"{state} {command_line}"
         except OSError:
             continue

@@ -32,8 +32,6 @@ class Machine:
     threads: Fact[int]
     #: that can be allocated now
     memory: Fact[int]
-    shm_size: Fact[int]
-    shm_free: Fact[int]
     memfd: Fact[bool]
     pidfd: Fact[bool]
     ptrace_scope: Fact[str]
