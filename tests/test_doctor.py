@@ -34,8 +34,6 @@ SOUND = Machine(
     cores=Fact(4, "CPU affinity"),
     threads=Fact(1),
     memory=Fact(8 * 10**9, "MemAvailable"),
-    shm_size=Fact(4 * 10**9),
-    shm_free=Fact(4 * 10**9),
     memfd=Fact(True),
     pidfd=Fact(True),
     ptrace_scope=Fact("1"),
@@ -82,8 +80,8 @@ def test_nothing_is_wrong_with_a_sound_machine() -> None:
         ),
         (
             made_up(memfd=Fact(False, "memfd_create: no"), ranks=Fact(False, "x")),
-            "no memory that lives without a name (memfd_create: no): set WEFT_PORTABLE=1, "
-            "which takes it from /dev/shm",
+            "no memory that lives without a name (memfd_create: no): the local engine needs "
+            "memfd_create, and no filter on it; use engine='serial'",
         ),
         (
             made_up(pidfd=Fact(False, "pidfd_open: no"), ranks=Fact(False, "x")),
@@ -138,19 +136,6 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
             made_up(memory=Fact(512 * 10**6, "memory limit in /sys/fs/cgroup/x")),
             "only 512 MB of memory can be had (memory limit in /sys/fs/cgroup/x): sharing more "
             "raises OutOfMemory",
-        ),
-        (
-            made_up(shm_size=Fact(64 * 10**6)),
-            "/dev/shm is 64 MB: matters only with WEFT_PORTABLE=1",
-        ),
-        (
-            made_up(shm_size=Fact(64 * 10**6), environment={"WEFT_PORTABLE": "1"}),
-            "/dev/shm is 64 MB: with WEFT_PORTABLE=1 shared arrays lie in it",
-        ),
-        (
-            made_up(shm_size=Fact(None, "No such file"), environment={"WEFT_PORTABLE": "1"}),
-            "WEFT_PORTABLE is set, but nothing is known of /dev/shm (No such file): shared arrays "
-            "lie in it; unset WEFT_PORTABLE",
         ),
         (
             made_up(ptrace_scope=Fact("2"), reading=Fact(False, "not permitted")),
@@ -213,11 +198,10 @@ def test_what_does_not_stop_ranks(machine: Machine, told: str) -> None:
     "machine",
     [
         made_up(environment={"OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "60", "WEFT_FAULT": ""}),
-        made_up(memfd=Fact(False)),  # the portable kind of memory served the trial
         made_up(ptrace_scope=Fact("2"), reading=Fact(True)),  # an administrator may
         made_up(mpirun=Fact(""), packages={**INSTALLED, "mpi4py": Fact("")}),
         made_up(open_files=Fact(-1)),  # no limit
-        made_up(cores=Fact(None), memory=Fact(None), shm_size=Fact(None), reading=Fact(None)),
+        made_up(cores=Fact(None), memory=Fact(None), reading=Fact(None)),
     ],
 )
 def test_what_is_fine(machine: Machine) -> None:
@@ -536,9 +520,9 @@ _READ_MEMORY, _MEMFD, _PIDFD = 310, 319, 434
             _READ_MEMORY,
             _KILL,
             1,
-            "a seccomp filter kills the process that tries): set WEFT_PORTABLE",
+            "a seccomp filter kills the process that tries): the local engine needs",
         ),
-        (_MEMFD, _REFUSE, 1, "(memfd_create: Operation not permitted): set WEFT_PORTABLE=1"),
+        (_MEMFD, _REFUSE, 1, "(memfd_create: Operation not permitted): the local engine needs"),
         (_PIDFD, _REFUSE, 1, "(pidfd_open: Operation not permitted): the local engine needs"),
     ],
     ids=["reading refused", "reading kills", "memfd refused", "pidfd refused"],

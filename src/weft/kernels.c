@@ -4,7 +4,6 @@
    the same bits. kernels.py is the Python side; everything works, more slowly, where this was not
    compiled. */
 
-#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -404,27 +403,27 @@ static int broadcast(struct joint *work)
 
 typedef int step(struct joint *work);
 
-/* Do up to `steps` chunks' work, and return if nothing could be done at `looks` looks, of which the
-   first `awake` leave the core to nobody; whether all is done. */
-static int go_on(struct joint *work, step *next, int64_t steps, int64_t looks, int64_t awake)
+/* Do up to `steps` chunks' work, and return if nothing could be done at `looks` looks; whether all
+   is done. */
+static int go_on(struct joint *work, step *next, int64_t steps, int64_t looks)
 {
     for (int64_t idle = 0; work->taken < work->chunks && steps > 0 && idle < looks;) {
         if (next(work)) {
             steps--;
             idle = 0;
-        } else if (idle++ >= awake)
-            sched_yield();
+        } else {
+            idle++;
 #ifdef __SSE2__
-        else
             _mm_pause();
 #endif
+        }
     }
     return work->taken == work->chunks;
 }
 
-int joint_broadcast(struct joint *work, int64_t steps, int64_t looks, int64_t awake)
+int joint_broadcast(struct joint *work, int64_t steps, int64_t looks)
 {
-    return go_on(work, broadcast, steps, looks, awake);
+    return go_on(work, broadcast, steps, looks);
 }
 
 /* What the parts' numbers at a place come to, a number or a line: `all`. */
@@ -470,9 +469,9 @@ int joint_broadcast(struct joint *work, int64_t steps, int64_t looks, int64_t aw
     {                                                                                           \
         return take_over(work) || add_own_part(work, add_parts_##name) || give(work);           \
     }                                                                                           \
-    int joint_sum_##name(struct joint *work, int64_t steps, int64_t looks, int64_t awake)       \
+    int joint_sum_##name(struct joint *work, int64_t steps, int64_t looks)                      \
     {                                                                                           \
-        return go_on(work, sum_##name, steps, looks, awake);                                    \
+        return go_on(work, sum_##name, steps, looks);                                           \
     }
 
 /* The bytes of the memory for so many ranks, in chunks of this size. */

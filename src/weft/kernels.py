@@ -24,9 +24,8 @@ Add = Callable[[int, int, int], None]
 #: the sums then.
 AddUp = Callable[[Sequence[int], int], None]
 #: goes on with joint work: does so many steps at the most, and returns if there was nothing to do
-#: at so many looks, after the first so many of which it leaves the core to others. Whether it is
-#: done.
-GoOn = Callable[["Joint", int, int, int], bool]
+#: at so many looks. Whether it is done.
+GoOn = Callable[["Joint", int, int], bool]
 #: adds to some rows of a table: where it is, how many rows it has, where the ids of those rows are,
 #: how many, where one delta for each is, and how many columns there are. A row may be named several
 #: times. Returns how many were added: less than all if an id is not in the table.
@@ -74,7 +73,7 @@ class Joint(ctypes.Structure):
     )
 
 
-_JOINT = (ctypes.POINTER(Joint), _NUMBER, _NUMBER, _NUMBER)
+_JOINT = (ctypes.POINTER(Joint), _NUMBER, _NUMBER)
 
 
 def copy_loop() -> Copy | None:

@@ -520,7 +520,7 @@ print(weft.map(scaled, [1, 2]), weft.map(plain, [-1, -2]))
 
 
 def test_a_short_function_that_takes_long_for_once_is_waited_for_asleep() -> None:
-    """A driver that expects an answer any moment stays awake for a moment only."""
+    """A driver does not look for an answer again and again."""
     for _ in range(3):
         weft.map(time.sleep, [0.0, 0.0], n=2)
     before = time.process_time()

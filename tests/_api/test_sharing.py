@@ -1,4 +1,4 @@
-"""`weft.share`: arrays in memory that several processes see, on both kinds of memory."""
+"""`weft.share`: arrays in memory that several processes see."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ import numpy as np
 import weft
 array = pickle.loads(sys.stdin.buffer.read())
 """
-
-
-@pytest.fixture(params=["memfd", "portable"])
-def kind(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Environment variables for a program of its own that uses either kind of memory."""
-    return {"WEFT_PORTABLE": "1"} if request.param == "portable" else {}
 
 
 def in_another_process(array: Any, code: str) -> str:
@@ -219,7 +213,7 @@ def settle(condition):
 """
 
 
-def test_memory_returns_with_the_last_view(kind: dict[str, str]) -> None:
+def test_memory_returns_with_the_last_view() -> None:
     """A slice or tensor of a slice keeps the memory; when the last is gone it goes back."""
     outcome = run_python(
         LIFETIME
@@ -236,12 +230,11 @@ import threading
 settle(lambda: threading.active_count() == 1)
 print("returned")
 """,
-        env=kind,
     )
     assert outcome.out == "returned\n", outcome
 
 
-def test_memory_is_reused_at_once(kind: dict[str, str]) -> None:
+def test_memory_is_reused_at_once() -> None:
     """Sharing array after array of one size takes the memory of one."""
     outcome = run_python(
         LIFETIME
@@ -254,12 +247,11 @@ for _ in range(20):
     assert reserved() < 100_000_000
 print(len(addresses))
 """,
-        env=kind,
     )
     assert outcome.out == "1\n", outcome
 
 
-def test_another_process_keeps_the_memory(kind: dict[str, str]) -> None:
+def test_another_process_keeps_the_memory() -> None:
     """The last view may be elsewhere: its memory is not reused while it is seen, and returns when
     that process drops it, ends, or is killed."""
     outcome = run_python(
@@ -295,12 +287,11 @@ for how in (b"drop", b"end", b"kill"):
     del other
 print("returned")
 """,
-        env=kind,
     )
     assert outcome.out == "returned\n", outcome
 
 
-def test_a_pickle_keeps_the_memory_until_it_is_loaded(kind: dict[str, str]) -> None:
+def test_a_pickle_keeps_the_memory_until_it_is_loaded() -> None:
     """The sender may drop its array right after pickling it."""
     outcome = run_python(
         LIFETIME
@@ -319,12 +310,11 @@ try:
 except weft.WeftError as error:
     print(type(error).__name__)
 """,
-        env=kind,
     )
     assert outcome.out == "SegmentGone\n", outcome
 
 
-def test_an_array_outlives_its_owner(kind: dict[str, str]) -> None:
+def test_an_array_outlives_its_owner() -> None:
     """When the process that shared it ends, others keep it and can hand it on."""
     owner = subprocess.Popen(
         [
@@ -336,7 +326,6 @@ def test_an_array_outlives_its_owner(kind: dict[str, str]) -> None:
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, **kind},
     )
     assert owner.stdout is not None
     array = pickle.load(owner.stdout)
@@ -552,7 +541,7 @@ user.communicate()
     assert outcome.out == "7000.0\n", outcome
 
 
-def test_a_large_mapping_stays_for_a_while(kind: dict[str, str]) -> None:
+def test_a_large_mapping_stays_for_a_while() -> None:
     """A process that drops somebody's large array can have it again without mapping it anew; when
     it does not, the memory is given back."""
     outcome = run_python(
@@ -595,7 +584,6 @@ weft.shutdown()
 print(bool(mapped()))
 owner.communicate(b"end\\n")
 """,
-        env=kind,
     )
     assert outcome.out.split() == ["True", "True", "1000000.0", "True", "True", "True", "False"], (
         outcome

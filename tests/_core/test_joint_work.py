@@ -72,7 +72,7 @@ def carry_out(works: list[Iterator[JointWork]], order: np.random.Generator) -> N
     left = {rank: next(one) for rank, one in enumerate(works)}
     for _ in range(100_000):
         rank = int(order.choice(list(left)))
-        if left[rank].go_on(int(order.integers(1, 4)), 1, 0):
+        if left[rank].go_on(int(order.integers(1, 4)), 1):
             following = next(works[rank], None)
             if following is None:
                 del left[rank]
@@ -180,16 +180,16 @@ def test_a_rank_waits_for_the_others() -> None:
     group = Ranks(2)
     arrays = [np.ones(5000), np.ones(5000)]
     first, second = (group.sum(rank, array, array) for rank, array in enumerate(arrays))
-    assert not first.go_on(100, 10, 5)
+    assert not first.go_on(100, 10)
     given = first.progress
     assert given == 4  # chunks
-    assert not first.go_on(100, 10, 0)
+    assert not first.go_on(100, 10)
     assert first.progress == given
     assert not first.is_done_by(1)
-    while not second.go_on(100, 1, 0):
-        first.go_on(100, 1, 0)
+    while not second.go_on(100, 1):
+        first.go_on(100, 1)
     assert first.is_done_by(1)
-    assert first.go_on(100, 1, 0)
+    assert first.go_on(100, 1)
     assert arrays[0].tolist() == arrays[1].tolist() == [2.0] * 5000
 
 

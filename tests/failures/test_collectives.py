@@ -30,7 +30,7 @@ MEETING = ("meet.before", "meet.after", "wait.block")
 #: arrays go another way where there are no loops in C, or where peers cannot reach each other
 ENVIRONMENT = {
     "large": {"WEFT_KERNELS": "0"},
-    "rounds": {"WEFT_KERNELS": "0", "WEFT_PORTABLE": "1"},
+    "rounds": {"WEFT_KERNELS": "0", "IN_ROUNDS": "1"},
 }
 CODES = {"kill": 137, "exit=7": 7}
 #: seconds for which ranks wait for one that is stopped: it comes late, but no other must
@@ -42,10 +42,11 @@ import json, os, signal, sys, threading, time
 import numpy as np
 import weft
 from weft import faults
-from weft.engines.local import slots
+from weft.engines.local import direct, slots
 from weft.errors import Disagreement, NotInitialized, PeerLost, SetupError, Stalled, UsageError
 from weft.errors import UsedAfterFork
 
+direct.ALLOWED = "IN_ROUNDS" not in os.environ
 SIZES = {"small": 12, "middle": 32 << 10, "large": slots.ROOM // 8 + 1200}
 SIZES["mapped"] = SIZES["rounds"] = SIZES["large"]
 SIZES["joint"] = 3 * SIZES["large"]  # several chunks

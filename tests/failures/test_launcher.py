@@ -190,26 +190,6 @@ sys.exit(3)
     assert outcome.seconds < within(5)
 
 
-def test_a_rank_that_has_left_its_group_ends_too() -> None:
-    """It is signalled by itself."""
-    began = time.monotonic()
-    outcome = launch(
-        """
-import os, sys, time, weft
-rank = weft.init().rank
-if rank == 1:
-    os.setpgid(0, os.getpgid(os.getppid()))
-weft.barrier()
-if rank == 0:
-    sys.exit(3)
-time.sleep(60)
-""",
-        2,
-    )
-    assert outcome.code == 3, outcome
-    assert time.monotonic() - began < within(20)
-
-
 def test_an_orphan_with_the_output_pipe_does_not_hold_up_the_end() -> None:
     """The launcher waits for ranks, not for whoever inherited their output."""
     outcome = launch(

@@ -69,7 +69,7 @@ def test_a_fork_server_that_is_killed_in_the_middle(tmp_path: Path) -> None:
 
 
 AT_A_TERMINAL = """
-import os, weft
+import weft
 
 def ask(_):
     with open("/dev/tty") as terminal:
@@ -79,13 +79,12 @@ try:
     weft.map(ask, [1], n=1)
 except OSError as error:
     print("refused:", error.strerror)
-print("same session:", weft.map(lambda _: os.getsid(0), [0], n=1) == [os.getsid(0)])
 """
 
 
 def test_a_function_that_asks_at_the_terminal() -> None:
     """There is none for it: a process in the background that reads from its terminal is stopped,
-    and its map would hang. It is in the driver's session all the same."""
+    and its map would hang."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, str(write_script(AT_A_TERMINAL))],
@@ -100,8 +99,7 @@ def test_a_function_that_asks_at_the_terminal() -> None:
         process.kill()
         os.close(ours)
         os.close(theirs)
-    joined = sys.version_info >= (3, 11)
-    assert output == f"refused: No such device or address\nsame session: {joined}\n"
+    assert output == "refused: No such device or address\n"
 
 
 def test_a_fork_server_that_is_stopped_is_ended() -> None:
@@ -251,9 +249,13 @@ signal.signal(signal.SIGALRM, press)
 rng = random.Random(int(sys.argv[1]))
 items = [np.full(1 << 14, float(index)) for index in range(8)]
 weft.map(double, items, n=2)
+began = time.monotonic()
+for _ in range(5):
+    weft.map(double, items, n=2)
+usual = (time.monotonic() - began) / 5
 pipes, interrupts = count_pipes(), 0
 for _ in range(int(sys.argv[2])):
-    signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * rng.choice([0.003, 0.03]))
+    signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * rng.choice([1, 3]) * usual)
     began = time.monotonic()
     try:
         try:

@@ -62,9 +62,10 @@ try:
     half.barrier()
     if part == "collective":
         import numpy as np
-        from weft.engines.local import slots
+        from weft.engines.local import direct, slots
+        direct.ALLOWED = "IN_ROUNDS" not in os.environ
         group.all_reduce(np.ones(10))
-        group.all_reduce(np.ones(slots.ROOM // 8 + 1))  # directly; with WEFT_PORTABLE=1 in rounds
+        group.all_reduce(np.ones(slots.ROOM // 8 + 1))
     if part == "table":
         table = weft.MatrixTable(8, 2)
         table.add([[1, 1]], rows=[rank])
@@ -244,9 +245,8 @@ def _line(point: str, size: int, timeout: float, folder: Path) -> list[str]:
 def _environment(point: str, fault: str) -> dict[str, str]:
     """Where a rank can reach its peers' memory, or sums are made by a loop, nothing goes in
     rounds."""
-    in_rounds = {"WEFT_PORTABLE": "1", "WEFT_KERNELS": "0"}
-    portable = in_rounds if point == "collective.round" else {}
-    return {**os.environ, **portable, "WEFT_FAULT": f"{point}:{fault}"}
+    in_rounds = {"IN_ROUNDS": "1", "WEFT_KERNELS": "0"} if point == "collective.round" else {}
+    return {**os.environ, **in_rounds, "WEFT_FAULT": f"{point}:{fault}"}
 
 
 def _check_errors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ KILLS = 1000
 #: every other generation the ranks meet once; in the others they reduce arrays all the time, small
 #: or large ones.
 PROGRAM = """
-import os, random, signal, sys, threading, time
+import os, random, signal, sys, time
 import numpy as np
 import weft
 from weft.engines.local import slots
@@ -61,21 +62,36 @@ while group.size > 1:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("load", [0, 2], ids=["quiet", "under load"])
-def test_peer_lost_comes_in_time_every_time(load: int) -> None:
+def test_peer_lost_comes_in_time_every_time(load: int, capsys: pytest.CaptureFixture[str]) -> None:
     """PeerLost within 100 ms of every SIGKILL, at every survivor."""
     with busy_processes(load):
-        latencies = kill(KILLS // 2)
+        told = kill(KILLS // 2)
+    with capsys.disabled():  # for docs/guarantees.md
+        print(f"\nbeside {load} busy processes:")
+        for kind, found in sorted(told.items()):
+            print(f"  {kind}: {summary(found)}")
+        latencies = [latency for found in told.values() for latency in found]
+        print(f"  all: {summary(latencies)}")
     late = [latency for latency in latencies if latency > 0.1]
     assert not late, f"{len(late)} of {len(latencies)} were told late: {late[-5:]}"
 
 
 def test_peer_lost_comes_after_a_few_kills() -> None:
     """The same for a dozen kills, on a machine that may be busy: long before the deadline."""
-    assert kill(12)[-1] < 10
+    assert max(map(max, kill(12).values())) < 10
 
 
-def kill(kills: int) -> list[float]:
-    """How long survivors of so many kills had to wait until they were told, the longest last."""
+def summary(latencies: list[float]) -> str:
+    median, longest = 1000 * statistics.median(latencies), 1000 * max(latencies)
+    late = sum(latency > 0.1 for latency in latencies)
+    return (
+        f"{len(latencies)} losses told, median {median:.0f} ms, longest {longest:.0f} ms, "
+        f"{late} after more than 100 ms"
+    )
+
+
+def kill(kills: int) -> dict[str, list[float]]:
+    """How long survivors of so many kills had to wait until they were told, by what they did."""
     latencies: dict[str, list[float]] = {}
     for seed in range(-(-kills // 3)):
         options = ("--keep-going", "--no-prefix")
@@ -91,11 +107,7 @@ def kill(kills: int) -> list[float]:
         assert len(losses) == 3 + 2 + 1, outcome
         for kind, generation, moment in losses:
             latencies.setdefault(kind, []).append(moment - ends[generation])
-    for kind, found in sorted(latencies.items()):
-        found.sort()
-        median, longest = 1000 * found[len(found) // 2], 1000 * found[-1]
-        print(f"\n{kind}: {len(found)} told: median {median:.1f} ms, longest {longest:.1f} ms")
-    return sorted(latency for found in latencies.values() for latency in found)
+    return latencies
 
 
 @contextlib.contextmanager

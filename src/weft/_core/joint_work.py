@@ -126,11 +126,10 @@ class JointWork:
         loop = kernels.joint_broadcast_loop()
         return cls(memory, before, loop, source=source, target=target, root=root)
 
-    def go_on(self, steps: int, looks: int, awake: int) -> bool:
+    def go_on(self, steps: int, looks: int) -> bool:
         """Do what can be done: give, add up or take over `steps` chunks, or until at `looks` looks
-        in a row there was nothing; after the first `awake` of these leave the core to others.
-        Whether all is done."""
-        return bool(self._loop(self._work, steps, looks, awake))
+        in a row there was nothing. Whether all is done."""
+        return bool(self._loop(self._work, steps, looks))
 
     @property
     def progress(self) -> int:

@@ -31,7 +31,6 @@ VARIABLES = (
     *THREAD_VARIABLES,
     "CUDA_VISIBLE_DEVICES",
     timeouts.VARIABLE,
-    "WEFT_PORTABLE",
     "WEFT_KERNELS",
     "WEFT_FAULT",
 )
@@ -62,8 +61,6 @@ def look() -> Machine:
         cores=cores,
         threads=attempt(lambda: threads_per_rank(cores.value, environment)),
         memory=attempt(lambda: Fact(*available_memory())),
-        shm_size=attempt(partial(_shm, "f_blocks")),
-        shm_free=attempt(partial(_shm, "f_bavail")),
         memfd=attempt(partial(_by_engine, "memfd")),
         pidfd=attempt(partial(_by_engine, "pidfd")),
         ptrace_scope=attempt(_ptrace_scope),
@@ -94,11 +91,6 @@ def _processor(information: Path = Path("/proc/cpuinfo")) -> Fact[str]:
         lines = [line.partition(":") for line in information.read_text().splitlines()]
         model = next((value for name, _, value in lines if name.strip() == "model name"), "")
     return Fact(platform.machine(), model.strip())
-
-
-def _shm(blocks: str) -> Fact[int]:
-    system = os.statvfs("/dev/shm")
-    return Fact(system.f_frsize * int(getattr(system, blocks)))
 
 
 def _by_engine(name: str) -> Fact[bool]:

@@ -37,8 +37,6 @@ class Machine:
     threads: Fact[int]
     #: that can be allocated now
     memory: Fact[int]
-    shm_size: Fact[int]
-    shm_free: Fact[int]
     memfd: Fact[bool]
     pidfd: Fact[bool]
     ptrace_scope: Fact[str]
@@ -96,7 +94,6 @@ def drawbacks(machine: Machine) -> list[str]:
         *_about_cores(machine),
         *_about_threads(machine),
         *_about_memory(machine),
-        *_about_shm(machine),
         *_about_reading(machine),
         *_about_open_files(machine),
         *_about_gpus(machine),
@@ -112,10 +109,10 @@ def _causes(machine: Machine) -> Iterator[str]:
         timeouts.from_environment(machine.environment)
     except InvalidValue as error:
         yield str(error)
-    if machine.memfd.value is False and not machine.environment.get("WEFT_PORTABLE"):
+    if machine.memfd.value is False:
         yield (
-            f"no memory that lives without a name ({machine.memfd.why}): set WEFT_PORTABLE=1, "
-            "which takes it from /dev/shm"
+            f"no memory that lives without a name ({machine.memfd.why}): the local engine needs "
+            "memfd_create, and no filter on it; use engine='serial'"
         )
     if machine.pidfd.value is False:
         yield (
@@ -124,8 +121,8 @@ def _causes(machine: Machine) -> Iterator[str]:
         )
     if machine.reading.value is False and "kills" in machine.reading.why:
         yield (
-            f"process_vm_readv cannot even be tried ({machine.reading.why}): set WEFT_PORTABLE=1, "
-            "then arrays pass through shared memory only"
+            f"process_vm_readv cannot even be tried ({machine.reading.why}): the local engine "
+            "needs a filter that allows or refuses it; use engine='serial'"
         )
     if machine.packages["numpy"].value == "":
         yield "NumPy is not installed, and weft shares arrays of it: pip install numpy"
@@ -161,19 +158,6 @@ def _about_memory(machine: Machine) -> Iterator[str]:
         yield (
             f"only {format_bytes(free)} of memory can be had ({machine.memory.why}): sharing more "
             "raises OutOfMemory"
-        )
-
-
-def _about_shm(machine: Machine) -> Iterator[str]:
-    size = machine.shm_size.value
-    portable = bool(machine.environment.get("WEFT_PORTABLE"))
-    if size is not None and size < _LITTLE:
-        follows = "with WEFT_PORTABLE=1 shared arrays lie in it" if portable else ""
-        yield f"/dev/shm is {format_bytes(size)}: {follows or 'matters only with WEFT_PORTABLE=1'}"
-    if size is None and portable:
-        yield (
-            f"WEFT_PORTABLE is set, but nothing is known of /dev/shm ({machine.shm_size.why}): "
-            "shared arrays lie in it; unset WEFT_PORTABLE"
         )
 
 

@@ -15,8 +15,6 @@ from weft.errors import format_bytes
 _LABELS = {
     "threads": "threads per rank",
     "memory": "memory available",
-    "shm_size": "/dev/shm size",
-    "shm_free": "/dev/shm free",
     "pidfd": "pidfd_open",
     "reading": "process_vm_readv",
     "open_files": "open files",
@@ -24,7 +22,7 @@ _LABELS = {
     "kernels": "loops in C",
     "ranks": "ranks meet",
 }
-_SIZES = ("memory", "shm_size", "shm_free")
+_SIZES = ("memory",)
 #: longer values push their reason to the right
 _LABEL_WIDTH, _VALUE_WIDTH = 24, 12
 

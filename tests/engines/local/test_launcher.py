@@ -75,14 +75,13 @@ def test_rank_0_has_the_terminal_input() -> None:
     assert sorted(done.stdout.splitlines()) == ["0 'hello'", "1 ''"]
 
 
-def test_ranks_share_a_session() -> None:
-    """So that one that leaves its core to others leaves it to them; and each can be ended with what
-    it has started."""
+def test_every_rank_leads_a_session() -> None:
+    """Linux shares cores out between sessions first: what else runs in the launcher's does not
+    keep a rank waiting. And each can be ended with what it has started."""
     outcome = launch("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))", 3)
     told = [list(map(int, line.split()[1:])) for line in outcome.out.splitlines()]
     assert len(told) == 3, outcome
-    assert all(pid == group for pid, group, _ in told)
-    assert {session for _, _, session in told} == {os.getsid(0)}
+    assert all(pid == group == session for pid, group, session in told)
 
 
 def test_the_first_failure_is_told_with_its_last_lines() -> None:

@@ -18,23 +18,7 @@ from weft.engines.local.translation import translated
 from weft.errors import OutOfDescriptors, OutOfMemory
 
 
-@pytest.fixture(params=["memfd", "portable"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "portable":
-        monkeypatch.setenv("WEFT_PORTABLE", "1")
-        _count_no_tracker(monkeypatch)
-    return str(request.param)
-
-
-def _count_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """multiprocessing's tracker is a process that lives as long as this one: do without here."""
-    from multiprocessing import resource_tracker
-
-    monkeypatch.setattr(resource_tracker, "register", lambda *_: None)
-    monkeypatch.setattr(resource_tracker, "unregister", lambda *_: None)
-
-
-def test_two_mappings_see_the_same_bytes(kind: str) -> None:
+def test_two_mappings_see_the_same_bytes() -> None:
     """A descriptor mapped again is the same memory, zero at first, and without a name."""
     first = Segment.create(10_000)
     second = Segment(os.dup(first.descriptor), first.size)
@@ -45,7 +29,7 @@ def test_two_mappings_see_the_same_bytes(kind: str) -> None:
     assert Block(second, 0, 128).words[11] == 7
 
 
-def test_memory_is_reserved_at_creation(kind: str) -> None:
+def test_memory_is_reserved_at_creation() -> None:
     """The pages exist before anybody touches them: no SIGBUS later."""
     made = Segment.create(1 << 20)
     assert os.fstat(made.descriptor).st_blocks * 512 >= 1 << 20
@@ -67,7 +51,7 @@ def kernel_makes_them() -> bool:
     return release >= (6, 1) and setting.exists() and "[deny]" not in setting.read_text()
 
 
-def test_large_segments_have_huge_pages(kind: str) -> None:
+def test_large_segments_have_huge_pages() -> None:
     """Wherever a whole one fits, where it was made and where it is mapped again; all is zero."""
     if not kernel_makes_them():
         pytest.skip("this kernel makes none for shared memory")
@@ -85,7 +69,7 @@ def test_large_segments_have_huge_pages(kind: str) -> None:
 
 @pytest.mark.parametrize("made", [0, 1])
 def test_memory_is_reserved_where_no_huge_pages_are_made(
-    kind: str, made: int, monkeypatch: pytest.MonkeyPatch
+    made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that makes none, or none any longer, makes small ones."""
     answers = iter([True] * made)
@@ -102,7 +86,7 @@ def mappings() -> int:
     return sum("/memfd:weft" in line or "/dev/shm" in line for line in lines)
 
 
-def test_a_large_mapping_goes_with_its_last_user(kind: str) -> None:
+def test_a_large_mapping_goes_with_its_last_user() -> None:
     """Not before, and all of it."""
     before = mappings()
     made = Segment.create(LARGE)
@@ -125,7 +109,7 @@ def test_what_cannot_be_mapped() -> None:
         map_over(address, -1, 4096)
 
 
-def test_more_than_there_is(kind: str) -> None:
+def test_more_than_there_is() -> None:
     """Asking for more than is available is an OutOfMemory that says how much there is."""
     with pytest.raises(OutOfMemory, match=r"99999.* GB was asked for, but .* are free"):
         Segment.create(99_999 * 10**9)
@@ -133,7 +117,7 @@ def test_more_than_there_is(kind: str) -> None:
         Segment.create(99_999 * 10**9)
 
 
-def test_the_descriptor_closes_with_the_segment(kind: str) -> None:
+def test_the_descriptor_closes_with_the_segment() -> None:
     """Dropping a segment closes its descriptor; its mapping lives on in a block's buffer."""
     made = Segment.create(4096)
     descriptor = made.descriptor

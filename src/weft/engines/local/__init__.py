@@ -6,7 +6,7 @@ libc.py         the few system calls that Python does not offer
 translation.py  the system's errors, as weft's
 segment.py      memory that several processes see, and blocks of it
 processes.py    who a process is, and how it ended
-polling.py      waiting for descriptors, asleep or awake
+polling.py      looking whether a descriptor has something to read
 recorder.py     what each rank is doing, for whoever asks why
 roster.py       who is in the job, and whether they live
 waiting.py      the memory model; counters; sleeping until one is reached

@@ -39,7 +39,6 @@ from weft.engines.local.mapped import block_of
 from weft.engines.local.meeting import COLLECTIVE, UNDER_WAY, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.prepared import PreparedJointSum, PreparedReduction, PreparedSum
-from weft.engines.local.segment import portable
 from weft.engines.local.transport import Exchanged, Heard, Transport
 from weft.errors import WeftError
 
@@ -218,7 +217,7 @@ class Collectives:
         secret = _SECRET.pack(address(word), int(word[0]))
         told = meeting.exchange(UNDER_WAY, secret, seconds_until(deadline))
         peers = Peers(meeting)
-        reach = not portable() and all(
+        reach = all(
             peers.can_reach(other, *_SECRET.unpack(told[other]))
             for other in range(size)
             if other != rank

@@ -18,6 +18,9 @@ from weft.engines.local.libc import allow_reading_by, read_memory, write_memory
 from weft.engines.local.meeting import Meeting
 from weft.errors import PeerLost
 
+#: whether ranks try to reach each other; where they may not, large arrays go through the slots in
+#: rounds, which tests have by this
+ALLOWED = True
 #: for one call into the kernel, so that a signal is heard soon
 _MOST = 32 << 20
 #: seconds after which a peer is looked for again
@@ -82,6 +85,8 @@ class Peers:
 
     def can_reach(self, rank: int, word: int, value: int) -> bool:
         """Whether a rank's memory can be read: the 8 bytes at `word` are tried, and compared."""
+        if not ALLOWED:
+            return False
         seen = ctypes.c_uint64()
         try:
             read_memory(self._pids[rank], word, ctypes.addressof(seen), 8)

@@ -29,13 +29,7 @@ from typing import Protocol
 from weft._core.messages import Close, Ended, Process, Start, Started
 from weft.engines.local import libc
 from weft.engines.local.channel import Channel, Closed
-from weft.engines.local.processes import (
-    leave_terminal,
-    oom_kills,
-    open_pidfd,
-    peek_end,
-    process_start,
-)
+from weft.engines.local.processes import oom_kills, open_pidfd, peek_end, process_start
 from weft.errors import WeftError
 
 #: workers at once, of all drivers
@@ -292,7 +286,6 @@ def main(descriptor: int, *, numpy: bool) -> None:
     at the same time; for those that come later it is loaded here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave_terminal()
     channel = Channel(socket.socket(fileno=descriptor))
     import weft.engines.local.worker  # noqa: F401  what every worker needs, once
 

@@ -10,7 +10,6 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
 
 from weft.resources import THREAD_VARIABLES
 
@@ -26,10 +25,6 @@ main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 #: seconds that one has to end by itself
 _ENDING = 2.0
-#: not in this process's group, to which Ctrl-C in the terminal goes, but, where that can be had, in
-#: its session: who leaves its core to others leaves it to those of its own session
-_APART: dict[str, Any]
-_APART = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 #: at most one that nobody has taken yet
 _ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
@@ -69,7 +64,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             env=server_environment(),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            **_APART,
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
         )
     except OSError as error:
         ours.close()

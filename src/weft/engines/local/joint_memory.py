@@ -18,10 +18,8 @@ from weft.engines.local.waiting import SLICE
 
 #: chunks that are given, added up or taken over before Python is back and hears a signal
 _STEPS = 64
-#: looks for something to do while awake, where every rank has a core: some 100 us
-_AWAKE = 2000
-#: looks after each of which another process may have the core: each takes 0.3 us or more
-_YIELDS = 200
+#: looks for something to do before sleeping, where every rank has a core: some 100 us
+_SPINS = 2000
 #: seconds of the first sleep; each one after it, while nothing can be done, is twice as long
 _NAP = 5e-5
 #: broadcasts to one rank that are left to the kernel before it is tried again whether cores share a
@@ -37,7 +35,7 @@ class JointMemory:
         rank, ranks = meeting.rank, len(meeting.members)
         self._meeting = meeting
         self._others = [other for other in range(ranks) if other != rank]
-        self._awake = _AWAKE if meeting.free_cores else 0
+        self._looks = _SPINS if meeting.free_cores else 1
         #: how many chunks have gone through it
         self._chunks = 0
         #: how many of the next broadcasts to one rank had better be left to the kernel
@@ -89,8 +87,7 @@ class JointMemory:
             if faults.armed:
                 faults.reach("collective.block")
                 steps = 1  # to pass it between any two
-            looks = 1 if nap else self._awake + _YIELDS
-            if work.go_on(steps, looks, self._awake):
+            if work.go_on(steps, 1 if nap else self._looks):
                 return
             if work.progress != progress:
                 progress, nap = work.progress, 0.0

@@ -4,12 +4,11 @@
                ├── rank 1
                └── ...      stdout and stderr come back through pipes
 
-Each rank leads a group of processes: a Ctrl-C in the terminal reaches only the
-launcher, which passes it on once, and what a rank has started can be ended
-with it. All are in the launcher's session: Linux shares a core out between
-sessions first, so who leaves its core to others leaves it to those of its own.
-If the launcher dies, the kernel kills the ranks. How a rank ended is written
-into the job's memory, where its peers read it.
+Each rank leads a session: a Ctrl-C in the terminal reaches only the launcher,
+which passes it on once; a rank may read from a terminal in whose background it
+is; and what a rank has started can be ended with it. If the launcher dies, the
+kernel kills the ranks. How a rank ended is written into the job's memory, where
+its peers read it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -37,7 +35,7 @@ from weft._core.launched import environment
 from weft.engines.base import Command
 from weft.engines.local import libc
 from weft.engines.local.output import Stream
-from weft.engines.local.processes import leave_terminal, oom_kills, peek_end
+from weft.engines.local.processes import oom_kills, peek_end
 from weft.engines.local.rendezvous import create_memory, roster_block
 from weft.engines.local.roster import Roster
 from weft.engines.local.translation import translated
@@ -74,10 +72,7 @@ class _Rank:
     def signal_all(self, number: int) -> None:
         """Signal the rank, if it has not been reaped, and everything it has started."""
         if self.code is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-                return
-            os.kill(self.process.pid, number)  # it has left its group
+            os.killpg(self.process.pid, number)  # a session's leader cannot leave its group
 
 
 class _Launcher:
@@ -156,8 +151,6 @@ class _Launcher:
         launcher = os.getpid()
 
         def before_exec() -> None:
-            os.setpgrp()
-            leave_terminal()
             libc.end_with_parent(signal.SIGKILL)
             if os.getppid() != launcher:  # it died before the kernel was told
                 os._exit(1)
@@ -169,6 +162,7 @@ class _Launcher:
                 stdin=None if number == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                start_new_session=True,
                 pass_fds=[self._memory.descriptor],
                 preexec_fn=before_exec,  # noqa: PLW1509  this process has one thread
             )
@@ -267,7 +261,7 @@ class _Launcher:
         if number in _ENDING:
             self._end(number)
             return
-        # by SIGSTOP: a rank may be deaf to SIGTSTP
+        # by SIGSTOP: a session without a terminal ignores SIGTSTP
         for rank in self._running():
             rank.signal_all(signal.SIGSTOP if number == signal.SIGTSTP else number)
         if number == signal.SIGTSTP:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import signal
-import termios
 from functools import lru_cache
 
 from weft._core.messages import Process
@@ -48,17 +45,6 @@ def open_pidfd(process: Process) -> int:
         os.close(pidfd)
         return -1
     return pidfd
-
-
-def leave_terminal() -> None:
-    """Have this process no terminal, in the middle of a session that has one, as if it had a
-    session of its own: to read from one that it inherits needs no turn in the foreground."""
-    with contextlib.suppress(OSError):  # there is none
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(terminal, termios.TIOCNOTTY)
-        finally:
-            os.close(terminal)
 
 
 def peek_end(pid: int) -> int:

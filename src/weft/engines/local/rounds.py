@@ -131,7 +131,7 @@ class TeamCall:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise self._stalled(timeout)
-            self._attend(min(remaining, 1.0), awake=True)  # they began when this process did
+            self._attend(min(remaining, 1.0))
         if self._failures:
             raise self._failures[0]
         return self._values
@@ -191,11 +191,11 @@ class TeamCall:
         if worker.frames.unsent:
             self._team_workers.watch.watch_writable(worker)
 
-    def _attend(self, seconds: float, *, awake: bool = False) -> None:
+    def _attend(self, seconds: float) -> None:
         """Take what the workers say within so many seconds."""
         watch = self._team_workers.watch
         with self._lock:
-            for worker, events in watch.wait(seconds, awake=awake).items():
+            for worker, events in watch.wait(seconds).items():
                 watch.echo(worker, events)
                 try:
                     ended = not self._hear(worker, events) and worker.pidfd in events

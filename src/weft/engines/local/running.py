@@ -27,7 +27,7 @@ from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
 from weft.engines.local.losses import worker_lost_error
-from weft.engines.local.polling import BRIEF, readable
+from weft.engines.local.polling import readable
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import ReadyEvents, Watch
 from weft.engines.local.wire import Payload, PayloadTooLarge, load, pack_items
@@ -68,8 +68,6 @@ class Run:
         )
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
-        #: whether all that was given out is soon done
-        self._brief = True
         #: workers that have had their one item
         self._served: list[Worker] = []
 
@@ -165,8 +163,6 @@ class Run:
         chunk, payload = task.chunk, task.packed.payload
         work = Work(job.function.digest, chunk.first, payload, job.seed, job.keep_going)
         self._busy[worker] = task
-        if self._schedule.cost.seconds * len(chunk.items) > BRIEF:
-            self._brief = False
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.give(job.function, work)
         if worker.frames.unsent:
@@ -178,7 +174,7 @@ class Run:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
             self._look()
-            wants = self._watch.wait(self._limits.pause, awake=self._brief)
+            wants = self._watch.wait(self._limits.pause)
             if wants or self._watch.rang:
                 return wants
 

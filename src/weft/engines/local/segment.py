@@ -9,10 +9,6 @@ Segments have huge pages wherever a whole one fits, and begin at an address wher
 one can begin. The kernel makes them where it is asked to (MADV_COLLAPSE), out of
 a single small page each, which takes a tenth of the time that small pages take;
 those that it does not make stay small.
-
-WEFT_PORTABLE=1 takes multiprocessing.shared_memory instead of memfd, for
-systems without it. That memory has a name for the instant between its creation
-and its unlinking; afterwards both kinds are a descriptor and behave alike.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 from functools import cached_property
 
 from weft.engines.local.libc import make_huge, map_over
@@ -59,7 +54,7 @@ class Segment:
         made = cls.__new__(cls)
         made.size = size
         try:
-            made.descriptor = _portable_descriptor(size) if portable() else os.memfd_create("weft")
+            made.descriptor = os.memfd_create("weft")
             os.ftruncate(made.descriptor, _addresses(size))
             made._map()
             made._reserve()
@@ -154,23 +149,3 @@ def _addresses(size: int) -> int:
 def whole_pages(size: int) -> int:
     """The bytes of the pages that `size` bytes, at least one, take."""
     return -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def portable() -> bool:
-    """Whether segments come from multiprocessing.shared_memory."""
-    return bool(os.environ.get("WEFT_PORTABLE")) or not hasattr(os, "memfd_create")
-
-
-def _portable_descriptor(size: int) -> int:
-    from multiprocessing.shared_memory import SharedMemory
-
-    if sys.version_info >= (3, 13):
-        memory = SharedMemory(create=True, size=size, track=False)
-    else:
-        memory = SharedMemory(create=True, size=size)
-    try:
-        # the descriptor is a private field in every version of Python; there is no public way
-        return os.dup(memory._fd)  # type: ignore[attr-defined]
-    finally:
-        memory.unlink()
-        memory.close()

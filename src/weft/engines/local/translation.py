@@ -13,7 +13,7 @@ def translated(error: OSError, size: int = 0) -> Exception:
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return OutOfMemory(
             f"shared memory of {format_bytes(size)} was asked for and refused: {error.strerror}; "
-            "share less, or make room (with WEFT_PORTABLE=1 it comes from /dev/shm)"
+            "share less, or make room"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

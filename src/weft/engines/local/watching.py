@@ -6,7 +6,6 @@ import os
 import select
 from collections.abc import Iterable
 
-from weft.engines.local.polling import poll_awake
 from weft.engines.local.remote_worker import Worker
 
 ReadyEvents = dict[Worker, set[int]]
@@ -58,13 +57,11 @@ class Watch:
         more = select.POLLOUT if worker.frames.unsent else 0
         self._poll.modify(worker.frames, select.POLLIN | more)
 
-    def wait(self, seconds: float, *, awake: bool = False) -> ReadyEvents:
-        """The workers that want something, each with the descriptors on which it does. Does not
-        fall asleep at once if it is to be `awake`: an answer may be here any moment."""
+    def wait(self, seconds: float) -> ReadyEvents:
+        """The workers that want something, each with the descriptors on which it does."""
         found: ReadyEvents = {}
         self.rang = False
-        ready = poll_awake(self._poll) if awake else []
-        for descriptor, _ in ready or self._poll.poll(seconds * 1000):
+        for descriptor, _ in self._poll.poll(seconds * 1000):
             if descriptor == self._bell:
                 self.rang = True
                 os.eventfd_read(descriptor)

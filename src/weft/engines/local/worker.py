@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -37,7 +36,6 @@ from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import Forwarder
-from weft.engines.local.polling import awake_after, poll_awake
 from weft.engines.local.wire import Payload, lease_borrowed, load, load_borrowed, pack
 from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
@@ -66,8 +64,6 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 
     logging.getLogger().addHandler(Forwarder(send))
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
     results = _NO_RESULTS
 
     def note(index: int) -> None:
@@ -85,7 +81,6 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
-                poll_awake(poll, awake_after(answer))
                 del answer
             elif isinstance(message, CacheFunction):
                 functions[message.digest] = _learn(message)
