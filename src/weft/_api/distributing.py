@@ -70,18 +70,13 @@ def distribute(
     verbose       print who ran what, for how long, and how many bytes moved; show a bar.
     seed, retries, progress  as in `weft.map`.
 
-    Raises InvalidType and InvalidValue for what makes no sense, EngineUnavailable for `machines`
-    and `port`, which come with a later release.
+    Raises InvalidType, InvalidValue; EngineUnavailable for `machines` and `port` (a later release).
     """
-    options = Options(
-        shared_data=shared_data, seed=seed, retries=retries, progress=progress or verbose
-    ).validate("distribute")
+    options = Options(shared_data=shared_data, seed=seed, retries=retries)
+    options = options._replace(progress=progress or verbose).validate("distribute")
     validate_callable(fun, "distribute(fun)")
     if machines or port is not None:
-        raise EngineUnavailable(
-            "distribute(machines=, port=): other machines come with a later release of weft; "
-            "leave both out to use this one"
-        )
+        raise _other_machines_error()
     gpus = _gpus(gpu_policy, max_gpu)
     pool = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
     return DistributedFunction(
@@ -92,6 +87,13 @@ def distribute(
         accept_lists=accept_lists,
         endaftercall=endaftercall,
         verbose=verbose,
+    )
+
+
+def _other_machines_error() -> EngineUnavailable:
+    return EngineUnavailable(
+        "distribute(machines=, port=): other machines come with a later release of weft; "
+        "leave both out to use this one"
     )
 
 

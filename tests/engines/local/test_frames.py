@@ -39,7 +39,7 @@ MESSAGES: list[Message] = [
     Settings("/", [], 1, 30, {"A": "b"}),
     CacheFunction(b"digest", b"function"),
     DropFunction(b"digest"),
-    Work(b"digest", 7, b"items", None, True, 1),
+    Work(b"digest", 7, b"items", None, True),
     Done(b"values", [(1, FAILURE)], 0.5, 100),
     Unreadable(FAILURE, True),
     Stopped(),
