@@ -25,7 +25,6 @@ import numpy as np
 
 from weft import adapters
 from weft._core.elements import NUMERIC, OPERATIONS, Array
-from weft._core.joint_work import can_join
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
 from weft._core.together import together
@@ -47,11 +46,6 @@ class Call(ABC):
     layout: Layout
     #: where the results go, if that is known before the ranks have met
     early_target: Sequence[Array] = ()
-
-    @property
-    def joint(self) -> bool:
-        """Whether it is a sum that all ranks can make together, if all have the loops for it."""
-        return False
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Plan:
@@ -117,8 +111,9 @@ class Reduce(Call):
         self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
     @property
-    def joint(self) -> bool:
-        return not self.own and can_join(self.op, self.source, self._together.elements)
+    def elements(self) -> Sequence[str]:
+        """Return what the numbers of each source are."""
+        return self._together.elements
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
         weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None

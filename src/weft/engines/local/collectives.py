@@ -27,7 +27,7 @@ import numpy as np
 from weft import faults
 from weft._core.calls import Call, Reduce, UnlikeArrays
 from weft._core.elements import Array
-from weft._core.joint_work import has_loops
+from weft._core.joint_work import has_loops, takes
 from weft._core.plans import Combination
 from weft._core.timeouts import seconds_until
 from weft._core.values import address
@@ -122,7 +122,7 @@ class Collectives:
         if type(value) is not np.ndarray:
             return
         small = call.layout.size <= transport.slots.room
-        memory = transport.joint_memory if not small and call.joint else None
+        memory = transport.joint_memory if not small and takes(call) else None
         if not value.dtype.isnative or not (small or memory):
             return
         if len(self._prepared) >= _PREPARED:
@@ -176,7 +176,7 @@ class Collectives:
             if faults.armed:
                 faults.reach("collective.filled")
         else:
-            locations = _locations(call, joint=transport.can_join and call.joint)
+            locations = _locations(call, joint=transport.can_join and takes(call))
             message = FirstMessage(False, call.common, call.own, *locations).encode()
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
         return Heard(step, message, answers)
