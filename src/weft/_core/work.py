@@ -9,7 +9,7 @@
                    <-  Stopped         a SIGINT of the driver's ended it
                    <-  Logged          what was logged meanwhile
     Cancel         ->                  gives up the memory of its last answer
-                   <-  Cancelled       it has answered all that came before
+                   <-  CancelAcknowledged       it has answered all that came before
     DropFunction   ->                  drops a function, and what it holds
 
 These are pickled, so they pass only between processes that know each other. Functions, items and
@@ -82,11 +82,11 @@ class Stopped(NamedTuple):
 
 class Cancel(NamedTuple):
     """The driver wants no more results: something failed, or it was interrupted, perhaps before it
-    had sent Work or after it had received the answer. An answer may still come; Cancelled comes
+    had sent Work or after it had received the answer. An answer may still come; CancelAcknowledged comes
     after it."""
 
 
-class Cancelled(NamedTuple):
+class CancelAcknowledged(NamedTuple):
     """All that came before is answered, and the memory of the last answer is given up."""
 
 
@@ -106,7 +106,7 @@ KINDS = (
     Unreadable,
     Stopped,
     Cancel,
-    Cancelled,
+    CancelAcknowledged,
     Logged,
 )
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
@@ -123,4 +123,6 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 
 Answer = Done | Unreadable | Stopped
-Message = Settings | CacheFunction | DropFunction | Work | Answer | Cancel | Cancelled | Logged
+Message = (
+    Settings | CacheFunction | DropFunction | Work | Answer | Cancel | CancelAcknowledged | Logged
+)

@@ -14,7 +14,7 @@ from weft._core.work import (
     Answer,
     CacheFunction,
     Cancel,
-    Cancelled,
+    CancelAcknowledged,
     DropFunction,
     Logged,
     Settings,
@@ -103,11 +103,11 @@ class Worker:
         self.interrupt()
         self.frames.send(Cancel())
 
-    def receive(self) -> Answer | Cancelled | None:
+    def receive(self) -> Answer | CancelAcknowledged | None:
         """What it says, other than what it logs; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        return cast("Answer | Cancelled | None", message)
+        return cast("Answer | CancelAcknowledged | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at

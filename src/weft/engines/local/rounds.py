@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft._core.failures import INTERRUPTED, restore
-from weft._core.work import Answer, Cancelled, Done, Stopped, Unreadable, Work
+from weft._core.work import Answer, CancelAcknowledged, Done, Stopped, Unreadable, Work
 from weft.engines.base import NO_COMMON
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
@@ -92,7 +92,7 @@ class TeamCall:
         #: the arguments of each that works
         self._busy: dict[Worker, Payload] = {}
         self._failures: list[Exception] = []
-        #: those called off that have not said Cancelled; None before anybody is called off
+        #: those called off that have not said CancelAcknowledged; None before anybody is called off
         self._ending: set[Worker] | None = None
         self._lock = threading.Lock()
 
@@ -214,11 +214,11 @@ class TeamCall:
         heard = message is not None
         while message is not None:
             self._take(worker, message)
-            # an answer and Cancelled may have been read together: no event tells of the second
+            # an answer and CancelAcknowledged may have been read together: no event tells of the second
             message = worker.receive() if self._ending else None
         return heard
 
-    def _take(self, worker: Worker, message: Answer | Cancelled) -> None:
+    def _take(self, worker: Worker, message: Answer | CancelAcknowledged) -> None:
         rank = self._team_workers.rank(worker)
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
@@ -228,7 +228,7 @@ class TeamCall:
         elif isinstance(message, Unreadable):
             self._failures.append(restore(message.failure, where, host=worker.host))
         if self._ending is not None:  # nobody wants its results
-            if isinstance(message, Cancelled):
+            if isinstance(message, CancelAcknowledged):
                 self._ending.discard(worker)
                 self._release(worker)
             return

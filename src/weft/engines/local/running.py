@@ -22,7 +22,7 @@ from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
 from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
-from weft._core.work import LOADING, Answer, Cancelled, Done, Stopped, Unreadable, Work
+from weft._core.work import LOADING, Answer, CancelAcknowledged, Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
@@ -336,7 +336,7 @@ class Run:
         first, nobody wants."""
         try:
             while (message := worker.receive()) is not None:
-                if isinstance(message, Cancelled):
+                if isinstance(message, CancelAcknowledged):
                     self._free(worker)
                     return
             ended = worker.pidfd in events

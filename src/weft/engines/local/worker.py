@@ -23,7 +23,7 @@ from weft._core.work import (
     Answer,
     CacheFunction,
     Cancel,
-    Cancelled,
+    CancelAcknowledged,
     Done,
     DropFunction,
     Message,
@@ -91,7 +91,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             elif isinstance(message, Cancel):
                 with contextlib.suppress(WeftError, OSError):  # else it goes with this process
                     results.release()
-                send(Cancelled())
+                send(CancelAcknowledged())
             elif isinstance(message, Settings):
                 _adopt(message)
             del message
