@@ -82,8 +82,8 @@ class Stopped(NamedTuple):
 
 class Cancel(NamedTuple):
     """The driver wants no more results: something failed, or it was interrupted, perhaps before it
-    had sent Work or after it had received the answer. An answer may still come; CancelAcknowledged comes
-    after it."""
+    had sent Work or after it had received the answer. An answer may still come, and
+    CancelAcknowledged after it."""
 
 
 class CancelAcknowledged(NamedTuple):

@@ -214,7 +214,7 @@ class TeamCall:
         heard = message is not None
         while message is not None:
             self._take(worker, message)
-            # an answer and CancelAcknowledged may have been read together: no event tells of the second
+            # an answer and CancelAcknowledged may have come together: no event tells of the second
             message = worker.receive() if self._ending else None
         return heard
 
