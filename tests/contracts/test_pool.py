@@ -36,6 +36,18 @@ def run(pool: Pool, function: Any, items: Iterable[Any], **options: Any) -> list
     return list(pool.run(Job(pool.prepare(function), items, **options)))
 
 
+def process() -> tuple[str, int]:
+    """Which process this is, on which host."""
+    return socket.gethostname(), os.getpid()
+
+
+def lives(one: tuple[str, int]) -> bool:
+    """Whether a process runs; of another host it is for its engine to say."""
+    host, pid = one
+    assert host == socket.gethostname()
+    return Path(f"/proc/{pid}").exists()
+
+
 def by_index(parts: list[Finished]) -> list[Any]:
     """The results or failures in the order of their items, each of them once."""
     found: dict[int, Any] = {}
@@ -115,9 +127,9 @@ def test_keep_going_runs_everything(pool: Pool) -> None:
 
 def test_one_each_is_one_in_every_worker(pool: Pool) -> None:
     """As many items as workers: each is run by another process, however short they are."""
-    found = by_index(run(pool, lambda x: (x, os.getpid()), range(pool.size), one_each=True))
+    found = by_index(run(pool, lambda x: (x, process()), range(pool.size), one_each=True))
     assert [x for x, _ in found] == list(range(pool.size))
-    assert len({pid for _, pid in found}) == pool.size
+    assert len({one for _, one in found}) == pool.size
 
 
 def test_seeds_do_not_depend_on_the_pool(pool: Pool) -> None:
@@ -242,12 +254,12 @@ def test_an_array_that_is_put_arrives_in_every_worker(pool: Pool) -> None:
 def test_a_closed_team_starts_anew(pool: Pool) -> None:
     """Its workers end; a later job has others."""
 
-    def pids() -> set[int]:
-        return set(by_index(run(pool, lambda _: os.getpid(), range(pool.size), one_each=True)))
+    def processes() -> set[tuple[str, int]]:
+        return set(by_index(run(pool, lambda _: process(), range(pool.size), one_each=True)))
 
-    before = pids()
-    assert pids() == before
+    before = processes()
+    assert processes() == before
     pool.close()
-    if before != {os.getpid()}:
-        assert not any(Path(f"/proc/{pid}").exists() for pid in before)
-        assert pids().isdisjoint(before)
+    if before != {process()}:
+        assert not any(lives(one) for one in before)
+        assert processes().isdisjoint(before)

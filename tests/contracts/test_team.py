@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,18 +14,29 @@ import numpy as np
 import pytest
 
 import weft
+from tests.contracts.fakes import TeamOfTwoHosts, pack_apart
+from weft._api.teams import own_workers
 from weft._core.portions import RowSlice
 from weft.engines.base import Member, Team
+from weft.engines.local import standing
 from weft.errors import UsedConcurrently
 
-CASES = [("serial", 1), ("local", 2), ("local", 3)]
+CASES = [("serial", 1), ("local", 2), ("local", 3), ("two hosts", 3)]
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
-def team(request: pytest.FixtureRequest) -> Iterator[Team]:
-    engine, size = request.param
-    with weft.Team(size, engine=engine) as made:
+def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    with made_team(*request.param, monkeypatch) as made:
         yield made.backend
+
+
+def made_team(engine: str, size: int, monkeypatch: pytest.MonkeyPatch) -> weft.Team:
+    if engine != "two hosts":
+        return weft.Team(size, engine=engine)
+    monkeypatch.setattr(standing, "pack_mentioning", pack_apart)
+    made = weft.Team(1)
+    made.backend = TeamOfTwoHosts(size, own_workers(), cores=size, timeout=60.0)
+    return made
 
 
 def everywhere(team: Team, function: Any, *arguments: Any) -> list[Any]:
@@ -38,8 +50,8 @@ def everywhere_with(team: Team, common: Any, function: Any, *arguments: Any) -> 
 # remote functions
 
 
-def who(member: Member) -> tuple[int, int, int]:
-    return member.rank, member.size, os.getpid()
+def who(member: Member) -> tuple[int, int, tuple[str, int]]:
+    return member.rank, member.size, (socket.gethostname(), os.getpid())
 
 
 def give(member: Member, value: Any) -> Any:
@@ -81,8 +93,8 @@ def test_every_rank_runs_the_function(team: Team) -> None:
     """Results are in the order of ranks; rank 0 is this process."""
     found = everywhere(team, who)
     assert [(rank, size) for rank, size, _ in found] == [(r, team.size) for r in range(team.size)]
-    assert found[0][2] == os.getpid()
-    assert len({pid for _, _, pid in found}) == team.size
+    assert found[0][2] == (socket.gethostname(), os.getpid())
+    assert len({process for _, _, process in found}) == team.size
     assert everywhere(team, who) == found  # they stay
 
 
@@ -138,6 +150,23 @@ def test_what_is_shared_shows_later_changes(team: Team) -> None:
         assert all(fresh) or not team.shares(array)
         team.drop(number)
     team.register(None, "nothing")  # nobody holds the arrays now
+
+
+@pytest.mark.parametrize(("engine", "size"), CASES)
+def test_a_function_sees_what_its_closure_has_now(
+    engine: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of arrays in shared memory, where the team does not share them."""
+    array = weft.share(np.ones(2))
+    with made_team(engine, size, monkeypatch) as made:
+        total = weft.function(lambda x: x * array[0], collect="gather", team=made)
+        rows = np.ones(size)
+        for value in (1, 2, 3):
+            array[:] = value
+            assert total(rows).tolist() == [value] * size
+        del total
+        gc.collect()
+        made.backend.register(None, "nothing")  # nobody holds the array now
 
 
 def test_ranks_form_a_group(team: Team) -> None:

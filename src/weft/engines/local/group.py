@@ -207,10 +207,12 @@ class LocalGroup(Group):
         )
 
     def carry_out(self, call: Call, *, timeout: float) -> None:
-        collectives = self._collectives or self._new_collectives()
-        self._in_step(call.name, collectives.carry_out, (call, timeout), depth=6)
-        if call.name == "all_reduce":
-            collectives.prepare(call)
+        self._in_step(call.name, self._exchange, (call, timeout), depth=6)
+        if call.name == "all_reduce" and self._collectives is not None:
+            self._collectives.prepare(call)
+
+    def _exchange(self, call: Call, seconds: float) -> None:
+        (self._collectives or self._new_collectives()).carry_out(call, seconds)
 
     def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
         zeros = super().allocate(shape, dtype, device)
@@ -225,11 +227,10 @@ class LocalGroup(Group):
 
     def _start(self, call: Call, seconds: float) -> Handle:
         self._check_usable()
-        collectives = self._collectives or self._new_collectives()
         line = caller_line()
 
         def work() -> Any:
-            self._in_step(call.name, collectives.carry_out, (call, seconds), line=line)
+            self._in_step(call.name, self._exchange, (call, seconds), line=line)
             return call.result()
 
         return self._background.start(work, call.name)
