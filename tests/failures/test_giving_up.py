@@ -9,6 +9,7 @@ import pytest
 
 from tests.failures.test_collectives import TOOLS
 from tests.support import Outcome, launch, marked_processes
+from weft._core.joint_work import has_loops
 
 #: far longer than any of these tests takes
 TIMEOUT = 60
@@ -282,6 +283,38 @@ print("all", group.size)
     assert told.count("all 2") == 2, outcome
     (how,) = set(told) - {"all 2"}
     assert how in (["SetupError True"] if spare < 4 else ["SetupError True", "gave up", "worked"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("shared", [False, True], ids=["to work in", "of a shared array"])
+def test_no_memory_for_a_large_sum(rank: int, shared: bool) -> None:
+    """A rank cannot map what large arrays need, be it a peer's shared array or the memory that all
+    work in: every rank gets the same error, and as soon as there is room the group works."""
+    if not shared and not has_loops():
+        pytest.skip("without loops in C there is no such memory")
+    outcome = run(
+        f"""
+import resource
+group = weft.init(timeout=60)
+check_all(group)
+own = np.full(8 << 20, group.rank + 1.0)  # 64 MB
+own = weft.share(own) if {shared} else own
+group.barrier()
+none = resource.getrlimit(resource.RLIMIT_AS)
+if group.rank == {rank}:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), none[1]))
+try:
+    group.all_reduce(own, out=own)
+except SetupError as error:
+    print("SetupError", "rank {rank}: " in str(error))
+resource.setrlimit(resource.RLIMIT_AS, none)
+total = group.all_reduce(own, out=own)
+print("sum", total[0], total[-1])
+check_all(group, "large")
+"""
+    )
+    assert printed(outcome) == ["SetupError True"] * 2 + ["sum 3.0 3.0"] * 2, outcome
 
 
 # the end of a program

@@ -15,10 +15,10 @@ from tests.support import run_ranks, within
 from weft import faults
 from weft._core import joint_work
 from weft.engines.base import Group
-from weft.engines.local import joint_memory, transport
+from weft.engines.local import joint_memory
 from weft.engines.local.joint_memory import JointMemory
 from weft.engines.local.prepared import PreparedJointSum
-from weft.errors import Disagreement, InvalidValue, SetupError
+from weft.errors import Disagreement, InvalidValue
 
 pytestmark = pytest.mark.alone
 
@@ -114,24 +114,6 @@ def test_it_is_prepared_by_shape() -> None:
         assert found is True if turn == 8 else found == expected.tobytes()
     assert quickly_0 == [1, 2, 3, 5, 6, 8, 9]
     assert quickly_1 == [1, 2, 3, 4, 9]
-
-
-@needs_loops
-def test_without_memory_for_it() -> None:
-    """Where none can be had the sums go another way, at once and from then on."""
-
-    def body(group: Group) -> list[Any]:
-        def refuse(*_: Any, **__: Any) -> None:
-            tried.append(1)
-            raise SetupError("no memory")
-
-        tried: list[int] = []
-        transport.JointMemory = refuse  # type: ignore[misc,assignment]
-        own = numbers(group.rank)
-        return [group.all_reduce(own).tobytes() for _ in range(3)] + [len(tried)]
-
-    expected = (numbers(0) + numbers(1)).tobytes()
-    assert run_ranks(2, body) == [[expected] * 3 + [1]] * 2
 
 
 @needs_loops

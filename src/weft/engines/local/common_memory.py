@@ -13,7 +13,7 @@ from weft.engines.local.segment import Block
 from weft.errors import SetupError, WeftError
 
 #: what may keep a rank from making or mapping memory; RuntimeError: no thread can be started
-_TROUBLES = (WeftError, MemoryError, RuntimeError)
+TROUBLES = (WeftError, MemoryError, RuntimeError)
 
 
 def make_block(
@@ -39,8 +39,8 @@ def make_block(
             reference = blocks.refer(block.buffer).encode()
             if faults.armed:
                 faults.reach(point)
-        except _TROUBLES as error:
-            trouble = _in_words(error)
+        except TROUBLES as error:
+            trouble = in_words(error)
     try:
         answers = meeting.exchange(call, reference, seconds)
     except BaseException:  # an interrupt too
@@ -52,8 +52,8 @@ def make_block(
         try:
             # in half the time: the others, who wait for this rank, are to hear what went wrong
             block = blocks.attach(Reference.decode(offer), seconds / 2)
-        except _TROUBLES as error:
-            trouble = _in_words(error)
+        except TROUBLES as error:
+            trouble = in_words(error)
     _raise_any(meeting, call, meeting.exchange(call, trouble, seconds), seconds)
     if block is None:
         raise SetupError(f"rank {leader} of the job offered no memory; look for its own error")
@@ -66,17 +66,24 @@ def make_no_block(meeting: Meeting, call: int, seconds: float) -> None:
     _raise_any(meeting, call, meeting.exchange(call, b"", seconds), seconds)
 
 
-def _in_words(error: Exception) -> bytes:
+def in_words(error: Exception) -> bytes:
+    """What a rank tells the others of its trouble."""
     return (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
 
 
 def _raise_any(meeting: Meeting, call: int, troubles: Sequence[bytes], seconds: float) -> None:
-    lines = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(troubles) if text]
-    if lines:
+    if any(troubles):
         # who made the memory may have been interrupted since, and have given it back: that is then
         # what went wrong, and this step tells
         meeting.exchange(call, b"", seconds)
-        raise SetupError(
-            f"group {meeting.name!r} could not get memory: {'; '.join(lines)}. The group can be "
-            "used when there is more"
-        )
+        raise setup_error(meeting, troubles)
+
+
+def setup_error(meeting: Meeting, troubles: Sequence[bytes]) -> SetupError:
+    """The same error on every rank, of what each of them has told."""
+    told = [(rank, text.decode(errors="replace")) for rank, text in enumerate(troubles) if text]
+    lines = [f"rank {rank}: {text}" for rank, text in told]
+    return SetupError(
+        f"group {meeting.name!r} could not get memory: {'; '.join(lines)}. The group can be "
+        "used when there is more"
+    )

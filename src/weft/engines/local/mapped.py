@@ -1,8 +1,8 @@
 """Peers' arrays that lie in shared memory, mapped here: nobody has to copy them in or out.
 
     every rank, at the first step    which of my arrays lie in a block, and where in it
-    a block new to the group         its owner refers to it, the others attach it, and all say
-                                     whether they could
+    a block new to the group         its owner refers to it, the others attach it; if one could
+                                     not, all raise
     from then on                     the peer's array is an array here
 
 All ranks see the same blocks in the same order, so all know which ones are new. The blocks used
@@ -23,7 +23,6 @@ from weft._core.values import address
 from weft.engines.local import blocks
 from weft.engines.local.first_message import Location
 from weft.engines.local.references import Reference
-from weft.errors import WeftError
 
 #: blocks of peers that stay mapped; what their owners drop goes back when others take their place
 _BLOCKS_KEPT = 16
@@ -52,12 +51,9 @@ def refer(array: Array) -> bytes:
     return blocks.refer(buffer_of(array)).encode()
 
 
-def attach(reference: bytes, seconds: float) -> Array | None:
-    """All bytes of the block that a reference stands for; None if it cannot be mapped."""
-    try:
-        block = blocks.attach(Reference.decode(reference), seconds)
-    except WeftError:
-        return None  # its arrays are copied instead
+def attach(reference: bytes, seconds: float) -> Array:
+    """All bytes of the block that a reference stands for."""
+    block = blocks.attach(Reference.decode(reference), seconds)
     return np.frombuffer(memoryview(block.buffer), np.uint8)
 
 
@@ -65,8 +61,8 @@ class Mapped:
     """The blocks of a group's ranks that are mapped in all of them."""
 
     def __init__(self) -> None:
-        #: by name; None for one that some rank could not map
-        self._bytes: OrderedDict[int, Array | None] = OrderedDict()
+        #: by name
+        self._bytes: OrderedDict[int, Array] = OrderedDict()
 
     def new(self, locations: Sequence[Sequence[Location]]) -> list[int]:
         """The blocks among the ranks' arrays that have not been seen yet; the others are noted as
@@ -79,13 +75,13 @@ class Mapped:
             self._bytes.popitem(last=False)
         return [name for name in used if name not in self._bytes]
 
-    def keep(self, name: int, mapped: Array | None) -> None:
-        """Note a new block, and where it is, or that some rank could not map it."""
+    def keep(self, name: int, mapped: Array) -> None:
+        """Note a new block, and where it is."""
         self._bytes[name] = mapped
 
     def has(self, location: Location) -> bool:
         """Whether every rank can see an array that lies there."""
-        return self._bytes.get(location.block) is not None
+        return location.block in self._bytes
 
     def view(self, location: Location, start: int, stop: int, dtype: np.dtype[Any]) -> Array | None:
         """The bytes `start` to `stop` of the array that lies there, as numbers."""

@@ -13,6 +13,7 @@ from weft._core.elements import Array
 from weft._core.split import Piece
 from weft._core.timeouts import seconds_until
 from weft._core.values import address
+from weft.engines.local.common_memory import TROUBLES, in_words, setup_error
 from weft.engines.local.direct import Peers
 from weft.engines.local.first_message import FirstMessage, Location
 from weft.engines.local.joint_memory import JointMemory
@@ -20,7 +21,6 @@ from weft.engines.local.mapped import Mapped, attach, refer
 from weft.engines.local.meeting import UNDER_WAY, Meeting
 from weft.engines.local.meeting_memory import MAILBOX_BYTES
 from weft.engines.local.slots import Slots
-from weft.errors import SetupError
 
 #: bytes that are pulled, combined and pushed at a time: they stay in the cache meanwhile
 BLOCK = 512 << 10
@@ -82,12 +82,10 @@ class Transport:
         self.meeting.meet(UNDER_WAY, seconds)
 
     def ready_joint_memory(self, exchanged: Exchanged) -> JointMemory | None:
-        """What all ranks work together in; None where they cannot. All ask when one does."""
+        """What all ranks work together in; None where they cannot. All ask when one does. Raises
+        SetupError, on every rank."""
         if self.joint_memory is None and self.can_join:
-            try:
-                self.joint_memory = JointMemory(self.meeting, exchanged.seconds)
-            except SetupError:  # on every rank; the other ways need no memory
-                self.can_join = False
+            self.joint_memory = JointMemory(self.meeting, exchanged.seconds)
         return self.joint_memory
 
     def scratch(self, like: Array, number: int) -> Located:
@@ -122,7 +120,8 @@ class Transport:
     def map_new(self, arrays: Sequence[Array], exchanged: Exchanged) -> None:
         """Have every rank map the blocks of all ranks' arrays that are not mapped yet.
 
-        `arrays` are this rank's sources and targets.
+        `arrays` are this rank's sources and targets. Raises SetupError, on every rank, if one could
+        not.
         """
         places = [(*said.sources, *said.targets) for said in exchanged.ranks]
         new = self.mapped.new(places)
@@ -138,11 +137,17 @@ class Transport:
         mine = [refer(own[block]) for block in new if owners[block] == self.rank]
         texts = self.exchange(_END.join(mine), exchanged)
         references = [iter(text.split(_END)) for text in texts]
-        found = [attach(next(references[owners[block]]), exchanged.seconds / 2) for block in new]
-        answers = self.exchange(bytes(one is not None for one in found), exchanged)
-        for index, block in enumerate(new):
-            everywhere = all(answer[index] for answer in answers)
-            self.mapped.keep(block, found[index] if everywhere else None)
+        found, trouble = [], b""
+        for block in new:  # all of them: what nobody attached would be held for ever
+            try:
+                found.append(attach(next(references[owners[block]]), exchanged.seconds / 2))
+            except TROUBLES as error:
+                trouble = in_words(error)
+        troubles = self.exchange(trouble, exchanged)
+        if any(troubles):
+            raise setup_error(self.meeting, troubles)
+        for block, mapped in zip(new, found, strict=True):
+            self.mapped.keep(block, mapped)
 
     def exchange(self, text: bytes, exchanged: Exchanged) -> list[bytes]:
         """Tell each other texts of any length, in as many steps as it takes."""
