@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,4 +103,4 @@ def attach(  # noqa: PLR0917  pickle calls it with positions only
 
 
 def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: Any) -> SharedArray:
-    return cast(SharedArray, np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout))
+    return np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout)
