@@ -25,7 +25,7 @@ from weft._api import (
     tables,
     team,
 )
-from weft._core import consistency, split, trees, unpicklable, updaters
+from weft._core import consistency, split, unpicklable, updaters
 from weft.adapters import containers, holder
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,6 @@ def test_the_tests_that_hold_a_promise_exist() -> None:
         synkhronos._data,
         tables,
         team,
-        trees,
         unpicklable,
         updaters,
     ],
