@@ -25,7 +25,7 @@ from weft._api import (
     tables,
     team,
 )
-from weft._core import consistency, split, trees, unpicklable, updaters
+from weft._core import consistency, split, unpicklable, updaters
 from weft.adapters import containers, holder
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +107,6 @@ def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
         synkhronos._data,
         tables,
         team,
-        trees,
         unpicklable,
         updaters,
     ],
