@@ -199,7 +199,7 @@ def _without_defaults(line: Line) -> dict[str, Any]:
 
 
 def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def this_machine() -> dict[str, Any]:

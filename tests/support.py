@@ -15,6 +15,8 @@ from typing import Any
 import cloudpickle
 
 MARK = "WEFT_TEST_MARK"
+#: seconds after which whatever was started is taken to hang; no test measures anything by it
+HANGS = 120.0
 
 #: what each rank of `run_ranks` executes: join, call, keep the result
 _RUNNER = """
@@ -63,7 +65,7 @@ def launch(
     *arguments: str,
     options: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
-    limit: float = 60.0,
+    limit: float = HANGS,
     launcher: str = "weft run",
 ) -> Outcome:
     """Run a script, given as a path or as its text, by `weft run` or another launcher."""
@@ -83,7 +85,7 @@ def run_command(
     line: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
-    limit: float = 60.0,
+    limit: float = HANGS,
     folder: Path | None = None,
 ) -> Outcome:
     """Run a command to its end, in this folder or another."""
@@ -106,7 +108,7 @@ def run_ranks(
     options: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
     launcher: str = "weft run",
-    limit: float = 60.0,
+    limit: float = HANGS,
 ) -> list[Any]:
     """Call `function(group, *arguments)` in each of `ranks` processes; the results by rank."""
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
@@ -138,7 +140,23 @@ def take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def load() -> float:
+    """How many times as long as on an idle machine something may take here and now: 1 where there
+    is a core for whoever wants one, 2.5 beside as many busy processes as there are cores.
+
+    Measured by a little work, and how long it had to wait for its core."""
+    began, used = time.perf_counter(), time.thread_time()
+    while (worked := time.thread_time() - used) < 0.03:
+        pass
+    return 1 + 3 * max(0.0, (time.perf_counter() - began) / worked - 1)
+
+
+def within(seconds: float) -> float:
+    """How long something may take that takes so many seconds at most on an idle machine."""
+    return seconds * load()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = HANGS / 2) -> Any:
     """What `condition` returns once it is true; fails the test if it never is."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

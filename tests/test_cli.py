@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import HANGS
 from weft import __version__
 from weft.cli import parse_run
 from weft.errors import LaunchError
@@ -18,7 +19,7 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         [sys.executable, "-m", "weft", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANGS,
         cwd=cwd,
     )
 
@@ -30,7 +31,7 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         (["run", "-n", "-2", "ok.py"], "-n -2: expected a whole number"),
         (["run", "-n", "x", "ok.py"], "-n x: expected a whole number"),
         (["run", "-n", "1.5", "ok.py"], "-n 1.5: expected a whole number"),
-        (["run", "-n"], "-n needs a value"),
+        (["run", "-n"], "argument -n: expected one argument\nusage: weft run -n N"),
         (
             ["run", "-n", "100000", "ok.py"],
             "-n 100000: expected a whole number of ranks, 1 or more",
@@ -44,7 +45,7 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         (["run", "-n", "2", "--timeout", "-1", "ok.py"], "--timeout -1: expected 0 or more"),
         (["run", "-n", "2", "--timeout", "soon", "ok.py"], "--timeout soon: expected 0 or more"),
         (["run", "-n", "2", "--fast", "ok.py"], "weft run has no option '--fast'"),
-        (["walk"], "there is no command 'walk'; known are: run, open, status, close"),
+        (["walk"], "invalid choice: 'walk' (choose from"),
         (["doctor", "--xml"], "weft doctor has no option '--xml'"),
         (["doctor", "--json", "now"], "weft doctor has no option 'now'"),
     ],

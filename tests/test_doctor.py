@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.support import Outcome, wait_until
+from tests.support import HANGS, Outcome, wait_until
 from weft import __version__
-from weft.doctor import look, printing, programs, reading
-from weft.doctor.machine import Fact, Machine, attempt, reason, thread_number
-from weft.doctor.problems import obstacles, problems
+from weft.doctor import look, report
+from weft.doctor.look import attempt, reason
+from weft.doctor.problems import Fact, Machine, obstacles, problems, thread_number
+from weft.engines.local import probes
 
 INSTALLED = {name: Fact("1.0") for name in look.PACKAGES}
 
@@ -57,7 +58,7 @@ def made_up(**changes: Any) -> Machine:
 def test_nothing_is_wrong_with_a_sound_machine() -> None:
     """No problem, and it is said."""
     assert problems(SOUND) == []
-    assert printing.as_text(SOUND).endswith("\n\nNothing would go wrong.")
+    assert report.as_text(SOUND).endswith("\n\nNothing would go wrong.")
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
     """The cause, where one is known, and what to do."""
     assert obstacles(machine) == [told]
     assert problems(machine)[0] == told
-    assert f"weft cannot run ranks here:\n  - {told}" in printing.as_text(machine)
-    assert json.loads(printing.as_json(machine))["usable"] is False
+    assert f"weft cannot run ranks here:\n  - {told}" in report.as_text(machine)
+    assert json.loads(report.as_json(machine))["usable"] is False
 
 
 @pytest.mark.parametrize(
@@ -189,8 +190,8 @@ def test_what_does_not_stop_ranks(machine: Machine, told: str) -> None:
     """One sentence: what is so, what follows, what to do; ranks run all the same."""
     assert problems(machine) == [told]
     assert obstacles(machine) == []
-    assert f"What would go wrong:\n  - {told}" in printing.as_text(machine)
-    assert json.loads(printing.as_json(machine))["warnings"] == [told]
+    assert f"What would go wrong:\n  - {told}" in report.as_text(machine)
+    assert json.loads(report.as_json(machine))["warnings"] == [told]
 
 
 @pytest.mark.parametrize(
@@ -216,9 +217,9 @@ def test_every_unknown_fact_is_printed_as_one() -> None:
         if isinstance(fact, Fact) and name not in ("system", "processor", "gpus")
     }
     machine = made_up(**unknown, packages=dict.fromkeys(look.PACKAGES, Fact(None, "it hid")))
-    text = printing.as_text(machine)
+    text = report.as_text(machine)
     assert text.count("unknown: it hid\n") == len(unknown) + len(look.PACKAGES)
-    assert json.loads(printing.as_json(machine))["facts"]["cores"] == {
+    assert json.loads(report.as_json(machine))["facts"]["cores"] == {
         "value": None,
         "why": "it hid",
     }
@@ -226,7 +227,7 @@ def test_every_unknown_fact_is_printed_as_one() -> None:
 
 def test_lines_are_aligned() -> None:
     """Label, value and reason each begin in one column."""
-    lines = printing.as_text(made_up(memfd=Fact(False, "why"), mpirun=Fact("", "not in PATH")))
+    lines = report.as_text(made_up(memfd=Fact(False, "why"), mpirun=Fact("", "not in PATH")))
     assert "cores                   4             (CPU affinity)\n" in lines
     assert "memory available        8.0 GB        (MemAvailable)\n" in lines
     assert "memfd                   no            (why)\n" in lines
@@ -249,42 +250,42 @@ def test_threads_per_rank() -> None:
 
 def test_what_mpirun_says() -> None:
     """Open MPI, MPICH, and others in their own words."""
-    assert programs.mpi_version("mpirun (Open MPI) 5.0.3\n\nReport bugs\n") == "Open MPI 5.0.3"
+    assert look.mpi_version("mpirun (Open MPI) 5.0.3\n\nReport bugs\n") == "Open MPI 5.0.3"
     hydra = "HYDRA build details:\n    Version:                                 4.2.0\n"
-    assert programs.mpi_version(hydra) == "MPICH 4.2.0"
-    assert programs.mpi_version("some MPI 3\nmore\n") == "some MPI 3"
-    assert programs.mpi_version("") == "it did not say which version"
+    assert look.mpi_version(hydra) == "MPICH 4.2.0"
+    assert look.mpi_version("some MPI 3\nmore\n") == "some MPI 3"
+    assert look.mpi_version("") == "it did not say which version"
 
 
 def test_what_nvidia_smi_says() -> None:
     """A line for each GPU; none; a complaint, where the device files count."""
-    assert programs.gpus_told(0, "A, 1 MiB\nB, 2 MiB\n", []) == Fact(2, "A, 1 MiB; B, 2 MiB")
-    assert programs.gpus_told(6, "No devices were found\n", ["nvidia0"]).value == 0
-    failed = programs.gpus_told(9, "it has failed\n", [])
+    assert look.gpus_told(0, "A, 1 MiB\nB, 2 MiB\n", []) == Fact(2, "A, 1 MiB; B, 2 MiB")
+    assert look.gpus_told(6, "No devices were found\n", ["nvidia0"]).value == 0
+    failed = look.gpus_told(9, "it has failed\n", [])
     assert failed == Fact(None, "nvidia-smi ended with code 9: it has failed")
-    assert programs.gpus_told(9, "", ["nvidia0", "nvidia1"]).value == 2
+    assert look.gpus_told(9, "", ["nvidia0", "nvidia1"]).value == 2
 
 
 def test_the_line_that_says_why_ranks_failed() -> None:
     """The last, unless that says only that the rank printed nothing."""
-    assert programs.complaint("weft: no memory\n") == "no memory"
+    assert look.complaint("weft: no memory\n") == "no memory"
     killed = "weft run: rank 0 (pid 1) failed first: killed\nweft run: rank 0 printed nothing\n"
-    assert programs.complaint(killed) == "rank 0 (pid 1) failed first: killed"
+    assert look.complaint(killed) == "rank 0 (pid 1) failed first: killed"
     raised = "weft run: rank 0 failed first\nweft run: the last lines:\n    KeyError: 'x'\n"
-    assert programs.complaint(raised) == "KeyError: 'x'"
-    assert programs.complaint("") == ""
+    assert look.complaint(raised) == "KeyError: 'x'"
+    assert look.complaint("") == ""
 
 
 def test_what_the_end_of_the_reader_means() -> None:
     """Allowed, forbidden by whom, or unknown."""
-    assert reading.verdict(0, seccomp=True).value is True
-    assert reading.verdict(errno.EPERM, seccomp=False) == Fact(False, "Operation not permitted")
-    filtered = reading.verdict(errno.EPERM, seccomp=True)
-    assert filtered == Fact(False, "Operation not permitted, perhaps by a seccomp filter")
-    assert reading.verdict(-signal.SIGSYS, seccomp=True).value is False
-    assert reading.verdict(-signal.SIGKILL, seccomp=False).value is None
-    assert reading.verdict(errno.ESRCH, seccomp=False) == Fact(None, "No such process")
-    assert reading.verdict(255, seccomp=False).value is None
+    assert probes.verdict(0, seccomp=True)[0] is True
+    assert probes.verdict(errno.EPERM, seccomp=False) == (False, "Operation not permitted")
+    filtered = probes.verdict(errno.EPERM, seccomp=True)
+    assert filtered == (False, "Operation not permitted, perhaps by a seccomp filter")
+    assert probes.verdict(-signal.SIGSYS, seccomp=True)[0] is False
+    assert probes.verdict(-signal.SIGKILL, seccomp=False)[0] is None
+    assert probes.verdict(errno.ESRCH, seccomp=False) == (None, "No such process")
+    assert probes.verdict(255, seccomp=False)[0] is None
 
 
 def test_a_probe_that_fails_is_a_fact() -> None:
@@ -315,7 +316,7 @@ def doctor(*options: str, env: Mapping[str, str] | None = None, **process: Any) 
         [sys.executable, "-m", "weft", "doctor", *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         env={**_plain_environment(), **(env or {})},
         **process,
     )
@@ -379,7 +380,7 @@ def test_the_frameworks_are_not_loaded() -> None:
         [sys.executable, "-X", "importtime", "-m", "weft", "doctor"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
     )
     assert "weft.doctor.look" in done.stderr
     for name in ("numpy", "torch", "mpi4py"):
@@ -459,7 +460,7 @@ def test_ended_while_it_asks(number: signal.Signals, tmp_path: Path) -> None:
     )
     wait_until(begun.exists)
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=HANGS)
     assert (out, err) == ("", "")
     assert process.returncode == (130 if number == signal.SIGINT else -number)
 
@@ -532,7 +533,7 @@ def test_filtered_system_calls(call: int, action: int, code: int, told: str) -> 
         [sys.executable, "-c", FILTERED, str(call), hex(action)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         env=_plain_environment(),
     )
     if "no new privileges" in done.stderr or "AssertionError" in done.stderr:

@@ -76,6 +76,18 @@ def test_the_tests_that_hold_a_promise_exist() -> None:
         assert (ROOT / "tests" / name).exists() or (ROOT / name).exists(), name
 
 
+def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
+    """A test that was renamed or deleted is missed here."""
+    guarantees = (ROOT / "docs" / "guarantees.md").read_text()
+    path, found = "", 0
+    for file, test in re.findall(r"`([\w/]+\.py)`|`(test_\w+)`", guarantees):
+        path = file or path
+        if test:
+            found += 1
+            assert f"def {test}(" in (ROOT / "tests" / path).read_text(), f"{path}: {test}"
+    assert found > 50
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import weft
 from tests.support import (
+    HANGS,
     Outcome,
     command,
     launch,
@@ -25,6 +25,7 @@ from tests.support import (
     run_command,
     run_python,
     run_ranks,
+    within,
     write_script,
 )
 from weft.engines.base import Group
@@ -115,6 +116,47 @@ def test_ranks_of_mpirun_meet(size: int) -> None:
     assert run_ranks(size, body, launcher="mpirun") == expected
 
 
+#: what each rank may use, by its plan and by what was told to libraries
+PLAN = """
+import os, sys
+for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+    del os.environ[name]
+{before}
+import weft
+group = weft.init(timeout=30)
+half, free = group.split(0), group._meeting.free_cores
+assert half._meeting.free_cores == free
+threads = int(os.environ["OMP_NUM_THREADS"])
+assert threads == group.plan.threads
+sys.stdout.write(f"{{len(os.sched_getaffinity(0))}} {{threads}} {{free}}\\n")
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
+def test_a_core_that_the_launcher_bound_is_the_ranks_own() -> None:
+    """Each of two ranks has a thread for each hardware thread of its core, and nobody beside it."""
+    script = write_script(PLAN.format(before=""))
+    line = [*mpirun(2), "--bind-to", "core", sys.executable, str(script)]
+    for told in lines(run_command(line)):
+        cores, threads, free = told.split()
+        assert (threads, free) == (cores, "True")
+        assert int(cores) < len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_ranks_bound_to_one_core_share_it() -> None:
+    """Two of three ranks are bound to the first core, the third has all others to itself."""
+    bind = """
+cores = sorted(os.sched_getaffinity(0))
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+os.sched_setaffinity(0, cores[:1] if rank < 2 else cores[1:])
+"""
+    script = write_script(PLAN.format(before=bind))
+    outcome = run_command([*mpirun(3), "--bind-to", "none", sys.executable, str(script)])
+    others = len(os.sched_getaffinity(0)) - 1
+    assert lines(outcome) == sorted(["1 1 False", "1 1 False", f"{others} {others} True"])
+
+
 def test_mpi4py_works_beside_it() -> None:
     """The launcher's variables stay in place for others, and both agree on the rank."""
 
@@ -137,11 +179,8 @@ def test_ranks_of_others_meet(launcher: Any) -> None:
 
 def test_ranks_of_torchrun_meet(tmp_path: Path) -> None:
     """torchrun's ranks are a group; torch need not be imported in them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    options = ["--master-port", str(port), "--log-dir", str(tmp_path)]  # it leaves its logs
+    options = ["--standalone", "--log-dir", str(tmp_path)]  # a free port; and it leaves its logs
     script = write_script(MEET + "assert 'torch' not in sys.modules")
     outcome = run_command([*torchrun, *options, str(script)])
     assert lines(outcome) == everybody(2)
@@ -177,7 +216,7 @@ def test_launches_side_by_side_do_not_meet(launcher: str) -> None:
     else:
         line = [sys.executable, "-c", PARENT, json.dumps(mpich(2)), "2", sys.executable, script]
     launches = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    groups = [process.communicate(timeout=60)[0].splitlines() for process in launches]
+    groups = [process.communicate(timeout=HANGS)[0].splitlines() for process in launches]
     assert [len(printed) for printed in groups] == [2, 2, 2]
     assert [len(set(printed)) for printed in groups] == [1, 1, 1]
     members = [pid for printed in groups for pid in json.loads(printed[0])]
@@ -258,7 +297,7 @@ print("passed")
     outcome = launch(code, 4, launcher="mpirun")
     assert outcome.code != 0, outcome
     assert "passed" not in outcome.out, outcome
-    assert outcome.seconds < 15
+    assert outcome.seconds < within(15)
 
 
 def test_the_cause_of_an_end_is_not_known() -> None:

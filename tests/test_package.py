@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
 import os
 import re
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.support import run_python
+from tests.support import run_python, run_script
+from weft import errors
+from weft.engines.registry import ENGINES
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "weft"
@@ -25,7 +28,7 @@ LAYERS = {
     "cli": {"_core", "_version", "doctor", "engines", "errors", "resources"},
     "doctor": {"_core", "_version", "doctor", "engines", "errors", "kernels", "resources", "weft"},
     "_api": {"_api", "_core", "adapters", "engines", "errors", "faults", "resources"},
-    "engines": {"_core", "_version", "engines", "errors", "faults", "resources"},
+    "engines": {"_core", "adapters", "_version", "engines", "errors", "faults", "resources"},
     "_core": {"_core", "adapters", "errors", "kernels"},
     "adapters": {"adapters", "errors"},
     "faults": {"errors"},
@@ -42,19 +45,25 @@ MAPS = {
     "doctor": set(),
     "engines": set(),
     "engines/local": set(),
+    "engines/serial": set(),
 }
 
 
 def layers_used_by(path: Path) -> set[str]:
     """The layers that a file imports from, anywhere in it."""
+    parts = [name.split(".") for name in imported_by(path) if name.split(".")[0] == "weft"]
+    return {one[1] if len(one) > 1 and one[1] in LAYERS else "weft" for one in parts}
+
+
+def imported_by(path: Path) -> set[str]:
+    """What a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    parts = [name.split(".") for name in found if name.split(".")[0] == "weft"]
-    return {one[1] if len(one) > 1 and one[1] in LAYERS else "weft" for one in parts}
+    return found
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -73,10 +82,17 @@ def test_every_module_is_in_a_layer() -> None:
     assert found - {"__init__", "__pycache__"} == set(LAYERS)
 
 
-def test_the_contracts_and_the_reference_know_no_other_engine() -> None:
-    """What is beside local/ works without it, so that another engine can stand in its place."""
-    for path in (SOURCE / "engines").glob("*.py"):
-        assert "weft.engines.local" not in path.read_text(), path
+def test_only_the_registry_knows_engines() -> None:
+    """Nothing outside an engine's folder imports from it, so that another can stand in its place.
+    The local engine uses the serial one where there is one rank."""
+    engines = [row.module.rpartition(".")[0] for row in ENGINES.values() if row.module]
+    for path in SOURCE.rglob("*.py"):
+        package = ".".join(("weft", *path.relative_to(SOURCE).parent.parts))
+        for name in imported_by(path):
+            found = {engine for engine in engines if f"{name}.".startswith(f"{engine}.")}
+            found -= {one for one in engines if f"{package}.".startswith(f"{one}.")}
+            found -= {"weft.engines.serial"} if "local" in package else set()
+            assert not found, f"{path} imports {name}"
 
 
 def test_older_names_stand_on_top() -> None:
@@ -133,15 +149,35 @@ print(heavy or "nothing", os.environ == before, threading.active_count())
     assert outcome.out == "nothing True 1\n", outcome
 
 
-def test_files_and_functions_can_be_held_in_mind() -> None:
-    """No module over 400 lines, no function over 60."""
-    for path in SOURCE.rglob("*.py"):
-        text = path.read_text()
-        assert text.count("\n") <= 400, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                length = (node.end_lineno or 0) - node.lineno
-                assert length <= 60, f"{path}: {node.name} has {length} lines"
+def test_a_plain_map_loads_no_numpy() -> None:
+    """Neither the driver of a map nor its workers load it, unless the program does."""
+    outcome = run_script(
+        """
+import sys
+import weft
+
+def loaded(_):
+    return "numpy" in sys.modules
+
+if __name__ == "__main__":
+    print(weft.map(loaded, range(4), n=2), loaded(0))
+"""
+    )
+    assert outcome.out == f"{[False] * 4} False\n", outcome
+
+
+def test_every_error_that_a_docstring_promises_is_public() -> None:
+    """Whoever reads `Raises X` can write `except weft.X`."""
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    kinds = {name for name in kinds if issubclass(getattr(errors, name), errors.WeftError)}
+    for name in weft.__all__:
+        public = getattr(weft, name)
+        members = (
+            vars(public).items() if inspect.isclass(public) or inspect.ismodule(public) else ()
+        )
+        for one in (public, *(member for key, member in members if not key.startswith("_"))):
+            promised = kinds & set(re.findall(r"\b[A-Z]\w+", inspect.getdoc(one) or ""))
+            assert promised <= set(weft.__all__), f"{name}: {promised - set(weft.__all__)}"
 
 
 def test_no_assert_and_no_exit_in_the_library() -> None:

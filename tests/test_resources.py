@@ -22,6 +22,49 @@ def test_threads_per_worker(cores: int, workers: int, threads: int, free: bool) 
     assert (plan.threads, plan.free_cores) == (threads, free)
 
 
+@pytest.mark.parametrize(
+    ("cores", "sharing", "quotas", "threads", "free"),
+    [
+        (1, 1, [], 1, True),  # mpirun --bind-to core
+        (8, 2, [], 4, True),  # two of the four are bound to each socket
+        (8, 4, [], 2, True),
+        (1, 2, [], 1, False),
+        (4, 1, [8.0], 2, True),  # the quota is for all four
+        (1, 1, [2.0], 1, False),
+        (1, 1, [0.5], 1, False),
+    ],
+)
+def test_bound_workers_divide_their_own_cores(
+    cores: int, sharing: int, quotas: list[float], threads: int, free: bool
+) -> None:
+    """Of four workers only those count that may run on the same cores; a quota is for all."""
+    plan = resources._tightest(Plan(cores, sharing), quotas, 4)
+    assert (plan.threads, plan.free_cores) == (threads, free)
+
+
+def test_processes_bound_elsewhere_share_no_core() -> None:
+    """Those without a limit share all; one that has ended shares none."""
+    outcome = run_python(
+        """
+import os, subprocess, sys
+from weft.resources import count_sharing
+cores = sorted(os.sched_getaffinity(0))
+line = [sys.executable, "-c", "input()"]
+others = [subprocess.Popen(line, stdin=subprocess.PIPE) for _ in range(3)]
+os.sched_setaffinity(others[0].pid, cores[:1])
+os.sched_setaffinity(others[1].pid, cores[1:] or cores)
+pids = [other.pid for other in others]
+print(count_sharing([os.getpid(), *pids]))
+os.sched_setaffinity(0, cores[:1])
+print(count_sharing([os.getpid(), *pids]) - (len(cores) == 1))
+for other in others:
+    other.communicate(b"\\n")
+print(count_sharing([os.getpid(), *pids]))
+"""
+    )
+    assert outcome.out == "4\n3\n1\n", outcome
+
+
 def test_the_users_variables_win() -> None:
     """What is set is left alone; OMP_NUM_THREADS speaks for all libraries."""
     plan = Plan(8, 2)

@@ -29,7 +29,7 @@ NOT_FOR_USERS = {
     "weft.MapHandle.end",
     "weft.Team.has_replica",
     "weft.Team.workers_have",
-    "weft.Team.register",
+    "weft.Team.track",
     "weft.Team.replica_number",
 }
 #: classes whose methods are their library's, or that nobody calls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ from synkhronos._data import Data, data
 from synkhronos._graphs import MODES, Graph, read_outputs, read_updates
 from synkhronos._orders import Order, run
 from synkhronos._selections import check_slices, cut_of, selections, shifted, subset_of
-from synkhronos._shareds import check_sliceable, keep
+from synkhronos._shareds import check_sliceable, register
 from synkhronos._values import fit
 from weft._core.outputs import Partial, join
-from weft._core.portions import Batch, choose, common_length, count, part, portion
-from weft._core.rowwise import Share
+from weft._core.portions import Batch, RowSlice, choose, common_length, count, part
+from weft._core.rowwise import Common, Task
 from weft.errors import InvalidType, InvalidValue
 
 #: what a call takes besides inputs by name
@@ -115,9 +115,9 @@ class Function:
                        the variables' values from before the call; updates are applied once.
         """
         options = CallOptions(output_subset, batch, batch_s, num_slices)
-        orders = self.orders(inputs, by_name, options)
-        team = _session.team(self.name)
-        results = team.engine.call(run, [None if one is None else (one,) for one in orders])
+        orders, common = self.orders(inputs, by_name, options)
+        own = [None if one is None else (one,) for one in orders]
+        results = _session.team(self.name).backend.call(run, own, common=common)
         return self.collect(results, output_subset)
 
     def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
@@ -145,8 +145,8 @@ class Function:
 
     def orders(
         self, inputs: Sequence[Any], by_name: Mapping[str, Any], options: CallOptions
-    ) -> list[Order | None]:
-        """What each rank of weft's team is to do."""
+    ) -> tuple[list[Order | None], dict[str, Any]]:
+        """Return what each rank of weft's team is to do, and the arguments common to all."""
         team = _session.team(self.name)
         given = self._values(inputs, by_name)
         split = given[: self._split]
@@ -157,32 +157,27 @@ class Function:
         sliced = several and bool(self._graph.array_updates)
         order = Order(
             self._number(cut, sliced=sliced),
-            Share([], {}, 1, options.num_slices, self._wanted(options.output_subset, sliced)),
+            Task([], {}, 1, options.num_slices, self._wanted(options.output_subset, sliced)),
             self._modes(options.output_subset, sliced),
             [team.replica_number(one.variable) for one in self._graph.array_updates if sliced],
             cut,
             [team.replica_number(one) for one in self._graph.sliceable],
             has_rows=bool(split),
         )
-        sent = _for_several(team, given, self._split) if team.size > 2 else given
+        arrays = [one.data if isinstance(one, Data) else one for one in given]
+        common = {f"input {at}": array for at, array in enumerate(arrays) if at >= self._split}
         chosen = selections(options.batch_s, team.size)
         found: list[Order | None] = [None] * team.size
         for rank, place in enumerate(_session.places(team.size)):
             own = part(rows, team.size, rank)
             if split and not count(own) and (place or count(rows)):
                 continue  # no rows: nothing to do
-            share = order.share._replace(
-                arguments=_arguments(
-                    sent if place else given,
-                    self._split,
-                    rows,
-                    own,
-                    is_seen=team.engine.sees if place else lambda _: True,
-                ),
+            task = order.task._replace(
+                arguments=[*_row_slices(split, rows, own), *map(Common, common)],
                 rows=count(own) if split else 1,
             )
-            found[place] = replace(order, share=share, selection=chosen[rank])
-        return found
+            found[place] = replace(order, task=task, selection=chosen[rank])
+        return found, common
 
     def collect(self, results: Sequence[Partial | None], subset: Sequence[int] | None) -> Any:
         """What the ranks' results come to."""
@@ -265,8 +260,8 @@ class Function:
             if key not in self._compiled:
                 self._compiled[key] = self._graph.compile(cut, sliced=sliced)
             for variable in self.shareds:
-                keep(team, variable)
-            self._numbers[key] = team.engine.keep(self._compiled[key], self.name)
+                register(team, variable)
+            self._numbers[key] = team.backend.register(self._compiled[key], self.name)
         return self._numbers[key]
 
 
@@ -279,26 +274,14 @@ class CallOptions(NamedTuple):
     num_slices: int = 1
 
 
-def _arguments(
-    values: Sequence[Any], split: int, rows: Any, own: Any, *, is_seen: Callable[[Any], bool]
-) -> list[Any]:
-    """A rank's inputs: portions of those that are split, the others as they are."""
+def _row_slices(split: Sequence[Any], rows: Any, own: Any) -> list[RowSlice]:
+    """Return a rank's own rows of the inputs that are split."""
     found = []
-    for position, value in enumerate(values):
+    for value in split:
         array = value.data if isinstance(value, Data) else value
-        if position >= split:
-            found.append(array)
-        else:
-            taken = shifted(own, rows, len(array)) if _is_minibatch(value) else own
-            found.append(portion(array, taken, is_seen=is_seen(array)))
+        taken = shifted(own, rows, len(array)) if _is_minibatch(value) else own
+        found.append(RowSlice(array, taken))
     return found
-
-
-def _for_several(team: weft.Team, values: Sequence[Any], split: int) -> list[Any]:
-    """Inputs for several workers: those that go whole are packed once for all."""
-    whole = [value.data if isinstance(value, Data) else value for value in values[split:]]
-    packed = [team.engine.for_several(one, f"input {at}") for at, one in enumerate(whole, split)]
-    return [*values[:split], *packed]
 
 
 def _is_minibatch(value: Any) -> bool:

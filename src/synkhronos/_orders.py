@@ -1,8 +1,8 @@
-"""What one rank is to do for a call, and the procedure that does it.
+"""What one rank is to do for a call, and the remote function that does it.
 
 driver                                      every rank
 an Order each, in which split inputs   ->   run(member, order):
-are portions                                  cuts its own sliceable variables,
+are row slices                                cuts its own sliceable variables,
 joins the results                      <-     computes slice by slice,
                                               sets its own variables once
 """
@@ -10,15 +10,15 @@ joins the results                      <-     computes slice by slice,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from weft._core import models
 from weft._core.outputs import Partial
-from weft._core.portions import Bounds, Portion, choose, common_length, count
-from weft._core.rowwise import Share, compute
+from weft._core.portions import Bounds, RowSlice, choose, common_length, count
+from weft._core.rowwise import Task, compute
+from weft.adapters import models
 from weft.engines.base import Member
 from weft.errors import InvalidValue
 
@@ -28,7 +28,7 @@ class Order:
     """One rank's part of a call. Functions and variables are named by their numbers."""
 
     function: int
-    share: Share
+    task: Task
     #: of the outputs, and after them of the new values of `updated`
     modes: Sequence[str | None]
     updated: Sequence[int] = ()
@@ -41,42 +41,42 @@ class Order:
     has_rows: bool = True
 
 
-def run(member: Member, order: Order) -> Partial:
-    """A procedure: a rank's part of a call."""
-    if order.share.arguments:  # a step of training has none, and comes between two that have
-        member.hold(order.share.given)
-    share = _with_rows(member, order) if order.sliceable else order.share
-    found = compute(_as_numpy(member.kept[order.function]), share, order.modes)
+def run(member: Member, order: Order, /, **common: Any) -> Partial:
+    """Remote function: a rank's part of a call."""
+    order = replace(order, task=order.task.with_common(common))
+    task = _with_rows(member, order) if order.sliceable else order.task
+    found = compute(_as_numpy(member.registered[order.function]), task, order.modes)
     if not order.updated:
         return found
     several = len(found.outputs) - len(order.updated)
     for number, value in zip(order.updated, found.outputs[several:], strict=True):
-        variable = member.kept[number]
+        variable = member.registered[number]
         models.assign(variable, [np.asarray(value).astype(variable.dtype)])
     return Partial(found.outputs[:several], found.rows)
 
 
-def _with_rows(member: Member, order: Order) -> Share:
-    """The share, with the rows of the sliceable variables: how many there are, if those of inputs
+def _with_rows(member: Member, order: Order) -> Task:
+    """The task, with the rows of the sliceable variables: how many there are, if those of inputs
     do not count, and if they are cut, which ones, as one more argument."""
-    values = {str(member.kept[one]): models.read(member.kept[one])[0] for one in order.sliceable}
+    variables = [member.registered[number] for number in order.sliceable]
+    values = {str(one): models.read(one)[0] for one in variables}
     rows = choose(order.selection, common_length(values), "batch_s")
-    share = order.share
+    task = order.task
     if not order.has_rows:
-        share = share._replace(rows=count(rows))
+        task = task._replace(rows=count(rows))
     if order.cut is None:
-        return share
-    if share.slices > max(1, count(rows)):
+        return task
+    if task.slices > max(1, count(rows)):
         raise InvalidValue(
-            f"num_slices={share.slices}: expected 1 to {count(rows)}, as many as there are rows in "
+            f"num_slices={task.slices}: expected 1 to {count(rows)}, as many as there are rows in "
             f"{', '.join(values)} of rank {member.rank}"
         )
     if order.cut == "bounds":
-        portion = Portion(Bounds(), rows)
+        own = RowSlice(Bounds(), rows)
     else:
         indexes = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        portion = Portion(np.asarray(indexes, np.int64), slice(0, len(indexes)))
-    return share._replace(arguments=[*share.arguments, portion])
+        own = RowSlice(np.asarray(indexes, np.int64), slice(0, len(indexes)))
+    return task._replace(arguments=[*task.arguments, own])
 
 
 def _as_numpy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,7 +54,12 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
     if rank is None:
         raise InvalidType(f"master_rank={master!r}: expected a whole number")
     gpus = _gpus(n) if use_gpu else []
-    team = weft.Team(n or len(gpus) or None, timeout=timeout, gpus=gpus[1:])
+    team = weft.Team(
+        n or len(gpus) or None,
+        timeout=timeout,
+        gpus=gpus[1:],
+        restart_hint="synkhronos.close()\n    synkhronos.fork()",
+    )
     if not 0 <= rank < team.size:
         team.close()
         raise InvalidValue(
@@ -63,7 +68,6 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
         )
     if gpus:
         _narrow(gpus[0])
-    team.engine.restart_by = "synkhronos.close()\n    synkhronos.fork()"
     _team, _master, _closed = team, rank, False
     set_default_team(team)
     return team.size
@@ -157,4 +161,4 @@ def _widen() -> None:
         _visible_before = None
 
 
-session.at_shutdown(end)
+session.at_shutdown("teams", end)

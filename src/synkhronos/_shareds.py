@@ -14,7 +14,7 @@ from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue
 
 
-def keep(team: weft.Team, variable: Any) -> None:
+def register(team: weft.Team, variable: Any) -> None:
     """Have every rank keep a copy of a shared variable."""
     if team.has_replica(variable):
         return
@@ -23,15 +23,15 @@ def keep(team: weft.Team, variable: Any) -> None:
         return
     team.replica_number(variable.container)  # what compiled functions hold of it
     number = team.replica_number(variable)
-    team.engine.call(_own_stream, [(number,)] * team.size)
+    team.backend.call(_own_stream, [(number,)] * team.size)
 
 
 def _own_stream(member: Member, number: int) -> None:
-    """A procedure: random generators draw other numbers in each rank, as its rows are others."""
-    generator = member.kept[number].get_value()
+    """Remote function: have random generators draw other numbers in each rank, for its rows."""
+    generator = member.registered[number].get_value()
     if member.rank and hasattr(getattr(generator, "bit_generator", None), "jumped"):
         stream = generator.bit_generator.jumped(member.rank)
-        member.kept[number].set_value(np.random.Generator(stream))
+        member.registered[number].set_value(np.random.Generator(stream))
 
 
 def find(given: Any, caller: str) -> tuple[list[Any], bool]:

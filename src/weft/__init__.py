@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weft._api.replicas import Replica, replicate, same
     from weft._api.saving import load, save_all
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
-    from weft._api.sharing import share
+    from weft._api.sharing import SharedArray, share
     from weft._api.tables import ArrayTable, MatrixTable
     from weft._api.team import Team
     from weft._api.training import train_step
@@ -49,31 +49,43 @@ if TYPE_CHECKING:
     from weft._core.tables import Interrupted
     from weft.adapters.holder import Holder
     from weft.engines.base import Group, Handle
-    from weft.engines.local.shared_arrays import SharedArray
     from weft.errors import (
         AlreadyFinished,
+        AlreadyInitialized,
         Cancelled,
         DamagedFile,
         Disagreement,
+        EngineUnavailable,
         InvalidType,
         InvalidValue,
         Mismatch,
+        MissingPackage,
+        MissingRank,
+        NotInitialized,
+        OutOfMemory,
         PeerLost,
+        Refused,
         RemoteError,
         RemoteTraceback,
         Stalled,
         TeamBroken,
+        UnknownEngine,
+        UsageError,
+        UsedAfterFork,
+        UsedConcurrently,
         WeftError,
         WorkerLost,
     )
 
 _HOMES = {
     "AlreadyFinished": "weft.errors",
+    "AlreadyInitialized": "weft.errors",
     "ArrayTable": "weft._api.tables",
     "Cancelled": "weft.errors",
     "DamagedFile": "weft.errors",
     "Disagreement": "weft.errors",
     "DistributedFunction": "weft._api.distributing",
+    "EngineUnavailable": "weft.errors",
     "Function": "weft._api.functions",
     "Group": "weft.engines.base",
     "Handle": "weft.engines.base",
@@ -84,15 +96,24 @@ _HOMES = {
     "MapHandle": "weft._api.maps",
     "MatrixTable": "weft._api.tables",
     "Mismatch": "weft.errors",
+    "MissingPackage": "weft.errors",
+    "MissingRank": "weft.errors",
     "ModelTable": "weft._api.models",
+    "NotInitialized": "weft.errors",
+    "OutOfMemory": "weft.errors",
     "PeerLost": "weft.errors",
+    "Refused": "weft.errors",
     "RemoteError": "weft.errors",
     "RemoteTraceback": "weft.errors",
     "Replica": "weft._api.replicas",
-    "SharedArray": "weft.engines.local.shared_arrays",
+    "SharedArray": "weft._api.sharing",
     "Stalled": "weft.errors",
     "Team": "weft._api.team",
     "TeamBroken": "weft.errors",
+    "UnknownEngine": "weft.errors",
+    "UsageError": "weft.errors",
+    "UsedAfterFork": "weft.errors",
+    "UsedConcurrently": "weft.errors",
     "WeftError": "weft.errors",
     "WorkerLost": "weft.errors",
     "all_gather": "weft._api.collectives",
@@ -125,11 +146,13 @@ _HOMES = {
 
 __all__ = [
     "AlreadyFinished",
+    "AlreadyInitialized",
     "ArrayTable",
     "Cancelled",
     "DamagedFile",
     "Disagreement",
     "DistributedFunction",
+    "EngineUnavailable",
     "Function",
     "Group",
     "Handle",
@@ -140,8 +163,13 @@ __all__ = [
     "MapHandle",
     "MatrixTable",
     "Mismatch",
+    "MissingPackage",
+    "MissingRank",
     "ModelTable",
+    "NotInitialized",
+    "OutOfMemory",
     "PeerLost",
+    "Refused",
     "RemoteError",
     "RemoteTraceback",
     "Replica",
@@ -149,6 +177,10 @@ __all__ = [
     "Stalled",
     "Team",
     "TeamBroken",
+    "UnknownEngine",
+    "UsageError",
+    "UsedAfterFork",
+    "UsedConcurrently",
     "WeftError",
     "WorkerLost",
     "__version__",

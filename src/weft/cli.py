@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from weft._core import timeouts
 from weft._version import __version__
+from weft.engines import registry
+from weft.engines.base import Command
 from weft.errors import InvalidValue, LaunchError, WeftError
-
-if TYPE_CHECKING:
-    from weft.engines.local.launcher import Command
 
 #: on one machine; more is a slip of the finger
 _MOST_RANKS = 1024
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except WeftError as error:
         print(f"weft: {error}", file=sys.stderr)
         code = 1
+    except SystemExit as asked:  # --help and --version have printed what they have to say
+        code = asked.code if isinstance(asked.code, int) else 0
     except KeyboardInterrupt:  # `weft run` takes Ctrl-C itself, for its ranks
         code = 128 + signal.SIGINT
     try:
@@ -72,144 +74,111 @@ def _open_missing_streams() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] in ([], ["-h"], ["--help"]):
+    if not arguments:
         print(_USAGE, end="")
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        print(f"weft {__version__}")
-        return 0
-    command = _COMMANDS.get(arguments[0])
-    if command is None:
-        known = ", ".join(_COMMANDS)
-        raise LaunchError(f"there is no command {arguments[0]!r}; known are: {known}\n{_USAGE}")
-    if arguments[1:2] in (["-h"], ["--help"]):
-        print(_USAGE, end="")
-        return 0
-    return command(arguments[1:])
+        return 2
+    options, rest = _parser().parse_known_args(arguments)
+    if rest:
+        raise LaunchError(f"{options.prog} has no option {rest[0]!r}\n{_USAGE}")
+    code: int = options.run(options)
+    return code
 
 
-def _run(arguments: list[str]) -> int:
-    # imported here: `weft --version` needs none of it
-    from weft.engines.local.system import check_system
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong as a LaunchError, and all commands' usage at once."""
 
-    check_system()  # first: elsewhere the rest cannot even be loaded
-    from weft.engines.local.launcher import run
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
-    return run(parse_run(arguments))
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(f"{message}\n{_USAGE}")
 
-
-def _doctor(arguments: list[str]) -> int:
-    for option in arguments:
-        if option != "--json":
-            raise LaunchError(f"weft doctor has no option {option!r}\n{_USAGE}")
-    from weft import doctor
-
-    return doctor.report(as_json=bool(arguments))
+    def format_help(self) -> str:
+        return _USAGE
 
 
-def _open(arguments: list[str]) -> int:
-    from weft.engines.local.system import check_system
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="weft")
+    parser.add_argument("--version", action="version", version=f"weft {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
 
-    check_system()
-    from weft.engines.local import named
+    def command(run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        made = commands.add_parser(run.__name__[1:])
+        made.set_defaults(run=run, prog=made.prog)
+        return made
+
+    run = command(_run)
+    run.add_argument("-n", type=_whole_number, dest="ranks")
+    run.add_argument("--timeout", type=_seconds)
+    run.add_argument("--no-prefix", action="store_false", dest="prefix")
+    run.add_argument("--keep-going", action="store_true")
+    run.add_argument("-m", nargs=argparse.REMAINDER, dest="module")
+    run.add_argument("program", nargs=argparse.REMAINDER)
+    opens = command(_open)
+    opens.add_argument("--pipe", default=True)
+    opens.add_argument("-n", type=_whole_number, dest="size")
+    command(_status)
+    command(_close).add_argument("--pipe", default=True)
+    command(_doctor).add_argument("--json", action="store_true")
+    return parser
+
+
+def _engine() -> Any:
+    """The module of the engine that launches ranks and serves pipes. Raises EngineUnavailable."""
+    return registry.choose(None, "launch").load()
+
+
+def _run(options: argparse.Namespace) -> int:
+    code: int = _engine().launch(_command(options))
+    return code
+
+
+def _open(options: argparse.Namespace) -> int:
     from weft.resources import count_cores
 
-    options = _named_options("open", arguments, "--pipe", "-n")
-    size = _whole_number(options["-n"]) if "-n" in options else count_cores()[0]
-    pipe = named.check_name(options.get("--pipe", True))
-    named.open_pipe(pipe, size)
+    pipe = _engine().open_pipe(options.pipe, options.size or count_cores()[0])
     print(f"weft: the pipe {pipe!r} is open: distribute(fun, named_pipe={pipe!r})")
     return 0
 
 
-def _status(arguments: list[str]) -> int:
-    from weft.engines.local import named
-
-    _named_options("status", arguments)
-    served = named.names()
-    if not served:
-        print("weft: no pipe is open")
-    for pipe in served:
-        try:
-            channel, pool = named.connect(pipe)
-        except WeftError as error:
-            print(f"{pipe}: {error}")
-            continue
-        channel.close()
-        print(
-            f"{pipe}: pid {pool.pid}, {pool.drivers} scripts have {pool.workers} workers, "
-            f"up to {pool.size} each"
-        )
+def _status(options: argparse.Namespace) -> int:
+    print("\n".join(_engine().pipes()) or "weft: no pipe is open")
     return 0
 
 
-def _close(arguments: list[str]) -> int:
-    from weft.engines.local import named
-
-    pipe = named.check_name(_named_options("close", arguments, "--pipe").get("--pipe", True))
-    named.close_pipe(pipe)
-    print(f"weft: the pipe {pipe!r} is closed")
+def _close(options: argparse.Namespace) -> int:
+    print(f"weft: the pipe {_engine().close_pipe(options.pipe)!r} is closed")
     return 0
 
 
-def _named_options(command: str, arguments: list[str], *known: str) -> dict[str, str]:
-    """Options that all have a value, as `--name value` or `--name=value`."""
-    found: dict[str, str] = {}
-    rest = list(arguments)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if name not in known:
-            raise LaunchError(f"weft {command} has no option {name!r}\n{_USAGE}")
-        if not equals and not rest:
-            raise LaunchError(f"weft {command}: {name} needs a value\n{_USAGE}")
-        found[name] = value if equals else rest.pop(0)
-    return found
+def _doctor(options: argparse.Namespace) -> int:
+    from weft.doctor.report import report
 
-
-_COMMANDS = {"run": _run, "open": _open, "status": _status, "close": _close, "doctor": _doctor}
+    return report(in_json=options.json)
 
 
 def parse_run(arguments: Sequence[str]) -> Command:
     """What `weft run` was asked for. Everything after the script or module is the program's."""
-    from weft.engines.local.launcher import Command
+    return _command(_parser().parse_args(["run", *arguments]))
 
-    ranks: int | None = None
-    timeout: float | None = None
-    prefix, keep_going = True, False
-    rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
-        option = rest.pop(0)
-        name, equals, value = option.partition("=")
-        if name == "--no-prefix":
-            prefix = False
-        elif name == "--keep-going":
-            keep_going = True
-        elif name in ("-n", "--timeout"):
-            if not equals:
-                if not rest:
-                    raise LaunchError(f"{name} needs a value, for example: weft run -n 2 script.py")
-                value = rest.pop(0)
-            if name == "-n":
-                ranks = _whole_number(value)
-            else:
-                timeout = _seconds(value)
-        elif option[:2] == "-n" and option[2:].isdigit():
-            ranks = _whole_number(option[2:])
-        else:
-            raise LaunchError(f"weft run has no option {option!r}\n{_USAGE}")
-    if ranks is None:
+
+def _command(options: argparse.Namespace) -> Command:
+    if options.ranks is None:
         raise LaunchError(
             "how many ranks? -n goes before the script, for example: weft run -n 2 script.py"
         )
-    if rest[:1] == ["--"]:
-        rest.pop(0)
+    program = options.program
+    if options.module is not None:
+        program = ["-m", *options.module]
+    elif program[:1] == ["--"]:
+        program = program[1:]
     timeouts.from_environment(os.environ)  # one error here, not one per rank
     return Command(
-        ranks=ranks,
-        program=tuple(_checked_program(rest)),
-        timeout=timeout,
-        prefix=prefix,
-        keep_going=keep_going,
+        ranks=options.ranks,
+        program=tuple(_checked_program(program)),
+        timeout=options.timeout,
+        prefix=options.prefix,
+        keep_going=options.keep_going,
     )
 
 

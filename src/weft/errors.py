@@ -141,6 +141,7 @@ class RankState:
     seconds: float
     #: file:line in the user's program
     line: str
+    host: str = ""
 
     @property
     def alive(self) -> bool:
@@ -148,13 +149,15 @@ class RankState:
 
 
 def states_as_text(states: Sequence[RankState]) -> str:
-    """The states as aligned text, one rank a line."""
-    rows = [("rank", "pid", "status", "operation", "since", "line")]
+    """Return the states as aligned text, one rank a line, with their hosts where these differ."""
+    rows: list[tuple[str, ...]] = [("rank", "host", "pid", "status", "operation", "since", "line")]
     rows += [
-        (str(s.rank), str(s.pid), s.status, s.operation, f"{s.seconds:.2f} s", s.line)
+        (str(s.rank), s.host, str(s.pid), s.status, s.operation, f"{s.seconds:.2f} s", s.line)
         for s in states
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    if len({state.host for state in states}) < 2:
+        rows = [(row[0], *row[2:]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  "
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -205,18 +208,20 @@ class RemoteError(WeftError, RuntimeError):
 class RemoteTraceback(WeftError):
     """The cause of an exception that was raised in another process: the traceback there."""
 
-    def __init__(self, text: str, where: str, item: int | None = None) -> None:
+    def __init__(self, text: str, where: str, item: int | None = None, host: str = "") -> None:
         #: the traceback, as Python prints it
         self.text = text
         #: which worker it was
         self.where = where
         #: the index of the item; None where it was not about one
         self.item = item
+        #: where that worker ran
+        self.host = host
         what = where if item is None else f"item {item}, {where}"
         super().__init__(f"raised in {what}:\n{text.rstrip()}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.text, self.where, self.item)
+        return type(self), (self.text, self.where, self.item, self.host)
 
 
 class WorkerLost(WeftError, RuntimeError):
@@ -250,6 +255,7 @@ class Loss:
     memory: int
     #: whether the kernel killed it for want of memory
     out_of_memory: bool
+    host: str = ""
 
 
 class Cancelled(WeftError, RuntimeError):
@@ -258,3 +264,13 @@ class Cancelled(WeftError, RuntimeError):
 
 class Mismatch(WeftError, ValueError):
     """A function called with `check=True` gives something else in parts than as a whole."""
+
+
+def format_bytes(size: int) -> str:
+    """Return a number of bytes in words: 512 bytes, 64 MB, 8.0 GB."""
+    if size < 10_000_000:
+        return f"{size:,} bytes"
+    if size < 1_000_000_000:
+        return f"{size // 1_000_000} MB"
+    whole, tenths = divmod(size // 100_000_000, 10)  # not a float: it may be too large for one
+    return f"{whole}.{tenths} GB"

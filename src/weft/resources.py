@@ -3,7 +3,8 @@
 Cores are counted by affinity and by the tightest CPU quota among this
 process's cgroup and all its ancestors; memory by MemAvailable and the tightest
 memory limit on the same path. Threads per worker are max(1, cores // workers).
-A variable that the user has set wins over the plan.
+Where ranks are bound to cores, a rank divides its own among those that may run
+on them too. A variable that the user has set wins over the plan.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -62,9 +63,32 @@ class Plan:
         return thread_variables(self.threads, environ)
 
 
-def plan(workers: int) -> Plan:
-    """The plan for `workers` processes on this host."""
-    return Plan(count_cores()[0], workers)
+def plan(workers: int, sharing: int | None = None) -> Plan:
+    """Return the plan for `workers` processes on this host, all of which use the same cores, or
+    only `sharing` of them those of this process."""
+    quotas = [quota for quota, _ in _quotas_of(int(time.monotonic()))]
+    return _tightest(Plan(count_cores()[0], sharing or workers), quotas, workers)
+
+
+def _tightest(bound: Plan, quotas: Iterable[float], workers: int) -> Plan:
+    """Return the plan that gives least: quotas are for all workers, wherever they are bound."""
+    plans = [bound, *(Plan(max(1, int(quota)), workers) for quota in quotas)]
+    return min(plans, key=lambda plan: plan.cores / plan.workers)
+
+
+def count_sharing(pids: Iterable[int]) -> int:
+    """Count which of these processes of this host may run on a core that this one may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        return len(list(pids))
+    own = os.sched_getaffinity(0)
+    return sum(not own.isdisjoint(_affinity(pid)) for pid in pids)
+
+
+def _affinity(pid: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(pid)
+    except ProcessLookupError:  # it has just ended
+        return set()
 
 
 def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -135,6 +159,16 @@ def own_threads(environ: Mapping[str, str]) -> dict[str, int]:
     }
 
 
+@lru_cache(maxsize=1)
+def host_name() -> str:
+    """Return this host's name, by which records of processes tell hosts apart."""
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    import platform
+
+    return platform.node()
+
+
 def count_cores() -> tuple[int, str]:
     """Cores this process may use, and which limit decided."""
     try:
@@ -183,8 +217,10 @@ def _mem_available(meminfo: Path = "/proc/meminfo") -> int:
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    # not Linux: POSIX knows the free pages
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    # not Linux: the free pages, on macOS all; Windows does not say, and nothing is refused there
+    names = getattr(os, "sysconf_names", {})
+    pages = next((one for one in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if one in names), None)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages) if pages else sys.maxsize
 
 
 def _cgroups(

@@ -26,38 +26,28 @@ def still_seen(x: Any) -> list[bool]:
     return [before is not None and before is buffer]
 
 
-def mapped_before(x: Any) -> list[bool]:
-    """Whether what the call before the last was given is mapped here still."""
-    return [bool(_last) and _last[0]() is not None]
+def questions(x: Any) -> list[str]:
+    """How often this process has asked others for memory, as text."""
+    from weft.engines.local import blocks
+
+    return [repr(blocks._here.attachments._numbers)]
 
 
-def test_a_shared_array_stays_mapped_from_call_to_call() -> None:
-    """The worker sees the same memory, and need not map it again."""
-    x = weft.share(np.zeros((4, 1000)))
+def test_shared_arrays_are_asked_for_once() -> None:
+    """Their memory stays mapped from call to call, also when two take turns."""
+    arrays = [weft.share(np.zeros((4, 1000))) for _ in range(2)]
+    with weft.Team(2) as team:
+        asked = weft.function(questions, collect="gather", team=team)
+        first = [asked(x)[1] for x in arrays][-1]
+        assert [asked(x)[1] for x in arrays * 3] == [first] * 6
+
+
+@pytest.mark.parametrize("make", [weft.share, np.array])
+def test_an_array_is_let_go_at_once(make: Any) -> None:
+    """The memory of a plain one is wanted for the next call's."""
     with weft.Team(2) as team:
         seen = weft.function(still_seen, collect="gather", team=team)
-        assert seen(x)[1] is False
-        assert [seen(x)[1] for _ in range(3)] == [True] * 3
-
-
-def test_a_shared_array_that_is_used_no_more_is_let_go() -> None:
-    """With the next call."""
-    with weft.Team(2) as team:
-        seen = weft.function(still_seen, collect="gather", team=team)
-        other = weft.function(mapped_before, collect="gather", team=team)
-        x = weft.share(np.zeros((4, 1000)))
-        seen(x)
-        assert seen(weft.share(np.zeros((4, 1000))))[1] is False
-        seen(x)
-        other(np.zeros(2))
-        assert seen(x)[1] is False
-
-
-def test_a_plain_array_is_let_go_at_once() -> None:
-    """Its memory is wanted for the next call's."""
-    with weft.Team(2) as team:
-        seen = weft.function(still_seen, collect="gather", team=team)
-        assert [seen(np.zeros((4, 100_000)))[1] for _ in range(3)] == [False] * 3
+        assert [seen(make(np.zeros((4, 100_000))))[1] for _ in range(3)] == [False] * 3
 
 
 def test_the_driver_holds_nothing() -> None:

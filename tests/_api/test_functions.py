@@ -244,11 +244,11 @@ def test_functions_that_are_gone_are_dropped(trio: weft.Team) -> None:
     del f
     gc.collect()
     weft.function(np.sum, split=[0], collect="sum", team=trio)(np.ones(4))
-    assert trio.engine.call(_count_kept, [()] * 3) == [1, 1, 1]
+    assert trio.backend.call(_count_kept, [()] * 3) == [1, 1, 1]
 
 
 def _count_kept(member: Any) -> int:
-    return len(member.kept)
+    return len(member.registered)
 
 
 def test_functions_that_mention_functions(trio: weft.Team) -> None:
@@ -437,7 +437,7 @@ def test_it_is_sent_again_only_if_something_changed(trio: weft.Team) -> None:
         return np.full(len(x), id(weights))
 
     f = weft.function(copies, collect="gather", team=trio)
-    kept = trio.engine.member.kept
+    kept = trio.backend.member.registered
     x = np.arange(6.0)
     first = f(x)
     assert (f(x) == first).all()

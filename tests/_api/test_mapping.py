@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_python, run_script, wait_until
+from tests.support import run_python, run_script, wait_until, within
 from weft.errors import (
     Cancelled,
     InvalidType,
@@ -127,7 +127,7 @@ def test_an_exception_keeps_its_class_and_tells_where() -> None:
     began = time.monotonic()
     with pytest.raises(LookupError) as caught:
         weft.map(function, range(20), n=2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < within(10)
     assert caught.value.args == ("no", 3)
     cause = caught.value.__cause__
     assert isinstance(cause, RemoteTraceback)
@@ -370,7 +370,7 @@ def test_a_cancelled_map_ends_soon(engine: str) -> None:
     wait_until(lambda: handle.progress[0] >= 2)
     began = time.monotonic()
     handle.cancel()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < within(3)
     assert (handle.status, handle.done()) == ("cancelled", True)
     with pytest.raises(Cancelled):
         handle.wait()

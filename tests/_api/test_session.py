@@ -42,6 +42,18 @@ def test_engines_can_be_named(engine: str) -> None:
     group.barrier()
 
 
+def test_devices_are_those_of_the_host() -> None:
+    """GPUs go round among the ranks of a host, whatever their rank in the group."""
+
+    def body(group: Group) -> tuple[str, str]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "GPU-a,GPU-b"
+        before = weft.device()
+        group.hosts = ("alder", "birch", "birch")  # as an engine of several hosts would say
+        return before, weft.device()
+
+    assert run_ranks(3, body) == [("cuda:0", "cuda:0"), ("cuda:1", "cuda:0"), ("cuda:0", "cuda:1")]
+
+
 def test_serial_under_a_launcher_is_each_for_itself() -> None:
     """engine="serial" is this process alone, whoever started it."""
     outcome = launch("import weft; print(weft.init(engine='serial').size)", 2)

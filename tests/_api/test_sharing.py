@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_python, run_ranks, wait_until
+from tests.support import HANGS, run_python, run_ranks, wait_until
 from weft.engines.base import Group
 from weft.errors import InvalidType, OutOfMemory, SegmentGone
 
@@ -34,7 +34,7 @@ def in_another_process(array: Any, code: str) -> str:
         [sys.executable, "-c", READER + textwrap.dedent(code)],
         input=pickle.dumps(array),
         capture_output=True,
-        timeout=60,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().strip()
@@ -359,7 +359,7 @@ def test_a_pickle_outlives_the_owner_of_its_memory() -> None:
         [sys.executable, "-c", READER + "print(array.sum())"],
         input=data,
         capture_output=True,
-        timeout=60,
+        timeout=HANGS,
     )
     assert done.stdout == b"499500\n", done.stderr.decode()
 

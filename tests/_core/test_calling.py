@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
-from weft._core.part import Part
+from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
+from weft._core.part import ColumnSlice
 from weft.errors import InvalidType
 
 DATA = {"table": 1}
@@ -80,7 +80,7 @@ def test_nothing_is_not_passed() -> None:
 def test_a_part_is_passed_as_its_columns() -> None:
     """The function sees an array, not how it came."""
     array = np.arange(12).reshape(3, 4)
-    assert Unwrapping(bind(plain))(Part(array, 1, 3)).tolist() == [[1, 2], [5, 6], [9, 10]]
+    assert Unwrapping(bind(plain))(ColumnSlice(array, 1, 3)).tolist() == [[1, 2], [5, 6], [9, 10]]
 
 
 def test_built_in_functions_without_signature_can_be_bound() -> None:
@@ -114,9 +114,9 @@ def test_who_has_a_place_for_an_item(function: Any, besides: int, takes: bool) -
 def test_what_cannot_be_called_is_refused(value: object) -> None:
     """The message shows the value, its type and what was expected."""
     with pytest.raises(InvalidType) as caught:
-        check_callable(value, "map(fun, items)")
+        validate_callable(value, "map(fun, items)")
     text = str(caught.value)
     kind = type(value).__name__
     assert text.startswith(f"the first argument of map(fun, items) is {value!r} of type {kind}; ")
     assert "expected a function" in text
-    check_callable(len, "map")
+    validate_callable(len, "map")

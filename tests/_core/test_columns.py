@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from weft._core.columns import check_columns, cut, paste
+from weft._core.columns import cut, paste, validate_columns
 from weft._core.elements import Array
 from weft.errors import InvalidType, InvalidValue
 
@@ -38,7 +38,7 @@ def test_parts_are_even_and_never_a_single_column(columns: int, workers: int) ->
 def test_an_elementwise_function_gives_the_same_bits(array: Array, workers: int) -> None:
     """What is computed from the parts and pasted together is what is computed from the whole."""
     parts = cut(array, workers)
-    pasted = paste(parts, [part.view() * part.view() for part in parts])
+    pasted = paste(array, parts, [part.view() * part.view() for part in parts])
     assert pasted.dtype == (array * array).dtype
     assert pasted.tobytes() == np.ascontiguousarray(array * array).tobytes()
     assert pasted.shape == array.shape
@@ -53,7 +53,7 @@ def test_results_may_have_any_leading_axes(array: Array, workers: int, leading: 
         return np.broadcast_to(last, (*range(2, 2 + leading), x.shape[-1]))
 
     parts = cut(array, workers)
-    assert np.array_equal(paste(parts, [fun(part.view()) for part in parts]), fun(array))
+    assert np.array_equal(paste(array, parts, [fun(part.view()) for part in parts]), fun(array))
 
 
 def test_a_part_is_a_view_with_the_strides_of_the_whole() -> None:
@@ -71,7 +71,7 @@ def test_a_part_is_a_view_with_the_strides_of_the_whole() -> None:
 def test_results_that_are_lists_are_pasted() -> None:
     """A function may return what NumPy can read."""
     parts = cut(np.arange(4.0), 2)
-    assert paste(parts, [[1, 2], (3, 4)]).tolist() == [1, 2, 3, 4]
+    assert paste(np.zeros(4), parts, [[1, 2], (3, 4)]).tolist() == [1, 2, 3, 4]
 
 
 def test_arrays_that_cannot_be_cut_are_refused() -> None:
@@ -79,10 +79,10 @@ def test_arrays_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         InvalidType, match=r"without axes, array\(3\); expected a list, or an array"
     ):
-        check_columns(np.array(3))
+        validate_columns(np.array(3))
     with pytest.raises(InvalidValue, match=r"shape \(5, 0\), which has no columns; expected one"):
-        check_columns(np.zeros((5, 0)))
-    check_columns(np.zeros((0, 1)))
+        validate_columns(np.zeros((5, 0)))
+    validate_columns(np.zeros((0, 1)))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_arrays_that_cannot_be_cut_are_refused() -> None:
 def test_results_that_do_not_fit_are_refused(results: list[Any], words: list[str]) -> None:
     """The message names the columns, what the function got and returned, and what was expected."""
     with pytest.raises(InvalidValue) as caught:
-        paste(cut(np.zeros((2, 5)), 2), results)
+        paste(np.zeros((2, 5)), cut(np.zeros((2, 5)), 2), results)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -112,6 +112,6 @@ def test_masks_are_kept() -> None:
     """A masked array keeps its mask on the way through cut and paste."""
     masked = np.ma.masked_less(np.arange(10.0), 4)
     parts = cut(masked, 3)
-    pasted = paste(parts, [part.view() + 1 for part in parts])
+    pasted = paste(masked, parts, [part.view() + 1 for part in parts])
     assert np.ma.getmaskarray(pasted).tolist() == masked.mask.tolist()
     assert pasted.sum() == (masked + 1).sum()

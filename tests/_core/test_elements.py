@@ -11,9 +11,12 @@ import torch
 from weft._core.elements import (
     BFLOAT16,
     OPERATIONS,
+    accumulate,
     accumulates_as_stored,
     combine,
+    finish,
     narrow,
+    wide_type,
     widen,
 )
 
@@ -227,3 +230,91 @@ def test_large_weights_do_not_overflow() -> None:
     out = np.empty(2, np.float32)
     combine(parts, out, "mean", "float32", [1e5, 1e5])
     np.testing.assert_allclose(out, 2e35, rtol=1e-6)
+
+
+# over hosts
+
+
+def combined_over_hosts(
+    parts: list[Any], hosts: list[int], op: str, weights: list[float] | None = None
+) -> Any:
+    """The same as `combined` where rank r is on host hosts[r]: a total of each, then of all."""
+    dtype = parts[0].dtype
+    wide = wide_type(dtype, op, dtype.name, weighted=weights is not None)
+    totals, weight = [], 0.0
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, other in enumerate(hosts) if other == host]
+        total = np.full(parts[0].shape, 77, wide)
+        own = None if weights is None else [weights[rank] for rank in ranks]
+        found = accumulate((parts[rank] for rank in ranks), total, op, dtype.name, own)
+        weight += found
+        totals += [total] if found else []
+    total, out = np.empty_like(totals[0]), np.empty_like(parts[0])
+    assert accumulate(totals, total, op, total.dtype.name) == len(totals)
+    finish(total, out, op, dtype.name, weight)
+    return out
+
+
+PLACEMENTS = [[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [0, 1, 0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 1, 0, 1]]
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("dtype", ["bool", *WHOLE])
+def test_whole_numbers_are_the_same_on_any_hosts(dtype: str, op: str, hosts: list[int]) -> None:
+    """Wherever the ranks are, integers come to the same bits; means too, where the sum is exact in
+    double precision."""
+    random = np.random.default_rng(9)
+    size = np.dtype(dtype).itemsize
+    parts = [np.frombuffer(random.bytes(100 * size), dtype) for _ in hosts]
+    if dtype == "bool":
+        parts = [random.integers(0, 2, 100).astype(bool) for _ in hosts]
+    if op == "mean" and size == 8:
+        parts = [part >> np.array(14, dtype) for part in parts]
+    np.testing.assert_array_equal(combined_over_hosts(parts, hosts, op), combined(parts, op))
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("op", ["sum", "prod", "mean", "max"])
+@pytest.mark.parametrize("dtype", REAL + COMPLEX)
+def test_the_order_is_ranks_within_hosts_then_hosts(dtype: str, op: str, hosts: list[int]) -> None:
+    """Each host's total in rank order, then these in the order of hosts, rounded back once."""
+    random = np.random.default_rng(10)
+    parts = [random.normal(size=1000).astype(dtype) for _ in hosts]
+    wide = "f4" if dtype == "float16" and op != "max" else dtype
+    totals: dict[int, Any] = {}
+    for host, part in zip(hosts, parts, strict=True):
+        term = part.astype(wide)
+        totals[host] = OPERATIONS[op](totals[host], term) if host in totals else term
+    first, *others = totals.values()
+    for total in others:
+        first = OPERATIONS[op](first, total)
+    expected = first / first.dtype.type(len(hosts)) if op == "mean" else first
+    found = combined_over_hosts(parts, hosts, op)
+    np.testing.assert_array_equal(found, expected.astype(dtype))
+    if len(set(hosts)) in (1, len(hosts)):  # both are one line of ranks
+        np.testing.assert_array_equal(found, combined(parts, op))
+
+
+def test_totals_of_hosts_are_wide() -> None:
+    """2048 + 1 on each of two hosts is 4098, and means of small integers do not wrap on the way."""
+    halves = [np.float16([value]) for value in (2048, 1, 2048, 1)]
+    assert combined_over_hosts(halves, [0, 0, 1, 1], "sum") == 4098
+    assert combined_over_hosts(halves, [0, 0, 1, 1], "mean") == 1024.5
+    bytes_ = [np.int8([value]) for value in (127, 127, 126, 124)]
+    assert combined_over_hosts(bytes_, [0, 0, 1, 1], "mean") == 126
+    bits = [torch.tensor([x], dtype=torch.bfloat16).view(torch.uint16).numpy() for x in (256, 1, 1)]
+    total = np.empty(1, wide_type(bits[0].dtype, "sum", BFLOAT16, weighted=False))
+    assert accumulate(iter(bits), total, "sum", BFLOAT16) == 3
+    assert total == 258
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 5, 0, 0], [0, 0, 1, 3, 0], [2, 0, 0, 0, 1]], ids=str)
+def test_hosts_without_weight_have_no_say(weights: list[float]) -> None:
+    """A host on which nobody has rows leaves its total alone, and does not count in the mean."""
+    random = np.random.default_rng(11)
+    parts = [random.normal(size=50) for _ in weights]
+    for part, weight in zip(parts, weights, strict=True):
+        part[0] = part[0] if weight else np.nan
+    found = combined_over_hosts(parts, [0, 0, 1, 1, 2], "mean", weights)
+    np.testing.assert_allclose(found, combined(parts, "mean", weights), rtol=1e-14)

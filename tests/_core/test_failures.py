@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft._core.failures import Failure, describe, restore
+import weft
+from weft._core.failures import Failure, caller_line, describe, is_outside, restore
 from weft.errors import RemoteError, RemoteTraceback
 
 
@@ -59,13 +62,13 @@ def caught(error: BaseException) -> Failure:
 )
 def test_an_exception_keeps_its_class_and_arguments(error: Exception) -> None:
     """What arrives is what was raised, with the remote traceback, worker and item as its cause."""
-    found = restore(caught(error), "worker 1 (pid 2)", 5)
+    found = restore(caught(error), "worker 1 (pid 2)", 5, host="alder")
     assert type(found) is type(error)
     assert (found.args, str(found)) == (error.args, str(error))
     assert {**vars(found)} == {**vars(error)}
     cause = found.__cause__
     assert isinstance(cause, RemoteTraceback)
-    assert (cause.where, cause.item) == ("worker 1 (pid 2)", 5)
+    assert (cause.where, cause.item, cause.host) == ("worker 1 (pid 2)", 5, "alder")
     assert "in caught" in cause.text
     assert str(cause).startswith("raised in item 5, worker 1 (pid 2):\nTraceback")
     assert "raised in worker 1 (pid 2):" in str(
@@ -139,3 +142,15 @@ def test_a_description_holds_no_frames() -> None:
     gc.collect()
     assert seen[0]() is None
     assert failure.kind == "ValueError"
+
+
+def test_the_line_that_errors_name_is_the_users() -> None:
+    """Every file of weft and of the older names is the library's, wherever it lies in there."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert caller_line() == f"{__file__}:{frame.f_lineno}"
+    library = Path(weft.__file__).parent
+    files = list(library.parent.rglob("*.py"))
+    assert len(files) > len(list(library.rglob("*.py"))) > 50
+    assert not any(is_outside(str(path)) for path in files)
+    assert is_outside(str(library.parent / "weft_like" / "program.py"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from weft._core.launched import TAKEN, Launched, alone, environment, launched
+from weft._core.launched import TAKEN, Launched, alone, environment, launched, one_host_error
 from weft._core.messages import Ancestor, Process
 from weft.errors import InvalidValue
 
@@ -87,7 +87,7 @@ def found(environ: Mapping[str, str], *above: Mapping[str, str] | None) -> Launc
     """The same where there must be a place at which ranks can meet."""
     place = read(environ, *above)
     assert place is not None
-    assert place.obstacle == ""
+    assert one_host_error(place) is None
     return place
 
 
@@ -101,7 +101,7 @@ def nobody() -> list[Ancestor]:
 def test_a_place_is_read_once() -> None:
     """What `weft run` sets is read back and taken out, so that children do not inherit it."""
     environ = {"PATH": "x", **environment(rank=1, size=3, job="j", memory=5, launcher=99)}
-    assert launched(environ, nobody) == Launched(1, 3, "j", 5, 99)
+    assert launched(environ, nobody) == Launched(1, 3, "j", 5, 99, local_rank=1, local_size=3)
     assert environ == {"PATH": "x"}
     assert launched(environ, nobody) is None
 
@@ -131,8 +131,10 @@ def test_alone_is_a_job_of_its_own() -> None:
 
 @each_launcher
 def test_each_launcher_is_understood(name: str) -> None:
-    """Rank and size are the launcher's; there is neither memory nor a launcher of ours."""
+    """Rank and size are the launcher's, in all and on this host; there is neither memory nor a
+    launcher of ours."""
     place = found(LAUNCHERS[name], {})
+    assert (place.local_rank, place.local_size) == (1, 2)
     assert (place.rank, place.size, place.memory, place.launcher) == (1, 2, -1, 0)
     assert len(place.job) == 32
 
@@ -195,8 +197,9 @@ def test_a_launcher_out_of_sight_is_an_obstacle(name: str) -> None:
     for above in ((), (LAUNCHERS[name],)):
         place = read(LAUNCHERS[name], *above)
         assert place is not None
-        assert "cannot be seen" in place.obstacle
-        assert "weft run -n 2" in place.obstacle
+        error = str(one_host_error(place))
+        assert "cannot be seen" in error
+        assert "weft run -n 2" in error
 
 
 @each_launcher
@@ -204,8 +207,25 @@ def test_ranks_on_several_hosts_are_an_obstacle(name: str) -> None:
     """The launcher says that fewer are here than there are; the text shows its variables."""
     place = read({**LAUNCHERS[name], HERE[name]: "1(x2)" if name == "srun" else "1"}, {})
     assert place is not None
-    assert place.obstacle.startswith(f"this job's 2 ranks span hosts ({HERE[name]}=1")
-    assert "need the mpi engine" in place.obstacle
+    assert (place.size, place.local_size) == (2, 1)
+    error = str(one_host_error(place))
+    assert error.startswith(f"this job's 2 ranks span hosts ({HERE[name]}=1")
+    assert "need the mpi engine" in error
+
+
+@pytest.mark.parametrize(
+    ("tasks", "host", "local_rank", "local_size"),
+    [("2(x3),1", "1", 1, 2), ("2(x3),1", "3", 0, 1), ("3,4", "0", 2, 3), ("3,4", "1", 3, 4)],
+)
+def test_slurm_tells_the_ranks_of_every_host(
+    tasks: str, host: str, local_rank: int, local_size: int
+) -> None:
+    """Those of this host are found by its number."""
+    said = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": host}
+    place = read({**SRUN, **said, "SLURM_LOCALID": str(local_rank)}, {})
+    assert place is not None
+    assert (place.local_rank, place.local_size) == (local_rank, local_size)
+    assert one_host_error(place) is not None
 
 
 @each_launcher
@@ -249,7 +269,7 @@ def test_weft_run_goes_first() -> None:
     """`weft run` under mpirun: its ranks are its own."""
     ours = environment(rank=0, size=3, job="j", memory=5, launcher=99)
     environ = {**OPEN_MPI, **ours}
-    assert launched(environ, nobody) == Launched(0, 3, "j", 5, 99)
+    assert launched(environ, nobody) == Launched(0, 3, "j", 5, 99, local_rank=0, local_size=3)
     assert launched(environ, lambda: line(({},))) is None  # a program that this rank starts
 
 

@@ -77,7 +77,8 @@ def test_other_values_are_seen() -> None:
     for index, one in enumerate(seen):
         assert one not in seen[:index]
     value = float("nan")
-    assert state(lambda: value) == state(lambda: value)
+    fun = lambda: value  # noqa: E731
+    assert state(fun) == state(fun)
 
 
 def test_functions_and_what_they_mention() -> None:
@@ -212,7 +213,8 @@ Hostile.__module__ = "__main__"
 )
 def test_a_look_raises_nothing(value: Any) -> None:
     """And two of them see the same."""
-    assert state(lambda x: value) == state(lambda x: value)
+    fun = lambda x: value  # noqa: E731
+    assert state(fun) == state(fun)
 
 
 def test_a_look_has_an_end() -> None:
@@ -262,3 +264,43 @@ def test_models_of_other_libraries() -> None:
     before = state(other)
     shared.set_value(np.ones(2))
     assert state(other) != before
+
+
+GLOBAL = 3
+
+
+def importable(x: int) -> int:
+    return max(x, 0) + GLOBAL
+
+
+@pytest.mark.parametrize("make", [lambda: lambda x: x, lambda: importable])
+def test_new_code_is_seen(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function may be given other code in place, as editors of running programs do."""
+    function = make()
+    before = state(function)
+    assert state(function) == before
+    assert not before.may_change
+    monkeypatch.setattr(function, "__code__", (lambda x: -x).__code__)
+    assert state(function) != before
+
+
+def test_another_function_that_uses_the_same_is_seen() -> None:
+    """A helper that was defined again differs by its code, also if it mentions the same things."""
+    value = 2.0
+    helper = lambda x: x + value  # noqa: E731
+
+    def fun(x: float) -> float:
+        return helper(x)
+
+    before = state(fun)
+    assert state(fun) == before
+    helper = lambda x: x - value  # noqa: E731
+    assert state(fun) != before
+
+
+def test_a_builtin_that_is_hidden_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A global variable that comes later and has the name of a built-in function is seen."""
+    function = lambda x: max(x, 0)  # noqa: E731
+    before = state(function)
+    monkeypatch.setitem(globals(), "max", lambda *_: 7)
+    assert state(function) != before

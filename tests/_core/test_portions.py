@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.portions import Portion, choose, common_length, count, part
+from weft._core.portions import RowSlice, choose, common_length, count, part
 from weft.errors import InvalidType, InvalidValue
 
 lengths = st.integers(0, 30)
@@ -69,9 +70,21 @@ def test_batches_of_wrong_kinds(batch: Any) -> None:
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_rows_of_lists(kind: Any) -> None:
     """Lists and tuples give rows by index too, and stay what they are."""
-    taken = Portion(kind([4, 5, 6]), np.array([2, 0])).take()
+    taken = RowSlice(kind([4, 5, 6]), np.array([2, 0])).take()
     assert type(taken) is type(kind([]))
     assert list(taken) == [6, 4]
+
+
+@pytest.mark.parametrize("rows", [slice(2, 4), np.array([3, 0])])
+def test_what_is_pickled_of_an_array(rows: Any) -> None:
+    """Only the rows that are meant, or the array with their numbers, where a worker has it."""
+    given = RowSlice(np.arange(1000.0), rows)
+    sent: RowSlice = pickle.loads(pickle.dumps(given))
+    assert len(sent.array) == 2
+    assert sent.take().tolist() == given.take().tolist()
+    make, arguments = given.reduce_whole()
+    assert make(*arguments).array is given.array
+    assert make(*arguments).take().tolist() == given.take().tolist()
 
 
 def test_lengths_that_differ() -> None:

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from weft._core.outputs import Partial, join
-from weft._core.portions import Bounds, Portion, choose
-from weft._core.rowwise import Share, compute
+from weft._core.portions import Bounds, RowSlice, choose
+from weft._core.rowwise import Task, compute
 from weft.errors import InvalidType, InvalidValue
 
 
 def test_bounds_of_slices() -> None:
-    """Each slice of a share gets the numbers of its first row and of the one after its last."""
-    share = Share([Portion(Bounds(), slice(10, 17))], {}, 7, 3, None)
-    found = compute(lambda bounds: [bounds[np.newaxis]], share, ["gather"])
+    """Each slice of a task gets the numbers of its first row and of the one after its last."""
+    task = Task([RowSlice(Bounds(), slice(10, 17))], {}, 7, 3, None)
+    found = compute(lambda bounds: [bounds[np.newaxis]], task, ["gather"])
     assert found.outputs[0].tolist() == [[10, 13], [13, 15], [15, 17]]
     assert found.rows == 7
 

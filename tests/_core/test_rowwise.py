@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core.outputs import join
-from weft._core.portions import Portion, choose, part
-from weft._core.rowwise import Share, compute, select
+from weft._core.portions import RowSlice, choose, part
+from weft._core.rowwise import Task, compute, select
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -29,24 +29,24 @@ def test_ranks_and_slices_come_to_one_call(rows: int, ranks: int, slices: int, m
         values = x**power
         return values if mode == "gather" else getattr(values, mode)(axis=0)
 
-    def share(rank: int) -> Share:
+    def task(rank: int) -> Task:
         own = part(choose(None, rows), ranks, rank)
-        return Share([Portion(array, own)], {"power": 2}, own.stop - own.start, slices, None)
+        return Task([RowSlice(array, own)], {"power": 2}, own.stop - own.start, slices, None)
 
-    parts = [compute(function, share(rank), mode) for rank in range(ranks) if share(rank).rows]
+    parts = [compute(function, task(rank), mode) for rank in range(ranks) if task(rank).rows]
     np.testing.assert_allclose(join(parts, mode), function(array, 2), rtol=1e-12)
 
 
 def test_slices_are_as_even_as_can_be() -> None:
     """The function sees so many slices, of rows in order, and never none."""
     seen: list[list[int]] = []
-    share = Share([Portion(np.arange(7), slice(0, 7))], {}, 7, 3, None)
-    compute(lambda x: seen.append(x.tolist()) or 0, share, "sum")
+    task = Task([RowSlice(np.arange(7), slice(0, 7))], {}, 7, 3, None)
+    compute(lambda x: seen.append(x.tolist()) or 0, task, "sum")
     assert seen == [[0, 1, 2], [3, 4], [5, 6]]
     seen.clear()
     compute(
         lambda x: seen.append(x.tolist()) or 0,
-        Share([Portion(np.arange(2), slice(0, 2))], {}, 2, 5, None),
+        Task([RowSlice(np.arange(2), slice(0, 2))], {}, 2, 5, None),
         "sum",
     )
     assert seen == [[0], [1]]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.schedule import UNKNOWN, Batch, Cost, Schedule
+from weft._core.schedule import UNKNOWN, Chunk, Cost, Schedule
 
-#: what sending a batch costs, as measured on one machine
+#: what sending a chunk costs, as measured on one machine
 OVERHEAD = 0.0001
 
 
@@ -31,37 +31,37 @@ class Simulated:
     size: Callable[[Any], int] = lambda item: 0
     results: dict[int, Any] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
-    batches: list[Batch] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     end: float = 0.0
 
-    def run(self, items: Iterable[Any], *, retries: int = 0) -> Simulated:
-        schedule = Schedule(items, self.workers, retries=retries)
+    def run(self, items: Iterable[Any], *, retries: int = 0, expected: Cost = UNKNOWN) -> Simulated:
+        schedule = Schedule(items, self.workers, retries=retries, expected=expected)
         number = itertools.count()
-        busy: list[tuple[float, int, Batch, int | None, float]] = []
+        busy: list[tuple[float, int, Chunk, int | None, float]] = []
         idle, now = self.workers, 0.0
         while True:
-            while idle and (batch := schedule.next()) is not None:
+            while idle and (chunk := schedule.next()) is not None:
                 idle -= 1
-                self.batches.append(batch)
-                lost, seconds = self._try(batch)
-                heapq.heappush(busy, (now + OVERHEAD + seconds, next(number), batch, lost, seconds))
+                self.chunks.append(chunk)
+                lost, seconds = self._try(chunk)
+                heapq.heappush(busy, (now + OVERHEAD + seconds, next(number), chunk, lost, seconds))
             if not busy:
                 return self
-            now, _, batch, lost, seconds = heapq.heappop(busy)
+            now, _, chunk, lost, seconds = heapq.heappop(busy)
             idle += 1
             self.end = now
             if lost is None:
-                assert not self.results.keys() & set(_indices(batch))
-                self.results.update(zip(_indices(batch), batch.items, strict=True))
-                schedule.done(batch, seconds, sum(map(self.size, batch.items)))
-            elif not schedule.lost(batch, lost):
+                assert not self.results.keys() & set(_indices(chunk))
+                self.results.update(zip(_indices(chunk), chunk.items, strict=True))
+                schedule.done(len(chunk.items), seconds, sum(map(self.size, chunk.items)))
+            elif not schedule.lost(chunk, lost):
                 self.failed.append(lost)
 
-    def _try(self, batch: Batch) -> tuple[int | None, float]:
+    def _try(self, chunk: Chunk) -> tuple[int | None, float]:
         """In which item the worker dies, if it does, and how long it was at work."""
         seconds = 0.0
-        for index, item in zip(_indices(batch), batch.items, strict=True):
+        for index, item in zip(_indices(chunk), chunk.items, strict=True):
             self.begun[index] = self.begun.get(index, 0) + 1
             if self.dies(index):
                 return index, seconds
@@ -69,22 +69,22 @@ class Simulated:
         return None, seconds
 
 
-def _indices(batch: Batch) -> range:
-    return range(batch.first, batch.first + len(batch.items))
+def _indices(chunk: Chunk) -> range:
+    return range(chunk.first, chunk.first + len(chunk.items))
 
 
 durations = st.lists(st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 3.0]), max_size=60)
 
 
 @given(durations, st.integers(1, 5), st.booleans())
-def test_every_item_runs_once_in_consecutive_batches(
+def test_every_item_runs_once_in_consecutive_chunks(
     seconds: list[float], workers: int, known: bool
 ) -> None:
-    """Without losses each item is in one batch, under its own index, however long items take."""
+    """Without losses each item is in one chunk, under its own index, however long items take."""
     items = list(enumerate(seconds))
     run = Simulated(workers, lambda item: item[1]).run(items if known else iter(items))
     assert run.results == dict(enumerate(items))
-    assert [index for batch in run.batches for index in _indices(batch)] == list(range(len(items)))
+    assert [index for chunk in run.chunks for index in _indices(chunk)] == list(range(len(items)))
 
 
 @given(
@@ -125,40 +125,40 @@ def test_an_item_that_always_kills_runs_retries_plus_one_times(retries: int) -> 
     assert len(run.results) == 999
 
 
-def test_a_lost_batch_is_cut_at_the_item_that_lost_it() -> None:
+def test_a_lost_chunk_is_cut_at_the_item_that_lost_it() -> None:
     """Those before it lost their results, those after never ran: both run again, it by itself."""
     schedule = Schedule([], 1, retries=1)
-    batch = Batch(10, list("abcde"))
-    assert schedule.lost(batch, 12)
+    chunk = Chunk(10, list("abcde"))
+    assert schedule.lost(chunk, 12)
     assert [schedule.next() for _ in range(4)] == [
-        Batch(10, ["a", "b"]),
-        Batch(12, ["c"]),
-        Batch(13, ["d", "e"]),
+        Chunk(10, ["a", "b"]),
+        Chunk(12, ["c"]),
+        Chunk(13, ["d", "e"]),
         None,
     ]
-    assert not schedule.lost(Batch(12, ["c"]), 12)
+    assert not schedule.lost(Chunk(12, ["c"]), 12)
     assert schedule.next() is None
 
 
-def test_a_batch_can_be_taken_apart() -> None:
+def test_a_chunk_can_be_taken_apart() -> None:
     """What could not be sent together is given out one item at a time, under the same indices."""
     schedule = Schedule([], 1)
-    schedule.one_by_one(Batch(3, ["a", "b"]))
-    assert [schedule.next(), schedule.next()] == [Batch(3, ["a"]), Batch(4, ["b"])]
+    schedule.resend_singly(Chunk(3, ["a", "b"]))
+    assert [schedule.next(), schedule.next()] == [Chunk(3, ["a"]), Chunk(4, ["b"])]
 
 
 def test_what_is_known_to_be_short_goes_together() -> None:
-    """A few trivial items of a function that was seen before are one batch; of one that took long,
-    or of whose items nothing is known, each is one."""
+    """A worker gets its share of trivial items of a function that was seen before, the last ones
+    one by one; of one that took long, or of whose items nothing is known, all go one by one."""
     for cost, sizes in (
-        (Cost(1e-6), [4]),
-        (Cost(0.1), [1, 1, 1, 1]),
-        (UNKNOWN, [1, 1, 1, 1]),
-        (Cost(1e-6, nbytes=2 << 20), [2, 2]),  # their arrays are not copied for one worker alone
+        (Cost(1e-6), [4, 2, 1, 1]),
+        (Cost(0.1), [1] * 8),
+        (UNKNOWN, [1] * 8),
+        (Cost(1e-6, nbytes=2 << 20), [2, 2, 2, 1, 1]),  # no more than 4 MB at a time
     ):
-        schedule = Schedule(range(4), 2, expected=cost)
-        batches = list(iter(schedule.next, None))
-        assert [len(batch.items) for batch in batches] == sizes
+        schedule = Schedule(range(8), 2, expected=cost)
+        chunks = list(iter(schedule.next, None))
+        assert [len(chunk.items) for chunk in chunks] == sizes
 
 
 def test_what_items_cost_is_expected_until_it_is_known() -> None:
@@ -166,81 +166,39 @@ def test_what_items_cost_is_expected_until_it_is_known() -> None:
     waited for, so of that nothing is expected."""
     schedule = Schedule(range(4), 2, expected=Cost(1.0, 10))
     assert schedule.cost == Cost(1.0, 10)
-    schedule.done(Batch(0, [0, 1]), 0.25, 1000)
+    schedule.done(2, 0.25, 1000)
     assert schedule.cost == Cost(0.125, 500)
     generator = Schedule(iter(range(4)), 2, expected=Cost(1e-6))
     assert not generator.cost.is_known
-    assert generator.next() == Batch(0, [0])
-
-
-@given(st.lists(st.integers(), min_size=1, max_size=200), st.integers(0, 50), st.integers(0, 200))
-def test_what_is_taken_back_is_given_out_again_once(
-    items: list[int], first: int, begun: int
-) -> None:
-    """The batch keeps what was begun; the rest goes out under the same indices, and never all of it
-    to one worker."""
-    begun = min(begun, len(items))
-    schedule = Schedule([], 2, expected=Cost(1e-6))
-    kept = schedule.take_back(Batch(first, items), begun)
-    again = list(iter(schedule.next, None))
-    assert kept == Batch(first, items[:begun])
-    run = [pair for one in (kept, *again) for pair in enumerate(one.items, one.first)]
-    assert run == list(enumerate(items, first))
-    assert all(one.items for one in again)
-    assert max((len(one.items) for one in again), default=0) <= -(-(len(items) - begun) // 4)
-
-
-def test_items_that_were_expected_to_be_short_are_not_any_more() -> None:
-    """Once some of a batch have been taken back, nothing is expected of the others; what has been
-    measured meanwhile says how many go together."""
-    schedule = Schedule(range(200), 2, expected=Cost(1e-6))
-    batch = schedule.next()
-    assert batch is not None
-    assert len(batch.items) == 200
-    kept = schedule.take_back(batch, 1)
-    assert schedule.next() == Batch(1, [1])
-    schedule.done(kept, 0.010, 0)
-    assert schedule.next() == Batch(2, [2])
-    schedule.done(Batch(1, [1] * 1000), 0.0, 0)
-    several = schedule.next()
-    assert several is not None
-    assert len(several.items) > 20
-
-
-@given(st.integers(1, 5000))
-def test_a_batch_has_some_hundred_stretches(length: int) -> None:
-    """Short ones are taken back item by item; asking costs little beside the items of long ones."""
-    stretch = Batch(0, [None] * length).stretch
-    assert stretch == 1 or 128 <= length / stretch < 256
-    assert Batch(0, [None] * length).permits == -(-length // stretch) - 1
+    assert generator.next() == Chunk(0, [0])
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("seconds", [0.0, 1e-7, 1e-6, 1e-5])
-def test_tiny_items_are_batched(seconds: float, known: bool) -> None:
+def test_tiny_items_go_in_chunks(seconds: float, known: bool) -> None:
     """Sending costs less than a tenth of what it would for ten thousand tiny items one by one."""
     items: Iterable[int] = range(10_000) if known else iter(range(10_000))
     run = Simulated(2, lambda item: seconds).run(items)
-    assert len(run.batches) < 200
+    assert len(run.chunks) < 200
     assert len(run.results) == 10_000
 
 
 def test_long_items_are_sent_one_at_a_time() -> None:
-    """Items of some milliseconds wait for nobody: each is a batch of its own."""
+    """Items of some milliseconds wait for nobody: each is a chunk of its own."""
     run = Simulated(3, lambda item: 0.005).run(iter(range(100)))
-    assert {len(batch.items) for batch in run.batches} == {1}
+    assert {len(chunk.items) for chunk in run.chunks} == {1}
 
 
-def test_a_batch_does_not_hold_many_bytes() -> None:
+def test_a_chunk_does_not_hold_many_bytes() -> None:
     """However short, items with large arrays are sent few at a time."""
     run = Simulated(2, lambda item: 0.0, size=lambda item: 1 << 20).run(range(500))
-    assert max(len(batch.items) for batch in run.batches) <= 4
+    assert max(len(chunk.items) for chunk in run.chunks) <= 4
 
 
 def test_items_that_turn_long_are_soon_sent_singly() -> None:
-    """After many short ones, no batch holds more than a few of those that take long."""
+    """After many short ones, no chunk holds more than a few of those that take long."""
     run = Simulated(2, lambda item: 1e-5 if item < 2000 else 0.05).run(range(2400))
-    long = [len(batch.items) for batch in run.batches if batch.first >= 2000]
+    long = [len(chunk.items) for chunk in run.chunks if chunk.first >= 2000]
     assert sum(long[:3]) <= 400
     assert set(long[-40:]) == {1}
 
@@ -255,6 +213,18 @@ def test_uneven_items_end_together(seed: int, workers: int, spread: float) -> No
     for one in seconds:
         heapq.heapreplace(free, free[0] + one)
     assert Simulated(workers, lambda item: item).run(seconds).end <= 1.1 * max(free)
+
+
+@pytest.mark.parametrize("expected", [UNKNOWN, Cost(1e-6)])
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("short", [0, 20, 999, 1000, 1001])
+def test_long_items_after_short_ones_are_shared_out(
+    short: int, workers: int, expected: Cost
+) -> None:
+    """Eight of 0.2 s at the end of any number of trivial ones come to all workers alike."""
+    seconds = [0.0] * short + [0.2] * 8
+    run = Simulated(workers, lambda item: item).run(seconds, expected=expected)
+    assert run.end <= 1.1 * sum(seconds) / workers
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -281,10 +251,10 @@ def test_nothing_is_drawn_before_a_worker_is_free() -> None:
     assert drawn == []
     first, second = schedule.next(), schedule.next()
     assert drawn == [0, 1]
-    assert first == Batch(0, [0])
+    assert first == Chunk(0, [0])
     assert second is not None
-    schedule.done(second, 0.1, 0)
-    assert schedule.next() == Batch(2, [2])
+    schedule.done(len(second.items), 0.1, 0)
+    assert schedule.next() == Chunk(2, [2])
     assert len(drawn) == 3
 
 
@@ -299,8 +269,8 @@ def test_the_total_is_known_when_it_can_be() -> None:
 
 
 def test_items_that_are_slow_to_come_are_not_waited_for() -> None:
-    """However short their runs were, a batch is given out when drawing it takes long; items that
-    come at once are batched as before."""
+    """However short their runs were, a chunk is given out when drawing it takes long; items that
+    come at once go in chunks as before."""
     now = 0.0
 
     def items(seconds: float) -> Iterator[int]:
@@ -313,7 +283,7 @@ def test_items_that_are_slow_to_come_are_not_waited_for() -> None:
         schedule = Schedule(items(seconds), 2, clock=lambda: now)
         first = schedule.next()
         assert first is not None
-        schedule.done(first, 1e-7, 0)
+        schedule.done(len(first.items), 1e-7, 0)
         second = schedule.next()
         assert second is not None
         assert least <= len(second.items) <= most

@@ -19,8 +19,8 @@ from weft._core.tables import (
     as_delta,
     as_ids,
     as_out,
-    check_dtype,
-    check_size,
+    validate_dtype,
+    validate_size,
 )
 from weft.errors import InvalidType, InvalidValue
 
@@ -61,7 +61,7 @@ def test_a_spec_is_shown_as_it_would_be_written() -> None:
 @pytest.mark.parametrize("size", [1, 7, np.int8(3), np.uint64(5), Three.ROWS, 10**30])
 def test_sizes(size: Any) -> None:
     """Any positive whole number, as a plain int."""
-    found = check_size("n_rows", size)
+    found = validate_size("n_rows", size)
     assert (type(found), found) == (int, size)
 
 
@@ -69,14 +69,14 @@ def test_sizes(size: Any) -> None:
 def test_sizes_out_of_range(wrong: Any) -> None:
     """A table has at least one row and one column."""
     with pytest.raises(InvalidValue, match=rf"n_rows={wrong}: .*expected a positive number"):
-        check_size("n_rows", wrong)
+        validate_size("n_rows", wrong)
 
 
 @pytest.mark.parametrize("wrong", [True, 2.0, "3", None, np.float32(3), {}, b"1"])
 def test_sizes_of_the_wrong_kind(wrong: Any) -> None:
     """Numbers that are not whole, and what is no number, are named."""
     with pytest.raises(InvalidType) as error:
-        check_size("n_cols", wrong)
+        validate_size("n_cols", wrong)
     assert str(error.value).startswith(f"n_cols={wrong!r}: expected a whole number")
 
 
@@ -85,15 +85,15 @@ def test_dtypes(name: str) -> None:
     """By name, as a dtype, as a type, of either byte order; the table's is the machine's own."""
     dtype = np.dtype(name)
     for value in (name, dtype, dtype.type, dtype.newbyteorder(">"), dtype.newbyteorder("<")):
-        assert check_dtype(value) == dtype
-        assert check_dtype(value).isnative
+        assert validate_dtype(value) == dtype
+        assert validate_dtype(value).isnative
 
 
 def test_dtypes_of_torch() -> None:
     """Torch's dtypes stand for NumPy's of the same name."""
     for name in ("float16", "float32", "float64", "int8", "int64", "uint8", "complex64"):
-        assert check_dtype(getattr(torch, name)) == np.dtype(name)
-    assert check_dtype(int) == np.dtype(np.int64)
+        assert validate_dtype(getattr(torch, name)) == np.dtype(name)
+    assert validate_dtype(int) == np.dtype(np.int64)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_dtypes_of_torch() -> None:
 def test_dtypes_that_are_no_numbers(wrong: Any) -> None:
     """Anything else is named, with an example of what would do."""
     with pytest.raises(InvalidType) as error:
-        check_dtype(wrong)
+        validate_dtype(wrong)
     assert f"dtype={wrong!r}: expected integers, floats or complex" in str(error.value)
     assert "'float32'" in str(error.value)
 

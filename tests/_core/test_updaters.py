@@ -340,7 +340,7 @@ def test_functions_take_rows_of_every_dtype(dtype: str) -> None:
         return np.maximum(rows, delta, out=rows)
 
     updater = custom(larger)
-    updater.check(np.dtype(dtype))
+    updater.validate(np.dtype(dtype))
     rows, _ = after(updater, np.array([0, 1], dtype), [np.array([1, 0], dtype)])
     assert rows.tolist() == [1, 1]
 
@@ -558,27 +558,27 @@ def test_rules_need_floats(dtype: str) -> None:
     """All but add and functions of the user's refuse what is no float16, float32 or float64."""
     for name in BUILT_IN:
         if name == "add":
-            resolve(name).check(np.dtype(dtype))
+            resolve(name).validate(np.dtype(dtype))
         else:
             with pytest.raises(InvalidType, match=rf"{name}.*float16, float32 and float64, not on"):
-                resolve(name).check(np.dtype(dtype))
-    custom(blend).check(np.dtype(dtype))
+                resolve(name).validate(np.dtype(dtype))
+    custom(blend).validate(np.dtype(dtype))
 
 
 def test_rules_take_floats() -> None:
     """Every built-in updater works on the three floats."""
     for name in BUILT_IN:
         for dtype in ("float16", "float32", "float64"):
-            resolve(name).check(np.dtype(dtype))
+            resolve(name).validate(np.dtype(dtype))
 
 
 def test_eps_must_not_vanish() -> None:
     """An eps that the dtype cannot tell from 0 is refused where it would give 0 / 0."""
     tiny = adagrad(eps=1e-40)
-    tiny.check(np.dtype("float64"))
+    tiny.validate(np.dtype("float64"))
     for dtype in ("float16", "float32"):
         with pytest.raises(InvalidType, match=rf"1e-40\): in {dtype} .*expected 1.2e-38 or more"):
-            tiny.check(np.dtype(dtype))
+            tiny.validate(np.dtype(dtype))
 
 
 def test_docstring_examples_are_true() -> None:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from weft import adapters
 from weft._core import values
-from weft._core.values import Arrays, Leaf, Target, address, flat, in_words, keep_apart, same_memory
+from weft._core.values import (
+    Arrays,
+    Leaf,
+    Target,
+    address,
+    copy_if_aliased,
+    flat,
+    in_words,
+    same_buffer,
+)
 
 FLOAT = np.dtype(np.float64)
 
@@ -28,6 +37,8 @@ def test_arrays_are_described() -> None:
     assert leaves_of(np.ones((2, 0))) == (Leaf("numpy", "float64", FLOAT, (2, 0)),)
     (leaf,) = leaves_of(torch.ones(3, dtype=torch.bfloat16))
     assert leaf == Leaf("torch", "bfloat16", np.dtype(np.uint16), (3,))
+    assert leaf.device == "cpu"
+    assert leaf.matches(leaf._replace(adapter="jax", device="cuda:0"))
     assert str(leaf) == "bfloat16[3]"
     assert [str(leaf) for leaf in leaves_of({"b": np.int8([1]), "a": [torch.ones(())]})] == [
         "float32[]",
@@ -121,15 +132,15 @@ def test_sources_are_kept_apart_from_targets() -> None:
     memory = np.arange(30.0)
     one, two = memory[:10], memory[10:20]
     assert [
-        a is b for a, b in zip(keep_apart([one, two], [one, two]), [one, two], strict=True)
+        a is b for a, b in zip(copy_if_aliased([one, two], [one, two]), [one, two], strict=True)
     ] == [
         True,
         True,
     ]
-    assert same_memory(one, memory[:10])
-    assert not same_memory(one, two)
+    assert same_buffer(one, memory[:10])
+    assert not same_buffer(one, two)
     for targets in ([two, one], [memory[1:11], memory[20:]], [memory, memory]):
-        first, second = keep_apart([one, two], targets)
+        first, second = copy_if_aliased([one, two], targets)
         assert not np.may_share_memory(first, memory)
         assert first.tolist() == one.tolist()
         assert second.tolist() == two.tolist()

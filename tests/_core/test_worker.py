@@ -1,4 +1,4 @@
-"""What a worker does with a batch."""
+"""What a worker does with a chunk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from weft._core.worker import carry_out
 def run(function: Any, items: list[Any], **options: Any) -> Any:
     noted: list[int] = []
     options = {"first": 0, "seed": None, "keep_going": False, **options}
-    options = {"stretch": 1, "take_permit": lambda: True, **options}
     values, failures = carry_out(function, items, note=noted.append, **options)
     return values, {position: restore(one, "here") for position, one in failures}, noted
 
@@ -32,12 +31,12 @@ def fails_on(bad: set[int]) -> Any:
 
 
 def test_items_run_in_order_and_are_noted_first() -> None:
-    """Each index is noted before its call, counted from the batch's first."""
+    """Each index is noted before its call, counted from the chunk's first."""
     assert run(lambda x: x + 1, [1, 2, 3], first=7) == ([2, 3, 4], {}, [7, 8, 9])
     assert run(lambda x: x, []) == ([], {}, [])
 
 
-def test_a_failure_ends_the_batch() -> None:
+def test_a_failure_ends_the_chunk() -> None:
     """Without keep_going nothing after it is run; what ran before is there."""
     values, failures, noted = run(fails_on({2, 3}), [1, 2, 3, 4])
     assert values == [10, None]
@@ -55,32 +54,8 @@ def test_keep_going_runs_the_rest() -> None:
     assert noted == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("stretch", "permits", "run_of_seven"),
-    [
-        (1, 0, 1),
-        (1, 3, 4),
-        (2, 1, 4),
-        (3, 1, 6),
-        (3, 2, 7),
-        (7, 0, 7),
-        (9, 0, 7),
-    ],
-)
-def test_each_stretch_but_the_first_needs_a_permit(
-    stretch: int, permits: int, run_of_seven: int
-) -> None:
-    """Without one the items after it are not begun, and have no results."""
-    left = [True] * permits
-    take_permit = lambda: bool(left) and left.pop()  # noqa: E731
-    values, failures, noted = run(abs, list(range(7)), stretch=stretch, take_permit=take_permit)
-    assert values == noted == list(range(run_of_seven))
-    assert not failures
-    assert not left
-
-
 def test_an_exit_is_the_items_and_an_interrupt_the_drivers() -> None:
-    """SystemExit is a failure like others; KeyboardInterrupt ends the batch."""
+    """SystemExit is a failure like others; KeyboardInterrupt ends the chunk."""
     values, failures, _ = run(sys.exit, [3, 4], keep_going=True)
     assert values == [None, None]
     assert [str(error) for error in failures.values()] == ["SystemExit: 3", "SystemExit: 4"]
@@ -93,7 +68,7 @@ def test_an_exit_is_the_items_and_an_interrupt_the_drivers() -> None:
 
 
 def test_an_item_is_gone_when_its_call_is_over() -> None:
-    """A batch of large items holds only the one that is being worked on."""
+    """A chunk of large items holds only the one that is being worked on."""
 
     class Item:
         pass
@@ -112,7 +87,7 @@ def test_an_item_is_gone_when_its_call_is_over() -> None:
 
 
 def test_seeds_depend_on_the_item_only() -> None:
-    """The same item draws the same numbers in whatever batch it is; others draw different ones."""
+    """The same item draws the same numbers in whatever chunk it is; others draw different ones."""
 
     def draw(_: Any) -> tuple[float, float]:
         return random.random(), float(np.random.rand())

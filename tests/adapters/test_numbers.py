@@ -20,6 +20,7 @@ def test_numbers_come_back_as_they_were(value: Any) -> None:
     (adapter,) = (one for one in (numbers, scalars) if one.is_mine(value))
     array, element = adapter.view(value)
     assert array.shape == ()
+    assert adapter.describe(value) == (element, array.dtype, (), "cpu")
     back = adapter.deliver(array, element)
     assert type(back) is type(value)
     assert back == value

@@ -26,6 +26,7 @@ def test_arrays_are_their_own_view(array: Any, element: str) -> None:
     view, name = adapter.view(array)
     assert view is array
     assert name == element
+    assert adapter.describe(array) == (element, array.dtype, array.shape, "cpu")
     assert adapter.deliver(array, element) is array
 
 
@@ -43,6 +44,7 @@ def test_another_byte_order_is_a_copy_that_takes_no_results() -> None:
     assert view.dtype.isnative
     assert view.tolist() == [1, 2]
     assert element == "int32"
+    assert adapter.describe(np.array([1, 2], ">i4")) == ("int32", view.dtype, (2,), "cpu")
     assert not view.flags.writeable
 
 

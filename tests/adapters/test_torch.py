@@ -25,6 +25,7 @@ def test_tensors_and_arrays_share_memory_both_ways(dtype: str, shape: tuple[int,
     view, element = adapter.view(tensor)
     assert (view.shape, element) == (shape, dtype)
     assert view.itemsize == tensor.element_size()
+    assert adapter.describe(tensor) == (dtype, view.dtype, shape, "cpu")
     if view.size:
         assert view.__array_interface__["data"][0] == tensor.data_ptr()
     back = adapter.deliver(view, element)
@@ -75,6 +76,12 @@ def test_other_tensors_are_refused(tensor: Any, words: str) -> None:
     with pytest.raises(InvalidType) as caught:
         adapter.view(tensor)
     assert words in str(caught.value)
+
+
+def test_a_tensor_is_described_where_it_is() -> None:
+    """Without a view, so on any device."""
+    tensor = torch.empty((2, 3), dtype=torch.bfloat16, device="meta")
+    assert adapter.describe(tensor) == ("bfloat16", np.dtype("u2"), (2, 3), "meta")
 
 
 def test_only_tensors_are_taken() -> None:

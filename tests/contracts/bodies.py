@@ -26,7 +26,7 @@ import pytest
 import weft
 from tests.contracts.conftest import caller
 from weft.engines.base import Group
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 
 Body = Callable[[Group], Any]
 #: the group of a body: a subgroup of its own, a round of its own (from init to shutdown), or the

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import weft
+from tests.contracts.fakes import on_two_hosts
 from tests.support import run_ranks
 
-#: the serial engine has no launcher; the others start ranks of the local engine
+#: the serial engine has no launcher; the others start ranks of the local engine, "two hosts" those
+#: of `fakes.py`
 CASES = [
     ("serial", 1),
     *((launcher, size) for launcher in ("weft run", "mpirun") for size in (1, 2, 3, 4)),
+    ("two hosts", 3),
 ]
 SEVERAL = [(launcher, size) for launcher, size in CASES if size > 1]
 #: each engine, launcher and size at least once: weft run has the odd sizes, mpirun the even ones
 SOME = [
     (launcher, size)
     for launcher, size in CASES
-    if launcher == "serial" or launcher == ("mpirun", "weft run")[size % 2]
+    if launcher in ("serial", "two hosts", ("mpirun", "weft run")[size % 2])
 ]
 
 
@@ -57,6 +62,9 @@ def caller(launcher: str, size: int) -> Any:
                 return [function(weft.init(engine="serial", timeout=60.0), *arguments)]
             finally:
                 weft.shutdown()
+        if launcher == "two hosts":
+            cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+            return run_ranks(size, on_two_hosts, function, *arguments)
         return run_ranks(size, function, *arguments, launcher=launcher)
 
     return call

@@ -5,6 +5,7 @@ All bodies of a size run in one launch (`bodies.py`), each in a round of its own
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
 
 BODIES = Bodies(each_in="round")
@@ -28,6 +29,34 @@ def test_ranks_count_from_zero(outcome: Any) -> None:
     """Each process has its own rank, in a group of the right size, generation 0."""
     expected = [(rank, outcome.size, 0, rank == 0, "world") for rank in range(outcome.size)]
     assert outcome(ranks_count_from_zero) == expected
+
+
+@BODIES.of_all
+def groups_know_their_hosts(group: Group) -> Any:
+    parity = group.split(group.rank % 2, key=-group.rank)
+    assert parity is not None
+    later = group.survivors()
+    return [(part.hosts, part.local_rank, part.local_size) for part in (group, parity, later)]
+
+
+def test_groups_know_their_hosts(outcome: Any) -> None:
+    """Each rank's host, and this rank's place among those of its own; also in subgroups and in
+    the next generation."""
+    n, here = outcome.size, socket.gethostname()
+    for rank, found in enumerate(outcome(groups_know_their_hosts)):
+        same = list(range(rank % 2, n, 2))[::-1]
+        whole = ((here,) * n, rank, n)
+        assert found == [whole, ((here,) * len(same), same.index(rank), len(same)), whole]
+
+
+def test_places_on_several_hosts() -> None:
+    """A rank is counted among those of its own host, in the order of the ranks."""
+    group = SerialGroup(timeout=1.0)
+    group.hosts = ("alder", "birch", "alder", "alder", "birch")
+    places = []
+    for group.rank in range(5):
+        places.append((group.local_rank, group.local_size))
+    assert places == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
 
 
 @BODIES.of_all

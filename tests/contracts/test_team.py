@@ -2,245 +2,274 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import random
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from pathlib import Path
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from weft._api.teams import make_team
-from weft._core.jobs import Finished, Job
-from weft._core.seeding import derive
-from weft.engines.base import Team
-from weft.errors import Cancelled, RemoteTraceback, Stalled
+import weft
+from tests.contracts.fakes import TeamOfTwoHosts, pack_apart
+from weft._api.teams import own_workers
+from weft._core.portions import RowSlice
+from weft.engines.base import Member, Team
+from weft.engines.local import standing
+from weft.errors import UsedConcurrently
 
-CASES = [("serial", 1), ("local", 1), ("local", 2), ("local", 4)]
+CASES = [("serial", 1), ("local", 2), ("local", 3), ("two hosts", 3)]
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
-def team(request: pytest.FixtureRequest) -> Team:
-    made = make_team(*request.param)
-    assert made.size == request.param[1]
+def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    with made_team(*request.param, monkeypatch) as made:
+        yield made.backend
+
+
+def made_team(engine: str, size: int, monkeypatch: pytest.MonkeyPatch) -> weft.Team:
+    if engine != "two hosts":
+        return weft.Team(size, engine=engine)
+    monkeypatch.setattr(standing, "pack_mentioning", pack_apart)
+    made = weft.Team(1)
+    made.backend = TeamOfTwoHosts(size, own_workers(), cores=size, timeout=60.0)
     return made
 
 
-def run(team: Team, function: Any, items: Iterable[Any], **options: Any) -> list[Finished]:
-    return list(team.run(Job(team.prepare(function), items, **options)))
+def everywhere(team: Team, function: Any, *arguments: Any) -> list[Any]:
+    return team.call(function, [arguments] * team.size)
 
 
-def by_index(parts: list[Finished]) -> list[Any]:
-    """The results or failures in the order of their items, each of them once."""
-    found: dict[int, Any] = {}
-    for part in parts:
-        assert set(part.failures) <= set(range(part.first, part.first + len(part.values)))
-        for position, value in enumerate(part.values, part.first):
-            assert position not in found
-            found[position] = part.failures.get(position, value)
-    assert list(range(len(found))) == sorted(found)
-    return [found[index] for index in range(len(found))]
+def everywhere_with(team: Team, common: Any, function: Any, *arguments: Any) -> list[Any]:
+    return team.call(function, [arguments] * team.size, common=common)
 
 
-def test_every_item_is_run_once(team: Team) -> None:
-    """Each under its own index, from lists and generators, short and long, also when there are
-    fewer than workers or none."""
-    for items in ([], [3], list(range(7)), list(range(3000))):
-        expected = [x * x for x in items]
-        assert by_index(run(team, lambda x: x * x, items)) == expected
-        assert by_index(run(team, lambda x: x * x, iter(items))) == expected
-    uneven = by_index(run(team, lambda x: time.sleep(x) or x, [0.02, 0, 0, 0.01, 0, 0, 0.005]))
-    assert uneven == [0.02, 0, 0, 0.01, 0, 0, 0.005]
+# remote functions
 
 
-def test_batches_say_who_ran_them(team: Team) -> None:
-    """Which process, how long, and how many bytes there and back; the pid is the worker's."""
-    parts = run(team, lambda x: (os.getpid(), time.sleep(0.01), x), [b"x" * 1000] * 6)
-    for part in parts:
-        assert all(value[0] == part.pid for value in part.values)
-        assert 0.01 <= part.seconds < 5
-        assert 0 <= part.worker < team.size
-    local = os.getpid() not in {part.pid for part in parts}
-    assert all((part.sent > 1000 and part.received > 1000) == local for part in parts)
+def who(member: Member) -> tuple[int, int, tuple[str, int]]:
+    return member.rank, member.size, (socket.gethostname(), os.getpid())
 
 
-def test_a_failure_keeps_its_class_and_ends_the_job(team: Team) -> None:
-    """It is among the failures of its batch, nothing is run after it was seen, and the team can be
-    used again."""
-
-    def function(x: int) -> int:
-        if x == 5:
-            raise KeyError("five", x)
-        return x
-
-    parts = run(team, function, range(10_000))
-    (error,) = [error for part in parts for error in part.failures.values()]
-    assert [index for part in parts for index in part.failures] == [5]
-    assert isinstance(error, KeyError)
-    assert error.args == ("five", 5)
-    assert parts[-1].failures
-    assert sum(len(part.values) for part in parts) < 10_000
-    if parts[0].pid != os.getpid():
-        assert isinstance(error.__cause__, RemoteTraceback)
-        assert error.__cause__.item == 5
-        assert str(parts[-1].pid) in error.__cause__.where
-        assert "in function" in error.__cause__.text
-    assert by_index(run(team, function, [1, 2])) == [1, 2]
+def give(member: Member, value: Any) -> Any:
+    return value
 
 
-def test_keep_going_runs_everything(team: Team) -> None:
-    """Failures are where their results would be, and all others are results."""
-
-    def function(x: int) -> int:
-        if x % 7 == 3:
-            raise ValueError(x)
-        return -x
-
-    found = by_index(run(team, function, range(200), keep_going=True))
-    for x, value in enumerate(found):
-        if x % 7 == 3:
-            assert isinstance(value, ValueError)
-            assert value.args == (x,)
-        else:
-            assert value == -x
+def total(member: Member, value: Any) -> Any:
+    return member.group.all_reduce(value, "sum")
 
 
-def test_one_each_is_one_in_every_worker(team: Team) -> None:
-    """As many items as workers: each is run by another process, however short they are."""
-    found = by_index(run(team, lambda x: (x, os.getpid()), range(team.size), one_each=True))
-    assert [x for x, _ in found] == list(range(team.size))
-    assert len({pid for _, pid in found}) == team.size
+def registered(member: Member) -> dict[int, Any]:
+    return dict(member.registered)
 
 
-def test_seeds_do_not_depend_on_the_team(team: Team) -> None:
-    """What an item draws depends on the seed and its index only, in batches of any size."""
-
-    def draw(_: Any) -> tuple[float, float]:
-        return random.random(), float(np.random.rand())
-
-    expected = []
-    for index in range(300):
-        random.seed(derive(5, index))
-        np.random.seed(derive(5, index) % 2**32)
-        expected.append((random.random(), float(np.random.rand())))
-    assert by_index(run(team, draw, range(300), seed=5)) == expected
-    assert by_index(run(team, draw, iter(range(300)), seed=5)) == expected
-    assert by_index(run(team, draw, range(20), seed=6)) != expected[:20]
-    # without one, workers do not all draw the same
-    drawn = by_index(run(team, lambda _: random.random(), range(team.size), one_each=True))
-    assert len(set(drawn)) == team.size
+def add_to(member: Member, rank: int, /, table: Any, step: Any) -> Any:
+    table += rank * step
+    return table
 
 
-def test_a_generator_is_asked_only_for_what_workers_need(team: Team) -> None:
-    """No item is drawn before a worker is free for it; nor before the job is begun."""
-    drawn = []
-
-    def items() -> Iterator[int]:
-        for x in range(40):
-            drawn.append(x)
-            yield x
-
-    finished = 0
-    with closing(team.run(Job(team.prepare(lambda x: time.sleep(0.005)), items()))) as parts:
-        assert drawn == []
-        for part in parts:
-            finished += len(part.values)
-            assert len(drawn) <= finished + team.size
-    assert finished == len(drawn) == 40
+def taken(member: Member, rows: RowSlice) -> Any:
+    return np.asarray(rows.take()).tolist()
 
 
-def test_what_the_items_iterator_raises_is_raised(team: Team) -> None:
-    """Its own exception comes out of the run, and the team can be used again."""
+def change(member: Member, number: int) -> None:
+    member.registered[number] += member.rank + 1
 
-    class Ran(Exception):
+
+def call_registered(member: Member, number: int) -> Any:
+    return member.registered[number]()
+
+
+def fail(member: Member, rank: int) -> int:
+    if member.rank == rank:
+        raise LookupError(f"in rank {rank}")
+    return member.rank
+
+
+def test_every_rank_runs_the_function(team: Team) -> None:
+    """Results are in the order of ranks; rank 0 is this process."""
+    found = everywhere(team, who)
+    assert [(rank, size) for rank, size, _ in found] == [(r, team.size) for r in range(team.size)]
+    assert found[0][2] == (socket.gethostname(), os.getpid())
+    assert len({process for _, _, process in found}) == team.size
+    assert everywhere(team, who) == found  # they stay
+
+
+def test_each_has_arguments_of_its_own(team: Team) -> None:
+    """A rank without arguments does nothing; large arrays go there and back."""
+    large = [np.full(100_000, rank) for rank in range(team.size)]
+    found = team.call(give, [(one,) for one in large])
+    assert all((one == other).all() for one, other in zip(found, large, strict=True))
+    last = [None] * (team.size - 1)
+    assert team.call(give, [*last, ("x",)]) == [*last, "x"]
+    assert team.call(give, [("x",), *last]) == ["x", *last]
+    assert team.call(give, [None] * team.size) == [None] * team.size
+
+
+def test_common_arguments_reach_every_rank(team: Team) -> None:
+    """By name, large and small; what one rank changes of its own is nobody else's."""
+    table = np.zeros(50_000)
+    common = {"table": table, "step": 2}
+    for _ in range(2):
+        found = team.call(add_to, [(rank + 1,) for rank in range(team.size)], common=common)
+        assert [(one[0], one[-1]) for one in found[1:]] == [
+            (2 * (rank + 1),) * 2 for rank in range(1, team.size)
+        ]
+        table[:] = 0
+    last = [None] * (team.size - 1)
+    assert team.call(add_to, [*last, (1,)], common={"table": [1], "step": [2]}) == [*last, [1, 2]]
+
+
+def test_common_arguments_are_named_in_errors(team: Team) -> None:
+    """The first part that cannot be sent, before anybody has begun."""
+    if team.size > 1:
+        with pytest.raises(weft.InvalidType, match=r"table'?\]?\[1\] is a _thread\.lock"):
+            everywhere_with(team, {"table": [1, threading.Lock()]}, give, 1)
+    assert everywhere(team, total, 1) == [team.size] * team.size
+
+
+@pytest.mark.parametrize("rows", [slice(1, 4), np.array([4, 0, 2])])
+def test_row_slices_give_their_rows(team: Team, rows: Any) -> None:
+    """Of arrays here or in shared memory, of lists: `take` has the rows that are meant."""
+    array = np.arange(20.0).reshape(5, 4)
+    for given in (array, weft.share(array), [[1], [2], [3], [4], [5]]):
+        expected = np.asarray(given)[rows].tolist()
+        found = everywhere(team, taken, RowSlice(given, rows))
+        assert found == [expected] * team.size
+
+
+def test_what_is_shared_shows_later_changes(team: Team) -> None:
+    """`shares` is true only of what changes in the workers by itself."""
+    for array in (np.zeros(3), weft.share(np.zeros(3))):
+        number = team.register(array, "the array")
+        array[:] = 1
+        fresh = [one[number].tolist() == [1, 1, 1] for one in everywhere(team, registered)]
+        assert all(fresh) or not team.shares(array)
+        team.drop(number)
+    team.register(None, "nothing")  # nobody holds the arrays now
+
+
+@pytest.mark.parametrize(("engine", "size"), CASES)
+def test_a_function_sees_what_its_closure_has_now(
+    engine: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of arrays in shared memory, where the team does not share them."""
+    array = weft.share(np.ones(2))
+    with made_team(engine, size, monkeypatch) as made:
+        total = weft.function(lambda x: x * array[0], collect="gather", team=made)
+        rows = np.ones(size)
+        for value in (1, 2, 3):
+            array[:] = value
+            assert total(rows).tolist() == [value] * size
+        del total
+        gc.collect()
+        made.backend.register(None, "nothing")  # nobody holds the array now
+
+
+def test_ranks_form_a_group(team: Team) -> None:
+    """Collectives in a remote function meet all ranks."""
+    found = team.call(total, [(np.full(3, rank),) for rank in range(team.size)])
+    assert all((one == sum(range(team.size))).all() for one in found)
+
+
+@pytest.mark.parametrize("length", [2, 50_000])
+def test_what_is_registered_is_each_ranks_own(team: Team, length: int) -> None:
+    """In the driver it is the object itself, elsewhere a copy, of any size."""
+    array = np.zeros(length)
+    number = team.register(array, "the array")
+    everywhere(team, change, number)
+    assert [one[number][-1] for one in everywhere(team, registered)] == [
+        rank + 1 for rank in range(team.size)
+    ]
+    assert array[0] == 1
+    assert team.member.registered[number] is array
+
+
+def test_what_mentions_something_registered_has_the_ranks_own(team: Team) -> None:
+    """The object itself, or an array in it, through lists, dicts and closures."""
+    tree = {"a": np.zeros(2), "b": [np.zeros(1)]}
+    inner = tree["b"]
+    first = team.register(tree, "the tree")
+    second = team.register(lambda: (tree["a"], inner[0], tree), "the function")
+
+    def same(member: Member) -> bool:
+        values = member.registered[first]
+        a, b, whole = member.registered[second]()
+        return a is values["a"] and b is values["b"][0] and whole is values
+
+    assert everywhere(team, same) == [True] * team.size
+
+
+def test_what_is_dropped_goes(team: Team) -> None:
+    """Here and in the workers, at the latest when they are given the next."""
+
+    class Thing:
         pass
 
-    def items() -> Iterator[int]:
-        yield from range(10)
-        raise Ran("dry")
-
-    parts = team.run(Job(team.prepare(lambda x: x + 1), items()))
-    found = []
-    with pytest.raises(Ran, match="dry"):
-        found.extend(parts)
-    assert {value for part in found for value in part.values} <= set(range(1, 11))
-    assert by_index(run(team, lambda x: x + 1, [1])) == [2]
+    thing = Thing()
+    gone = weakref.ref(thing)
+    team.drop(team.register(thing, "a thing"))
+    team.register("another", "a text")
+    del thing
+    gc.collect()
+    assert gone() is None
+    assert [list(one.values()) for one in everywhere(team, registered)] == [["another"]] * team.size
 
 
-def test_closing_ends_what_runs(team: Team, tmp_path: Path) -> None:
-    """Whoever has seen enough closes the run: items that still run are ended, no others begin."""
-
-    def function(x: int) -> int:
-        (tmp_path / str(x)).touch()
-        if x >= team_size:
-            time.sleep(60)
-        return x
-
-    team_size = team.size
-    parts = team.run(Job(team.prepare(function), iter(range(1000))))
-    first = next(parts)
-    began = time.monotonic()
-    parts.close()
-    assert time.monotonic() - began < 3
-    begun = len(os.listdir(tmp_path)) - ("temporary" in os.listdir(tmp_path))
-    assert first.values
-    assert begun <= 2 * team.size
-    assert by_index(run(team, lambda x: x, [1, 2])) == [1, 2]
+def test_what_cannot_be_sent(team: Team) -> None:
+    """A failure of register leaves the team as it was."""
+    if team.size > 1:
+        with pytest.raises(weft.InvalidType, match=r"the thing\.gi_frame|the thing is a generator"):
+            team.register((one for one in ()), "the thing")
+    number = team.register([1], "a list")
+    assert [one[number] for one in everywhere(team, registered)] == [[1]] * team.size
 
 
-def test_a_deadline_raises_stalled(team: Team) -> None:
-    """The message says how many seconds, and where the items are; the team can be used again."""
-    began = time.monotonic()
-    with pytest.raises(Stalled, match=r"map: 0\.15 s have passed.*item"):
-        run(team, lambda x: time.sleep(0.05), range(1000), timeout=0.15)
-    assert time.monotonic() - began < 3
-    assert by_index(run(team, lambda x: x, range(5), timeout=30.0)) == list(range(5))
+def test_what_a_rank_raises(team: Team) -> None:
+    """The last rank's or the driver's: its own class; the team goes on, collectives too."""
+    for rank in (team.size - 1, 0):
+        with pytest.raises(LookupError, match=f"in rank {rank}"):
+            everywhere(team, fail, rank)
+        assert everywhere(team, fail, -1) == list(range(team.size))
+        assert everywhere(team, total, 1) == [team.size] * team.size
 
 
-def test_a_cancelled_job_raises_cancelled(team: Team) -> None:
-    """Somebody else's wish is seen within a moment, also while items run."""
-    until = time.monotonic() + 0.15
-    with pytest.raises(Cancelled, match="cancelled"):
-        run(
-            team,
-            lambda x: time.sleep(0.05),
-            range(1000),
-            cancelled=lambda: time.monotonic() > until,
-        )
-    assert time.monotonic() - until < 3
+def test_restart_has_the_drivers_values(team: Team) -> None:
+    """Whatever the copies were: fresh workers keep what the driver's objects are now."""
+    array = np.zeros(2)
+    number = team.register(array, "the array")
+    reader = team.register(lambda: array * 1, "the function")
+    everywhere(team, change, number)
+    array[:] = 7
+    for _ in range(2):
+        team.restart()
+        assert all((one == 7).all() for one in everywhere(team, call_registered, reader))
+    assert everywhere(team, total, 1) == [team.size] * team.size
 
 
-def test_a_placed_array_is_seen_by_every_worker(team: Team) -> None:
-    """Its values are there, large or small; where it is read-only, nobody writes."""
-    for array in (np.arange(5.0), np.arange(60_000.0).reshape(300, 200).T, np.zeros((0, 2))):
-        placed = team.place(array, readonly=True)
-        assert np.array_equal(placed, array)
-        assert placed.dtype == array.dtype
-
-        def function(x: int, placed: Any = placed) -> Any:
-            try:
-                placed[...] = 1
-            except ValueError as error:
-                return float(placed.sum()), str(error)
-
-        results = by_index(run(team, function, range(team.size), one_each=True))
-        assert {text for _, text in results} == {"assignment destination is read-only"}
-        assert {total for total, _ in results} == {float(array.sum())}
-    assert array.flags.writeable
-
-
-def test_a_closed_team_starts_anew(team: Team) -> None:
-    """Its workers end; a later job has others."""
-
-    def pids() -> set[int]:
-        return set(by_index(run(team, lambda _: os.getpid(), range(team.size), one_each=True)))
-
-    before = pids()
-    assert pids() == before
+def test_after_close(team: Team) -> None:
+    """Everything but restart says that it is closed."""
+    number = team.register([1], "a list")
     team.close()
-    if before != {os.getpid()}:
-        assert not any(Path(f"/proc/{pid}").exists() for pid in before)
-        assert pids().isdisjoint(before)
+    team.close()
+    with pytest.raises(weft.TeamBroken, match="closed"):
+        everywhere(team, who)
+    with pytest.raises(weft.TeamBroken, match="closed"):
+        team.register(1, "one")
+    team.restart()
+    assert [one[number] for one in everywhere(team, registered)] == [[1]] * team.size
+
+
+def test_a_call_in_the_middle_of_another(team: Team) -> None:
+    """It is refused, and the outer one fails with that."""
+
+    def again(member: Member) -> None:
+        if member.rank == 0:
+            everywhere(team, who)
+
+    with pytest.raises(UsedConcurrently, match="in the middle of another"):
+        team.call(again, [(), *[None] * (team.size - 1)])
+    assert len(everywhere(team, who)) == team.size

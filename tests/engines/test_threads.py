@@ -9,6 +9,8 @@ import pytest
 from tests.support import run_python
 from weft.engines import threads
 
+pytestmark = pytest.mark.alone
+
 
 def test_a_thread_starts() -> None:
     """From the main thread and from another one it runs, once, and can be joined."""

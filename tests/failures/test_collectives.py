@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import launch
+from tests.support import launch, within
 
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
 REDUCTIONS = ("reduce", "all_reduce")
@@ -33,6 +33,8 @@ ENVIRONMENT = {
     "rounds": {"WEFT_KERNELS": "0", "IN_ROUNDS": "1"},
 }
 CODES = {"kill": 137, "exit=7": 7}
+#: seconds for which ranks wait for one that is stopped: it comes late, but no other must
+PATIENCE = 0.5
 
 #: what every program here begins with
 TOOLS = r"""
@@ -79,17 +81,21 @@ def check_all(group, way="small"):
     for name in CALLS:
         check(group, name, way)
 
-def arm(fault):
-    '''From now on that fault and no other.'''
+def arm(fault, reached="reached"):
+    '''From now on that fault and no other; whoever comes to it raises that flag first.'''
     faults._faults = faults.parse(fault)
+    faults._act = lambda fault: (raise_flag(reached), act(fault))
     faults.armed = bool(fault)
+
+act = faults._act
 
 def state_of(group, rank):
     return group._meeting.roster.states(group._meeting.members)[rank]
 
 def await_state(group, rank, condition):
-    end = time.monotonic() + 30
-    while time.monotonic() < end and not condition(state_of(group, rank)):
+    end = time.monotonic() + 60
+    while not condition(state_of(group, rank)):
+        assert time.monotonic() < end, state_of(group, rank)
         time.sleep(0.005)
 
 def flag(name):
@@ -98,8 +104,11 @@ def flag(name):
 def raise_flag(name):
     open(flag(name), "w").close()
 
+def is_raised(name):
+    return os.path.exists(flag(name))
+
 def await_flag(name):
-    while not os.path.exists(flag(name)):
+    while not is_raised(name):
         time.sleep(0.005)
 
 def tell(**what):
@@ -123,14 +132,15 @@ SERIES = (
 group = weft.init(timeout=60)
 me = group.rank
 check_all(group)
-for name, way, asynchronous, point, victim, action in json.loads(sys.argv[1]):
+patience, attempts = json.loads(sys.argv[1])
+for number, (name, way, asynchronous, point, victim, action) in enumerate(attempts):
     root, hurt = group.size - 1, group._meeting.members[victim]
+    reached = f"reached-{way}-{number}"  # two ways may run at a time
     group.barrier()
-    arm(f"{point}:{hurt}:{action}")
-    if point == "wait.block" and me != hurt:  # so that the victim sleeps in the kernel
-        await_state(group, victim, lambda s: "barrier" not in s.operation or not s.alive)
-        time.sleep(0.1)
-    seconds = 0.5 if action == "stop" and me != hurt else 60
+    arm(f"{point}:{hurt}:{action}", reached)
+    if point == "wait.block" and me != hurt:
+        await_flag(reached)  # it waits for the others, and so goes to sleep in the kernel
+    seconds = patience if action == "stop" and me != hurt else 60
     began = time.monotonic()
     told = {}
     try:
@@ -146,6 +156,7 @@ for name, way, asynchronous, point, victim, action in json.loads(sys.argv[1]):
         await_state(group, victim, lambda s: s.status == "stopped" or s.operation == "survivors")
         os.kill(group._meeting.roster.process(hurt).pid, signal.SIGCONT)
     case = f"{name} {way} {'async' if asynchronous else 'blocking'} {point} {action}"
+    assert me != hurt or is_raised(reached), case
     tell(case=case, call=name, action=action, victim=victim, rank=group.rank, **told)
     group = group.survivors()
     check_all(group)
@@ -159,7 +170,8 @@ tell(done=me)
 def run_series(attempts: list[tuple[Any, ...]], way: str, size: int) -> list[dict[str, Any]]:
     """What the ranks told of their attempts."""
     options, env = ("--keep-going", "--no-prefix"), ENVIRONMENT.get(way)
-    outcome = launch(SERIES, size, json.dumps(attempts), options=options, env=env, limit=100)
+    what = json.dumps((within(PATIENCE), attempts))
+    outcome = launch(SERIES, size, what, options=options, env=env)
     told = [json.loads(line) for line in outcome.out.splitlines()]
     codes = [CODES[action] for *_, action in attempts if action in CODES]
     assert outcome.code == (codes[0] if codes else 0), outcome

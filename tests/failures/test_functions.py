@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import marked_processes, run_python, wait_until, write_script
+from tests.support import marked_processes, run_python, wait_until, within, write_script
 from weft.engines.base import Member
 from weft.engines.local import rounds, workers
 from weft.engines.local.polling import readable
@@ -34,14 +34,14 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def team() -> Iterator[weft.Team]:
     with weft.Team(3, timeout=20.0) as made:
-        made.engine.call(_pid, [()] * 3)  # has the workers load this module
+        made.backend.call(_pid, [()] * 3)  # has the workers load this module
         yield made
 
 
 @pytest.fixture
 def pair() -> Iterator[weft.Team]:
     with weft.Team(2, timeout=20.0) as made:
-        made.engine.call(_pid, [()] * 2)
+        made.backend.call(_pid, [()] * 2)
         yield made
 
 
@@ -101,7 +101,7 @@ def test_the_drivers_own_exception_ends_the_others_parts(team: weft.Team) -> Non
     start = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="here"):
         weft.function(elsewhere(lambda: time.sleep(60), fail), team=team)(np.ones(6))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     still_works(team)
 
 
@@ -120,7 +120,7 @@ def test_the_drivers_part_ends_with_a_workers(team: weft.Team, how: str) -> None
     start = time.monotonic()
     with pytest.raises(LookupError, match="there"):
         weft.function(elsewhere(fail, compute), team=team)(np.ones(6))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     still_works(team)
 
 
@@ -214,7 +214,7 @@ def test_a_worker_that_dies(team: weft.Team) -> None:
     start = time.monotonic()
     with pytest.raises(weft.WorkerLost, match=r"(?s)SIGKILL.*rank [12] of a team.*team\.restart"):
         f(np.ones(6))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     with pytest.raises(weft.TeamBroken, match=r"team\.restart\(\)"):
         f(np.ones(6))
     with pytest.raises(weft.TeamBroken, match="SIGKILL"):
@@ -234,7 +234,7 @@ def test_a_worker_that_dies(team: weft.Team) -> None:
 def test_an_idle_worker_that_dies(team: weft.Team) -> None:
     """The next call says so, whether or not it has rows for that worker."""
     f = weft.function(lambda x: os.getpid(), collect=None, team=team)
-    pids = team.engine.call(_pid, [()] * team.size)
+    pids = team.backend.call(_pid, [()] * team.size)
     os.kill(pids[-1], signal.SIGKILL)
     wait_until(lambda: pids[-1] not in marked_processes())
     with pytest.raises(weft.WorkerLost, match="SIGKILL"):
@@ -250,7 +250,7 @@ def test_a_fork_server_that_is_killed(pair: weft.Team) -> None:
     assert total(np.arange(4)) == 6
     server = workers.workers()._process
     assert server is not None
-    (worker,) = pair.engine._team_workers.workers  # type: ignore[attr-defined]
+    (worker,) = pair.backend._team_workers.workers  # type: ignore[attr-defined]
     server.kill()
     wait_until(lambda: readable(worker.pidfd))
     with pytest.raises(weft.WorkerLost, match="rank 1"):
@@ -263,7 +263,7 @@ def test_a_fork_server_that_is_killed(pair: weft.Team) -> None:
 def test_a_worker_that_dies_in_a_collective(team: weft.Team, call: str) -> None:
     """The collectives of replicas name it as functions do."""
     copies = weft.replicate(np.zeros(3), team=team)
-    pids = team.engine.call(_pid, [()] * team.size)
+    pids = team.backend.call(_pid, [()] * team.size)
     os.kill(pids[-1], signal.SIGKILL)
     with pytest.raises(weft.WorkerLost, match="SIGKILL"):
         getattr(copies, call)()
@@ -279,7 +279,7 @@ def _pid(member: Member) -> int:
 def test_a_driver_that_waits_for_the_dead(team: weft.Team) -> None:
     """A worker that dies while the driver is in a collective: WorkerLost, not PeerLost."""
     with pytest.raises(weft.WorkerLost, match="SIGKILL"):
-        team.engine.call(_die_or_meet, [()] * team.size)
+        team.backend.call(_die_or_meet, [()] * team.size)
     team.restart()
     still_works(team)
 
@@ -297,10 +297,10 @@ def test_a_worker_that_fails_before_a_collective(team: weft.Team) -> None:
     """Those that wait for it there are ended, and its exception is what is raised; the ranks meet
     again in the next call."""
     with pytest.raises(OverflowError, match="rank 1"):
-        team.engine.call(_fail_or_meet, [(1,)] * team.size)
+        team.backend.call(_fail_or_meet, [(1,)] * team.size)
     still_works(team)
     with pytest.raises(OverflowError, match="rank 0"):
-        team.engine.call(_fail_or_meet, [(0,)] * team.size)
+        team.backend.call(_fail_or_meet, [(0,)] * team.size)
     still_works(team)
 
 
@@ -341,7 +341,7 @@ def test_a_worker_that_is_stopped(collective: bool, monkeypatch: pytest.MonkeyPa
     with weft.Team(2, timeout=0.5) as team:
         values = np.ones(3)
         copies = weft.replicate(values, team=team)
-        pids = team.engine.call(_pid, [()] * 2)
+        pids = team.backend.call(_pid, [()] * 2)
         os.kill(pids[1], signal.SIGSTOP)
         f = weft.function(np.sum, collect="sum", split=[0], team=team)
         with pytest.raises(weft.Stalled):
@@ -360,7 +360,7 @@ def test_ctrl_c(team: weft.Team) -> None:
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        team.engine.call(_sleep_or_meet, [()] * team.size)
+        team.backend.call(_sleep_or_meet, [()] * team.size)
     timer.join()
     still_works(team)
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -458,7 +458,7 @@ def test_a_forked_child(pair: weft.Team) -> None:
                 code += 0 if g(np.ones(4)) == 4.0 else 4
             theirs.recv()
         os._exit(code)
-    pids = pair.engine.call(_pid, [()] * 2)
+    pids = pair.backend.call(_pid, [()] * 2)
     assert f(np.ones(6)) == 6.0
     pair.close()
     wait_until(lambda: pids[1] not in marked_processes())

@@ -1,4 +1,4 @@
-"""Drivers that are interrupted in the middle of a call to a standing team."""
+"""Drivers that are interrupted in the middle of a call to a team."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_python, wait_until
+from tests.support import run_python, wait_until, within
 from weft.engines.local import blocks, guard, standing
-from weft.engines.local.guard import ComputationEnded, Guard
+from weft.engines.local.guard import ComputationGuard, ComputationInterrupted
 from weft.engines.local.remote_worker import Worker
 
 INTERRUPTED = """
@@ -92,7 +92,7 @@ def test_an_interrupt_before_a_message_was_sent_or_after_it_was_received(
                 begun = time.monotonic()
                 with pytest.raises(KeyboardInterrupt):
                     f(x)
-                assert time.monotonic() - begun < 5
+                assert time.monotonic() - begun < within(5)
             assert (f(x)[0] == 2).all()
         assert wait_until(lambda: kept() == 0)
 
@@ -107,7 +107,7 @@ def test_a_guard_whose_end_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> N
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Guard, "__exit__", interrupted)
+            patch.setattr(ComputationGuard, "__exit__", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f(np.ones(4))
         assert not guard._watcher.guards
@@ -119,18 +119,18 @@ def test_a_guard_whose_signal_somebody_else_has_taken() -> None:
     again."""
     for handler in (signal.SIG_DFL, signal.SIG_IGN):
         signal.signal(guard._SIGNAL, handler)
-        with pytest.raises(ComputationEnded), Guard(lambda: True):
+        with pytest.raises(ComputationInterrupted), ComputationGuard(lambda: True):
             _compute(seconds=20)
-        with pytest.raises(ComputationEnded), Guard(lambda: True):
+        with pytest.raises(ComputationInterrupted), ComputationGuard(lambda: True):
             time.sleep(20)
 
 
 def test_a_second_interrupt_before_the_workers_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may still answer that call: the team says that it cannot go on, and no later call gets
     their answers."""
-    close = Guard.close
+    close = ComputationGuard.close
 
-    def interrupted(guard: Guard) -> None:
+    def interrupted(guard: ComputationGuard) -> None:
         close(guard)
         raise KeyboardInterrupt
 
@@ -138,7 +138,7 @@ def test_a_second_interrupt_before_the_workers_were_told(monkeypatch: pytest.Mon
         f = weft.function(_sum, collect="sum", team=team)
         assert f(np.ones(4)) == 4
         with monkeypatch.context() as patch:
-            patch.setattr(Guard, "close", interrupted)
+            patch.setattr(ComputationGuard, "close", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f(np.ones(4))
         for _ in range(2):
@@ -150,14 +150,14 @@ def test_a_second_interrupt_before_the_workers_were_told(monkeypatch: pytest.Mon
 
 TRACED = """
 import sys, threading, weft
-from weft.engines.local.guard import ComputationEnded, Guard
+from weft.engines.local.guard import ComputationInterrupted, ComputationGuard
 
 def compute():
     try:
-        with Guard(lambda: True):
+        with ComputationGuard(lambda: True):
             while True:
                 pass
-    except ComputationEnded:
+    except ComputationInterrupted:
         pass
     sys.settrace(lambda *_: None)
     weft.map(abs, range(3), engine="serial")

@@ -66,12 +66,11 @@ name, where = {name!r}, {where!r}
 way = "small" if where == "waiting" else "large"
 
 def press():
-    await_state(group, 0, lambda state: state.operation == name)
-    time.sleep(0.2)
+    await_flag("reached")
     os.kill(group._meeting.roster.process(0).pid, signal.SIGINT)
 
 if group.rank == 0:
-    arm("" if where == "waiting" else f"{{where}}:0:delay=50")
+    arm("wait.block:0:delay=0" if where == "waiting" else f"{{where}}:0:delay=50")
     try:
         call(group, name, way, root=1)
     except KeyboardInterrupt:

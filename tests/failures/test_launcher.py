@@ -15,14 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.support import (
+    HANGS,
     command,
     launch,
     marked_processes,
     run_python,
     take_terminal,
     wait_until,
+    within,
     write_script,
 )
+
+pytestmark = pytest.mark.alone
 
 WAITING = """
 import os, sys, time, weft
@@ -90,8 +94,8 @@ def test_signals_end_the_job(
     process = waiting(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     began = time.monotonic()
     process.send_signal(number)
-    assert process.wait(timeout=5) == 128 + number
-    assert time.monotonic() - began < 2.0
+    assert process.wait(timeout=within(5)) == 128 + number
+    assert time.monotonic() - began < within(2.0)
     assert not marked_processes()
 
 
@@ -102,7 +106,7 @@ def test_ctrl_c_in_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]])
     os.close(theirs)
     os.write(ours, b"\x03")
     output = _read_all(ours)
-    assert process.wait(timeout=5) == 130
+    assert process.wait(timeout=within(5)) == 130
     assert len(re.findall(r"^\[\d\] KeyboardInterrupt", output, re.MULTILINE)) == 3, output
     os.close(ours)
 
@@ -128,7 +132,7 @@ weft.barrier()
     os.close(theirs)
     os.write(ours, b"a line\n")
     try:
-        output = process.communicate(timeout=30)[0].decode().splitlines()
+        output = process.communicate(timeout=HANGS)[0].decode().splitlines()
     finally:
         process.kill()
         os.close(ours)
@@ -143,7 +147,7 @@ def test_closing_the_terminal(waiting: Callable[..., subprocess.Popen[bytes]]) -
     process = waiting(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal)
     os.close(theirs)
     os.close(ours)
-    assert process.wait(timeout=5) == 128 + signal.SIGHUP
+    assert process.wait(timeout=within(5)) == 128 + signal.SIGHUP
     assert not marked_processes()
 
 
@@ -157,7 +161,7 @@ def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert b"line" in process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=5) == 128 + signal.SIGPIPE
+    assert process.wait(timeout=within(5)) == 128 + signal.SIGPIPE
 
 
 def test_stop_and_continue(waiting: Callable[..., subprocess.Popen[bytes]]) -> None:
@@ -168,7 +172,7 @@ def test_stop_and_continue(waiting: Callable[..., subprocess.Popen[bytes]]) -> N
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: "T" not in [text[0] for text in marked_processes().values()])
     process.terminate()
-    assert process.wait(timeout=5) == 128 + signal.SIGTERM
+    assert process.wait(timeout=within(5)) == 128 + signal.SIGTERM
 
 
 def test_descendants_of_a_failed_rank_end_too() -> None:
@@ -183,7 +187,7 @@ sys.exit(3)
         2,
     )
     assert outcome.code == 3
-    assert outcome.seconds < 5
+    assert outcome.seconds < within(5)
 
 
 def test_an_orphan_with_the_output_pipe_does_not_hold_up_the_end() -> None:
@@ -199,7 +203,7 @@ print("done")
         2,
     )
     assert outcome.code == 0
-    assert outcome.seconds < 2.5
+    assert outcome.seconds < within(2.5)
     assert outcome.out.count("done") == 2
     wait_until(lambda: not marked_processes())
 
@@ -251,7 +255,7 @@ def test_the_launcher_without_descriptors_says_so(tmp_path: Path) -> None:
         [*command(20), str(script)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=HANGS,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30)),
     )
     assert done.returncode == 1
@@ -316,7 +320,7 @@ def test_ranks_have_time_to_save_after_a_signal(number: signal.Signals, tmp_path
     assert process.stdout is not None
     assert {process.stdout.readline()[4:], process.stdout.readline()[4:]} == {"ready\n"}
     process.send_signal(number)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=HANGS)
     assert out.count("saved") == 2
     assert process.returncode == 0
 
@@ -331,7 +335,7 @@ def test_output_to_a_non_blocking_reader_is_complete(tmp_path: Path) -> None:
     os.close(write)
     with os.fdopen(read) as file:
         assert len(file.readlines()) == 20000
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=within(10)) == 0
 
 
 def test_a_slow_exit_is_still_the_first_failure() -> None:
@@ -368,7 +372,7 @@ def test_nohup_and_an_ignored_child_signal(tmp_path: Path) -> None:
     )
     wait_until(lambda: len(marked_processes()) == 3)
     process.send_signal(signal.SIGHUP)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=HANGS)
     assert out.count("done") == 2
     assert process.returncode == 0
 
@@ -391,7 +395,7 @@ group.barrier()
         2,
     )
     assert outcome.code == 3
-    assert outcome.seconds < 5
+    assert outcome.seconds < within(5)
 
 
 def test_real_time_signals_have_a_name_too() -> None:
@@ -424,7 +428,7 @@ def test_a_launcher_without_stdout(tmp_path: Path) -> None:
         [*command(2), str(script)],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=20,
+        timeout=HANGS,
         preexec_fn=lambda: os.close(1),
     )
     assert done.returncode == 0, done.stderr

@@ -51,10 +51,11 @@ def test_a_lost_worker_is_named(number: int) -> None:
         weft.map(lambda x: end_by(number) if x == 3 else x, range(5), n=1)
     loss = caught.value.loss
     assert (caught.value.item, loss.item, loss.code) == (3, 3, -number)
+    assert loss.host == os.uname().nodename
     text = str(caught.value)
     assert f"worker 0 (pid {loss.pid}) was killed by {signal.Signals(number).name}" in text
     assert "while it ran item 3" in text
-    assert " GB of memory" in text
+    assert " MB of memory" in text
     assert "retries=1" in text
 
 
@@ -65,7 +66,7 @@ def test_an_exit_code_is_named() -> None:
 
 
 def test_losses_in_the_place_of_results() -> None:
-    """on_error='return': the other items have their results, also those of the same batch."""
+    """on_error='return': the other items have their results, also those of the same chunk."""
     results = weft.map(
         lambda x: end_by(signal.SIGKILL) if x in (30, 77) else x, range(100), on_error="return", n=2
     )
@@ -218,7 +219,7 @@ def test_a_worker_that_is_interrupted_by_somebody_else() -> None:
 
 
 def test_results_that_cannot_be_unpickled() -> None:
-    """They fail, and are named; what else was in their batch is kept."""
+    """They fail, and are named; what else was in their chunk is kept."""
 
     class TwoArguments(Exception):
         def __init__(self, first: str, second: str) -> None:

@@ -19,9 +19,19 @@ import pytest
 
 import weft
 from tests.failures.test_map import once
-from tests.support import marked_processes, run_python, take_terminal, wait_until, write_script
+from tests.support import (
+    HANGS,
+    marked_processes,
+    run_python,
+    take_terminal,
+    wait_until,
+    within,
+    write_script,
+)
 from weft.engines.local import workers
 from weft.engines.local.polling import readable
+
+pytestmark = pytest.mark.alone
 
 
 def _fork_server() -> subprocess.Popen[bytes]:
@@ -53,7 +63,7 @@ def test_a_fork_server_that_is_killed_in_the_middle(tmp_path: Path) -> None:
 
     began = time.monotonic()
     assert weft.map(kill_server, range(6), n=2, retries=2) == list(range(6))
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < within(5.0)
     with pytest.raises(weft.WorkerLost, match="cause unknown"):
         weft.map(lambda _: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(9), [0], n=1)
 
@@ -84,7 +94,7 @@ def test_a_function_that_asks_at_the_terminal() -> None:
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=HANGS)
     finally:
         process.kill()
         os.close(ours)
@@ -98,7 +108,7 @@ def test_a_fork_server_that_is_stopped_is_ended() -> None:
     os.kill(_fork_server().pid, signal.SIGSTOP)
     began = time.monotonic()
     weft.shutdown()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < within(5.0)
     assert not marked_processes()
 
 
@@ -163,8 +173,8 @@ def test_ctrl_c(driver: subprocess.Popen[bytes]) -> None:
     """The program ends within a second, with one traceback, and leaves nothing."""
     began = time.monotonic()
     driver.send_signal(signal.SIGINT)
-    _, err = driver.communicate(timeout=10)
-    assert time.monotonic() - began < 1.0
+    _, err = driver.communicate(timeout=HANGS)
+    assert time.monotonic() - began < within(1.0)
     assert not marked_processes()
     assert driver.returncode == -signal.SIGINT
     assert err.count(b"Traceback") == 1, err.decode()
@@ -257,7 +267,7 @@ for _ in range(int(sys.argv[2])):
         inside = False
         interrupts += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < within(5.0)
     for index, result in enumerate(weft.map(double, items, n=2)):
         assert np.all(result == 2.0 * index)
 del result
@@ -328,7 +338,7 @@ def test_a_driver_without_outputs(redirection: str, tmp_path: Path) -> None:
         f"open({str(tmp_path / 'results')!r}, 'w').write(str(results))"
     )
     line = f"exec {sys.executable} {script} {redirection}"
-    assert subprocess.run(line, shell=True, timeout=30).returncode == 0
+    assert subprocess.run(line, shell=True, timeout=HANGS).returncode == 0
     assert (tmp_path / "results").read_text() == "[-1, -2]"
 
 

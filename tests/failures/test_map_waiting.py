@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import weft
-from tests.support import wait_until
+from tests.support import wait_until, within
 from weft.engines.local.feeding import Feed
 from weft.engines.local.workers import workers
+
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def test_a_deadline_while_the_items_do_not_come() -> None:
     start = time.monotonic()
     with pytest.raises(weft.Stalled, match="item 1 has not come out of its iterator"):
         weft.map(abs, items(), n=2, timeout=0.5)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < within(5)
     assert ended
     assert weft.map(abs, [-1], n=2, timeout=20) == [1]
 
@@ -92,7 +94,7 @@ def test_cancelling_while_the_items_do_not_come(items: queue.Queue[Any]) -> None
     assert next(handle.results()) == (0, 1)
     start = time.monotonic()
     handle.cancel()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < within(2)
     assert handle.status == "cancelled"
     assert weft.map(abs, [-1, -2], n=2) == [1, 2]
 
@@ -154,7 +156,7 @@ def test_workers_that_do_not_start(how: str) -> None:
             assert not handle.done()
             handle.cancel()
             assert handle.status == "cancelled"
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < within(2)
     finally:
         os.kill(process.pid, signal.SIGCONT)
     assert weft.map(abs, [-1, -2, -3], n=3, timeout=20) == [1, 2, 3]

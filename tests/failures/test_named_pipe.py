@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import run_command, wait_until
+from tests.support import run_command, wait_until, within
 from weft.engines.local import named
 from weft.errors import LaunchError, Refused, Stalled
+
+pytestmark = pytest.mark.alone
 
 PIPE = f"test-{os.getpid()}"
 
@@ -54,7 +56,7 @@ def test_a_stopped_server_lets_nobody_wait_for_ever(server: int) -> None:
     for one in comers:
         one.join(10)
     assert len(refused) == 80
-    assert max(refused) < 5
+    assert max(refused) < within(5)
 
 
 def test_a_server_that_is_stopped_before_it_has_closed(

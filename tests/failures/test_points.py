@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.locking import MAKE_LOCK
-from tests.support import command
+from tests.support import HANGS, command
 from weft import faults
 
 #: passes every fault point in every rank, and notes which error it got
@@ -30,6 +30,7 @@ PROGRAM = (
     + """
 import json, os, sys, time
 import weft
+from weft import faults
 from weft.engines.local import blocks
 from weft.engines.local.references import Reference
 
@@ -40,6 +41,11 @@ def note(**what):
     with open(f"{folder}/rank{rank}", "w") as file:
         json.dump(what, file)
 
+def act_and_tell(fault, act=faults._act):
+    open(f"{folder}/reached", "w").close()
+    act(fault)
+
+faults._act = act_and_tell
 try:
     group = weft.init()
     group.barrier()
@@ -67,6 +73,7 @@ try:
     if part == "table":
         table = weft.MatrixTable(8, 2)
         table.add([[1, 1]], rows=[rank])
+        group.barrier()  # who finds others adding, again and again, takes a lock to copy
         table.get()
         clock = weft.ArrayTable(4, consistency="bsp")
         for turn in range(group.size):
@@ -75,9 +82,10 @@ try:
             if turn == rank:  # each rank is once the first, who applies what all have added
                 clock.get()
             group.barrier()
-    time.sleep(0.1 * (group.size - 1 - rank))  # so that others sleep in the kernel, and
+    while part == "wait" and rank < group.size - 1 and not os.path.exists(f"{folder}/reached"):
+        time.sleep(0.005)  # the last rank waits for the others, and so sleeps in the kernel
     group.barrier()
-    group.barrier()  # are missed if that is the last that they do
+    group.barrier()  # where it is missed if that was the last that it did
     note(done=True)
 except weft.WeftError as error:
     note(error=type(error).__name__, ranks=list(getattr(error, "ranks", [])), text=str(error))
@@ -161,7 +169,7 @@ def check(jobs: list[Job]) -> None:
 class Job:
     """A launch of the program in which one rank is hurt."""
 
-    def __init__(self, point: str, action: str, size: int, folder: Path, *, timeout: int) -> None:
+    def __init__(self, point: str, action: str, size: int, folder: Path, *, timeout: float) -> None:
         self._point = point
         self._kind = action.partition("=")[0]
         self._size = size
@@ -191,7 +199,7 @@ class Job:
     def check(self) -> None:
         """Wait for the end: everybody was told the right thing."""
         point, kind, size, victim = self._point, self._kind, self._size, self._victim
-        out, err = self._process.communicate(timeout=30)
+        out, err = self._process.communicate(timeout=HANGS)
         code = self._process.returncode
         notes = {
             rank: json.loads((self._folder / f"rank{rank}").read_text())
@@ -200,6 +208,7 @@ class Job:
         }
         survivors = {rank: note for rank, note in notes.items() if rank != victim}
         told = f"{notes}\n{out}\n{err}"
+        assert (self._folder / "reached").exists(), told
         # the launcher may be first to end a rank that still looks for its group, or whose own
         # deadline began later than that of the rank that stalled first
         ended_by_launcher = (point in EARLY and kind in CODES) or (kind == "stop" and survivors)
@@ -230,7 +239,7 @@ def _victim(point: str, size: int) -> int:
     return {2: 0, 3: 1, 4: 3}[size]
 
 
-def _line(point: str, size: int, timeout: int, folder: Path) -> list[str]:
+def _line(point: str, size: int, timeout: float, folder: Path) -> list[str]:
     """The command line of a job that passes a point."""
     script = folder / "program.py"
     script.write_text(PROGRAM)

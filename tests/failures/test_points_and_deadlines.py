@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.failures.test_points import LATE, POINTS, Job, cases, check, size_in_make_test, sizes_of
-from tests.support import marked_processes, wait_until
+from tests.support import marked_processes, wait_until, within
+
+pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize(("point", "size", "actions"), cases(2))
 def test_one_rank_is_late(point: str, size: int, actions: tuple[str, ...], tmp_path: Path) -> None:
     """A rank that is late at any point, within the deadline, is waited for."""
     (delay,) = actions
-    with Job(point, delay, size, tmp_path, timeout=1) as job:
+    with Job(point, delay, size, tmp_path, timeout=within(1)) as job:
         check([job])
 
 
@@ -36,7 +38,7 @@ def test_one_rank_is_stopped(size: int, rest: bool, tmp_path: Path) -> None:
             if rest == (size_in_make_test(point, kind=3) == size):
                 continue
             before = _stopped()
-            job = stack.enter_context(Job(point, "stop", size, tmp_path / point, timeout=1))
+            job = stack.enter_context(Job(point, "stop", size, tmp_path / point, timeout=within(1)))
             jobs.append(job)
             wait_until(lambda job=job, before=before: _stopped() - before or job.has_ended())
             if point in LATE:

@@ -79,19 +79,21 @@ def attempt(group, number, consistency, way, point, victim, action):
     told = {}
     if me == victim:
         try:
-            arm(f"{point}:{hurt}:{action}")
+            arm(f"{point}:{hurt}:{action}", f"reached{number}")
             case.add()
             case.get()
         except faults.InjectedFault as error:
             told["error"] = "InjectedFault"
         arm("")
+        assert is_raised(f"reached{number}"), point
         raise_flag(f"over{number}")
         while case.own < 3:  # a rank that goes on adds as often as the others
             case.add()
     else:
+        await_flag(f"reached{number}")  # or somebody else would do what the victim is to do
         if not action.startswith("delay"):
-            over = flag(f"over{number}")
-            await_state(group, victim, lambda s: s.status != "alive" or os.path.exists(over))
+            over = f"over{number}"
+            await_state(group, victim, lambda s: s.status != "alive" or is_raised(over))
         began = time.monotonic()
         try:
             case.get(timeout=0.3 if action == "stop" else 60)
@@ -432,7 +434,7 @@ else:
             pass
 for one in (case, other):
     changes = one.table._store._changes
-    assert changes.begun[group.rank] == changes.ended[group.rank]
+    assert changes.write_begun[group.rank] == changes.write_done[group.rank]
 if sys.argv[1] == "bsp":
     most = group.all_reduce(case.own, "max")
     while case.own < most:

@@ -8,9 +8,9 @@ from typing import Any
 from synkhronos import _session
 from synkhronos._function import CallOptions, Function, function
 from synkhronos._orders import Order, run
-from weft._core import models
 from weft._core.outputs import Partial
 from weft._core.portions import Batch
+from weft.adapters import models
 from weft.engines.base import Member
 
 
@@ -73,11 +73,12 @@ class TrainFunction:
         """Make one step with all ranks."""
         options = CallOptions(output_subset, batch, batch_s, num_slices)
         team = _session.team(self.name)
-        orders = self.gradients.orders(inputs, by_name, options)
-        steps = self.step.orders((), {}, CallOptions())
+        orders, common = self.gradients.orders(inputs, by_name, options)
+        steps, _ = self.step.orders((), {}, CallOptions())
         number = team.replica_number(self._gradient)
         both = zip(orders, steps, strict=True)
-        results = team.engine.call(_train, [(order, number, step) for order, step in both])
+        own = [(order, number, step) for order, step in both]
+        results = team.backend.call(_train, own, common=common)
         return self.gradients.collect(results, output_subset)
 
     def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
@@ -87,16 +88,18 @@ class TrainFunction:
         return found
 
 
-def _train(member: Member, order: Order | None, gradient: int, step: Order) -> Partial | None:
-    """A procedure: a rank's gradients, their mean over all rows, and the step."""
+def _train(
+    member: Member, order: Order | None, gradient: int, step: Order, /, **common: Any
+) -> Partial | None:
+    """Remote function: a rank's gradients, their mean over all rows, and the step."""
     found = None
     if order is not None:
         try:
-            found = run(member, order)
+            found = run(member, order, **common)
         except Exception as error:
             member.group.refuse("train", error)
             raise
-    variable = member.kept[gradient]
+    variable = member.registered[gradient]
     weight = 0 if found is None else found.rows
     mean = member.group.all_reduce(models.read(variable), "mean", weight=weight)
     models.assign(variable, mean)

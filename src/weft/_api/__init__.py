@@ -23,6 +23,5 @@ Of functions:
 team.py         Team: a driver and workers that stay
 functions.py    function: one call over split rows
 replicas.py     replicate, same: an object with a copy in each rank
-gradients.py    a rank's gradients as one array, which the ranks add up
 training.py     train_step
 """

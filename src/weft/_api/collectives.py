@@ -144,13 +144,14 @@ def all_reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """The ranks' numbers combined element by element: the same bits on every rank.
+    """The ranks' numbers combined element by element: the same bits on every rank, and in every
+    run with the same placement.
 
     `value`: an array or CPU tensor of numbers, a single number, or a list, tuple or dict of
     these, which travel together; the result is of the same type. `op`: "sum", "mean", "prod",
-    "min" or "max". Sums are made in rank order. float16 and bfloat16 are summed in float32; the
-    mean of integers is taken in float64 and cast back as NumPy casts, towards zero (of Python's
-    own ints it is a float).
+    "min" or "max". Sums are made in rank order within a host, then in the order of hosts. float16
+    and bfloat16 are summed in float32; the mean of integers is taken in float64 and cast back as
+    NumPy casts, towards zero (of Python's own ints it is a float).
 
     `weight`: this rank's weight in the mean, such as its number of rows: then the mean of the
     parts' means is the mean of all rows, however unevenly they are spread. A rank of weight 0

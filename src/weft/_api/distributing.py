@@ -6,25 +6,23 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from weft._api.maps import check_shared_data
-from weft._api.progress import Bar, check_progress
-from weft._api.teams import make_team, place_all, share_of_cores
-from weft._core.calling import NOTHING, Unwrapping, bind, check_callable, takes_an_item
+from weft._api.maps import Options
+from weft._api.progress import Bar
+from weft._api.teams import make_team, put_all, share_of_cores
+from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
 from weft._core.collect import Collected
 from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
 from weft._core.split import part_of
-from weft.engines.memory import amount
-from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue
+from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue, format_bytes
 from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
-    from weft.engines.base import Team
+    from weft.engines.base import Pool
 
 POLICIES = ("no_gpu", "prefer_gpu", "require_all")
 
@@ -72,21 +70,31 @@ def distribute(
     verbose       print who ran what, for how long, and how many bytes moved; show a bar.
     seed, retries, progress  as in `weft.map`.
 
-    Raises InvalidType and InvalidValue for what makes no sense, EngineUnavailable for `machines`
-    and `port`, which come with a later release.
+    Raises InvalidType, InvalidValue; EngineUnavailable for `machines` and `port` (a later release).
     """
-    options = _Options(accept_lists, endaftercall, verbose, seed, retries, progress or verbose)
-    options = options.checked()
-    check_callable(fun, "distribute(fun)")
-    check_shared_data(shared_data)
+    options = Options(shared_data=shared_data, seed=seed, retries=retries)
+    options = options._replace(progress=progress or verbose).validate("distribute")
+    validate_callable(fun, "distribute(fun)")
     if machines or port is not None:
-        raise EngineUnavailable(
-            "distribute(machines=, port=): other machines come with a later release of weft; "
-            "leave both out to use this one"
-        )
+        raise _other_machines_error()
     gpus = _gpus(gpu_policy, max_gpu)
-    team = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
-    return DistributedFunction(fun, team, options, shared_data=shared_data, use_gpu=bool(gpus))
+    pool = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
+    return DistributedFunction(
+        fun,
+        pool,
+        options,
+        use_gpu=bool(gpus),
+        accept_lists=accept_lists,
+        endaftercall=endaftercall,
+        verbose=verbose,
+    )
+
+
+def _other_machines_error() -> EngineUnavailable:
+    return EngineUnavailable(
+        "distribute(machines=, port=): other machines come with a later release of weft; "
+        "leave both out to use this one"
+    )
 
 
 def _size(max_cpu: int | None) -> int:
@@ -104,47 +112,31 @@ def _gpus(policy: str, most: int | None) -> list[str]:
     return [] if policy == "no_gpu" else visible_gpus(os.environ)[:most]
 
 
-@dataclass(frozen=True)
-class _Options:
-    accept_lists: bool
-    endaftercall: bool
-    verbose: bool
-    seed: int | None
-    retries: int
-    progress: bool | str
-
-    def checked(self) -> _Options:
-        """The same, with whole numbers as Python's own. Raises for what is wrong."""
-        check_progress(self.progress)
-        counts: dict[str, Any] = {
-            "retries": checked(self.retries, "distribute", "retries", least=0)
-        }
-        if self.seed is not None:
-            counts["seed"] = checked(self.seed, "distribute", "seed")
-        return replace(self, **counts)
-
-
 class DistributedFunction:
     """What `distribute` returns: call it as the function itself."""
 
     def __init__(
         self,
         fun: Callable[..., Any],
-        team: Team,
-        options: _Options,
+        pool: Pool,
+        options: Options,
         *,
-        shared_data: Mapping[str, Any] | None,
         use_gpu: bool,
+        accept_lists: bool,
+        endaftercall: bool,
+        verbose: bool,
     ) -> None:
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._options = options
-        self._team = team
-        data = place_all(team, shared_data)
+        self._accept_lists, self._endaftercall = accept_lists, endaftercall
+        self._verbose = verbose
+        self._pool = pool
+        data = put_all(pool, options.shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
         bound = bind(fun, shared_data=data, use_gpu=use_gpu)
-        self._on_items = team.prepare(bound)
-        self._on_others = team.prepare(Unwrapping(bound))
+        self._on_items = pool.prepare(bound)
+        self._on_others = pool.prepare(Unwrapping(bound))
         self._over = ""
 
     def __call__(self, x: Any) -> Any:
@@ -158,7 +150,7 @@ class DistributedFunction:
         try:
             return call(x)
         finally:
-            if self._options.endaftercall:
+            if self._endaftercall:
                 self.finished()
                 self._over = (
                     f"the distributed function {self._name!r} has been called, and was made to "
@@ -169,8 +161,8 @@ class DistributedFunction:
     def finished(self) -> None:
         """Drop the function and its shared data. Workers behind a named pipe stay."""
         if not self._over:
-            self._team.forget(self._on_items)
-            self._team.forget(self._on_others)
+            self._pool.forget(self._on_items)
+            self._pool.forget(self._on_others)
             self._over = (
                 f"the distributed function {self._name!r} has been finished; make a new one:\n"
                 "    dfun = distribute(fun)"
@@ -179,7 +171,7 @@ class DistributedFunction:
     def shutdown(self) -> None:
         """`finished`, and end the workers: those behind a named pipe for everybody."""
         self.finished()
-        self._team.close()
+        self._pool.close()
 
     def __enter__(self) -> DistributedFunction:
         return self
@@ -193,7 +185,7 @@ class DistributedFunction:
         self.finished()
 
     def __repr__(self) -> str:
-        return f"<DistributedFunction {self._name!r} on {self._team.size} workers>"
+        return f"<DistributedFunction {self._name!r} on {self._pool.size} workers>"
 
     # the ways to call it
 
@@ -201,12 +193,12 @@ class DistributedFunction:
         if x is None:
             return self._once_each
         if isinstance(x, (list, tuple, range)):
-            return self._on_sublists if self._options.accept_lists else self._on_list
+            return self._on_sublists if self._accept_lists else self._on_list
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(x, numpy.ndarray):
-            from weft._core.columns import check_columns
+            from weft._core.columns import validate_columns
 
-            check_columns(x)
+            validate_columns(x)
             return self._on_array
         raise InvalidType(
             f"{self._name!r}, distributed, got a {type(x).__name__}; expected a list (one call "
@@ -216,13 +208,13 @@ class DistributedFunction:
 
     def _once_each(self, _: None) -> list[Any]:
         item = None if self._takes_an_item else NOTHING
-        return self._run(self._on_others, [item] * self._team.size, one_each=True)
+        return self._run(self._on_others, [item] * self._pool.size, one_each=True)
 
     def _on_list(self, items: Sequence[Any]) -> list[Any]:
         return self._run(self._on_items, items)
 
     def _on_sublists(self, items: Sequence[Any]) -> list[Any]:
-        count = min(len(items), self._team.size)
+        count = min(len(items), self._pool.size)
         bounds = [part_of(len(items), count, part) for part in range(count)]
         parts = self._run(self._on_items, [list(items[start:stop]) for start, stop in bounds])
         for (start, stop), part in zip(bounds, parts, strict=True):
@@ -238,9 +230,9 @@ class DistributedFunction:
         from weft._core.columns import FIXED, cut, paste
 
         # with a seed the parts are the same for any number of workers, so the numbers are too
-        count = self._team.size if self._options.seed is None else FIXED
-        parts = cut(self._team.place(array), count)
-        return paste(parts, self._run(self._on_others, parts))
+        count = self._pool.size if self._options.seed is None else FIXED
+        parts = cut(array, count, self._pool.put(array))
+        return paste(array, parts, self._run(self._on_others, parts))
 
     def _run(self, prepared: Any, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
         options = self._options
@@ -248,10 +240,10 @@ class DistributedFunction:
         collected = Collected(len(items), keep_failures=False)
         with (
             Bar(options.progress, len(items), self._name) as bar,
-            closing(self._team.run(job)) as finished,
+            closing(self._pool.run(job)) as finished,
         ):
             for part in finished:
-                if options.verbose:
+                if self._verbose:
                     bar.say(self._report(part))
                 collected.add(part)
                 bar.show(collected)
@@ -262,6 +254,6 @@ class DistributedFunction:
         which = f"item {last}" if last == part.first else f"items {part.first} to {last}"
         return (
             f"weft: worker {part.worker} (pid {part.pid}) ran {which} of {self._name!r} "
-            f"in {part.seconds * 1000:.3g} ms; {amount(part.sent)} there, "
-            f"{amount(part.received)} back"
+            f"in {part.seconds * 1000:.3g} ms; {format_bytes(part.sent)} there, "
+            f"{format_bytes(part.received)} back"
         )

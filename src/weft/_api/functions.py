@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft._api.team import Kept, Team, default_team
-from weft._core.calling import check_callable
+from weft._api.team import RegisteredFunction, Team, default_team
+from weft._core.calling import validate_callable
 from weft._core.counts import whole
 from weft._core.outputs import Modes, Partial, check_modes, is_close, join
-from weft._core.portions import Batch, choose, common_length, count, part, portion
-from weft._core.rowwise import Share, compute, select
+from weft._core.portions import Batch, RowSlice, choose, common_length, count, part
+from weft._core.rowwise import Common, Task, compute, select
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, Mismatch
 
@@ -63,7 +63,7 @@ def function(
     arrays, tensors, models, lists and dicts of these. What changes at every call is better an
     argument.
     """
-    check_callable(fun, "function(fun)")
+    validate_callable(fun, "function(fun)")
     check_modes(collect)
     return Function(fun, split=split, whole=whole, collect=collect, team=team, check=check)
 
@@ -86,8 +86,8 @@ class Function:
         self._fun = fun
         parameters = _parameters_of(fun)
         self._names = [one.name for one in parameters if one.kind in _BY_POSITION]
-        self._whole = _chosen(parameters, whole, "whole")
-        self._split = None if split is None else _chosen(parameters, split, "split")
+        self._whole = parse_argument_names(parameters, whole, "whole")
+        self._split = None if split is None else parse_argument_names(parameters, split, "split")
         both = self._whole & (self._split or set())
         if both:
             raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
@@ -95,25 +95,25 @@ class Function:
         #: by position or name: whether an argument is split
         self._splits: dict[int | str, bool] = {}
         self._team = team
-        self._kept: Kept | None = None
+        self._registered: RegisteredFunction | None = None
         if team is not None:
-            team.register(self)
+            team.track(self)
 
     @property
     def team(self) -> Team:
         if self._team is None:
             self._team = default_team()
-            self._team.register(self)
+            self._team.track(self)
         return self._team
 
     def send(self) -> None:
         """Have the workers know the function as it is now."""
-        self._kept_now().number()
+        self._registered_now().number()
 
-    def _kept_now(self) -> Kept:
-        if self._kept is None:
-            self._kept = Kept(self.team, self._fun, self.name)
-        return self._kept
+    def _registered_now(self) -> RegisteredFunction:
+        if self._registered is None:
+            self._registered = RegisteredFunction(self.team, self._fun, self.name)
+        return self._registered
 
     def __call__(
         self,
@@ -123,7 +123,7 @@ class Function:
         outputs: Sequence[Any] | Any = None,
         **keywords: Any,
     ) -> Any:
-        number = self._kept_now().number()
+        number = self._registered_now().number()
         split = self._split_arguments(arguments, keywords)
         length = common_length(
             {self._name_of(key): value for key, value in split.items()},
@@ -142,7 +142,7 @@ class Function:
             if self._check and count(rows):
                 self._compare(call, rows, modes)
         finally:
-            self._kept_now().called()
+            self._registered_now().called()
         if single:
             return next(iter(joined.values())) if isinstance(joined, Mapping) else joined[0]
         return joined
@@ -156,19 +156,17 @@ class Function:
 
     def __getstate__(self) -> dict[str, Any]:
         """In a worker, where another function mentions it: there it has no team yet."""
-        return {**self.__dict__, "_team": None, "_kept": None}
+        return {**self.__dict__, "_team": None, "_registered": None}
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         size = self.team.size
         parts = [part(rows, size, rank) for rank in range(size)]
-        # of no rows at all the driver makes what it makes
-        busy = [rank for rank in range(1, size) if count(parts[rank])]
-        sent = self._for_several(call) if len(busy) > 1 else call
-        arguments: list[tuple[Any, ...] | None] = [None] * size
-        arguments[0] = (call.number, modes, *self._share(call, parts[0], here=True))
-        for rank in busy:
-            arguments[rank] = (call.number, modes, *self._share(sent, parts[rank], here=False))
-        results = self.team.engine.call(_compute, arguments)
+        own = [
+            # of no rows at all the driver makes what it makes
+            (call.number, modes, *self._task(call, rows)) if count(rows) or rank == 0 else None
+            for rank, rows in enumerate(parts)
+        ]
+        results = self.team.backend.call(_compute, own, common=self._common(call))
         return join([Partial(*one) for one in results if one is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
@@ -197,28 +195,19 @@ class Function:
             )
         return found
 
-    def _for_several(self, call: _Call) -> _Call:
-        """The same for several workers: what goes whole to each is packed once for all."""
-        for_several = self.team.engine.for_several
-        return call._replace(
-            arguments=[
-                value if position in call.split else for_several(value, self._name_of(position))
-                for position, value in enumerate(call.arguments)
-            ],
-            keywords={
-                name: value if name in call.split else for_several(value, name)
-                for name, value in call.keywords.items()
-            },
-        )
+    def _common(self, call: _Call) -> dict[str, Any]:
+        """Return what goes whole to every rank."""
+        given: Iterable[tuple[int | str, Any]]
+        given = itertools.chain(enumerate(call.arguments), call.keywords.items())
+        return {self._name_of(key): value for key, value in given if key not in call.split}
 
-    def _share(self, call: _Call, rows: Any, *, here: bool) -> Share:
-        """What a rank gets of a call."""
-        sees, split = self.team.engine.sees, call.split
+    def _task(self, call: _Call, rows: Any) -> Task:
+        """Return what a rank gets of a call besides what is common."""
 
         def given(key: int | str, value: Any) -> Any:
-            return portion(value, rows, is_seen=here or sees(value)) if key in split else value
+            return RowSlice(value, rows) if key in call.split else Common(self._name_of(key))
 
-        return Share(
+        return Task(
             [given(position, value) for position, value in enumerate(call.arguments)],
             {name: given(name, value) for name, value in call.keywords.items()},
             count(rows),
@@ -231,8 +220,8 @@ class Function:
         makes of them at once."""
         sample = part(rows, max(1, count(rows) // _SAMPLE), 0)
         joined = self._on_team(call._replace(slices=2), sample, modes)
-        share = self._share(call._replace(slices=1), sample, here=True)
-        direct = compute(self._fun, share, modes).outputs
+        task = self._task(call._replace(slices=1), sample).with_common(self._common(call))
+        direct = compute(self._fun, task, modes).outputs
         if not is_close(joined, direct, modes):
             raise Mismatch(
                 f"{self.name!r} with collect={self.collect!r} gives {joined!r} on "
@@ -254,11 +243,11 @@ class _Call(NamedTuple):
     wanted: tuple[Any, ...] | None
 
 
-def _compute(member: Member, number: int, modes: Modes, *values: Any) -> tuple[Any, int]:
-    """A procedure: the function on a rank's share. Plain tuples travel in half the time."""
-    share = Share(*values)
-    member.hold(share.given)
-    outputs, rows = compute(member.kept[number], share, modes)
+def _compute(
+    member: Member, number: int, modes: Modes, /, *task: Any, **common: Any
+) -> tuple[Any, int]:
+    """Remote function: the function on a rank's task. Plain tuples travel in half the time."""
+    outputs, rows = compute(member.registered[number], Task(*task).with_common(common), modes)
     return outputs, rows
 
 
@@ -281,7 +270,9 @@ def _parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter]:
     return found
 
 
-def _chosen(parameters: Sequence[inspect.Parameter], which: Which, option: str) -> set[str | int]:
+def parse_argument_names(
+    parameters: Sequence[inspect.Parameter], which: Which, option: str
+) -> set[str | int]:
     """The arguments named in split= or whole=: by name where they have one."""
     given = [which] if isinstance(which, str) or whole(which) is not None else which
     if not isinstance(given, Iterable):

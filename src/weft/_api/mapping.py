@@ -5,9 +5,10 @@ What they do is in `maps.py`, which is loaded while the first workers start.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from weft.engines import registry
 
 if TYPE_CHECKING:
     from weft._api.maps import MapHandle
@@ -55,11 +56,11 @@ def map(  # what the built-in does, on all cores
 
     Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
     """
-    _get_ready(engine)
-    from weft._api.maps import Options, checked_map
+    registry.prestart(engine)
+    from weft._api.maps import Options, make_map
 
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    return checked_map("map", fun, items, options).run()
+    return make_map("map", fun, items, options).run()
 
 
 def map_async(
@@ -83,21 +84,8 @@ def map_async(
     >>> handle.wait()
     [1, 2]
     """
-    _get_ready(engine)
-    from weft._api.maps import MapHandle, Options, checked_map
+    registry.prestart(engine)
+    from weft._api.maps import MapHandle, Options, make_map
 
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    return MapHandle(checked_map("map_async", fun, items, options))
-
-
-def _get_ready(engine: str | None) -> None:
-    """Have workers begin to start, the first time, while the rest is loaded here. Whether they can
-    be had is found out later."""
-    loaded = "weft.engines.local.workers" in sys.modules
-    if not loaded and engine in (None, "local") and sys.platform == "linux":
-        from weft.engines.local import interpreter
-
-        interpreter.get_ready()
-        from weft._api import session
-
-        session.at_shutdown(interpreter.drop)  # should it not be taken
+    return MapHandle(make_map("map_async", fun, items, options))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from weft._api.progress import Bar, check_progress
-from weft._api.teams import make_team, place_all
+from weft._api.progress import Bar, validate_progress
+from weft._api.teams import make_team, put_all
 from weft._core import timeouts
-from weft._core.calling import bind, check_callable
+from weft._core.calling import bind, validate_callable
 from weft._core.collect import Collected
 from weft._core.counts import checked
 from weft._core.jobs import Finished, Job
@@ -26,18 +26,20 @@ _PATIENCE = 2.0
 
 
 class Options(NamedTuple):
-    n: int | None
-    gpus: int | None
-    engine: str | None
-    shared_data: Mapping[str, Any] | None
-    seed: int | None
-    retries: int
-    on_error: str
-    progress: bool | str
-    timeout: float | None
+    """What `map`, `map_async` and `distribute` can be told."""
 
-    def checked(self, where: str) -> Options:
-        """These, with whole numbers as Python's own. Raises for what is wrong."""
+    n: int | None = None
+    gpus: int | None = None
+    engine: str | None = None
+    shared_data: Mapping[str, Any] | None = None
+    seed: int | None = None
+    retries: int = 0
+    on_error: str = "raise"
+    progress: bool | str = False
+    timeout: float | None = None
+
+    def validate(self, where: str) -> Options:
+        """Return these with whole numbers as Python's own. Raises InvalidType, InvalidValue."""
         counts: dict[str, Any] = {"retries": checked(self.retries, where, "retries", least=0)}
         if self.gpus is not None:
             counts["gpus"] = checked(self.gpus, where, "gpus", least=0)
@@ -45,8 +47,8 @@ class Options(NamedTuple):
             counts["seed"] = checked(self.seed, where, "seed")
         if self.on_error not in ("raise", "return"):
             raise InvalidValue(f"{where}(on_error={self.on_error!r}): expected 'raise' or 'return'")
-        check_progress(self.progress)
-        check_shared_data(self.shared_data)
+        validate_progress(self.progress)
+        validate_shared_data(self.shared_data)
         seconds = None if self.timeout is None else timeouts.checked(self.timeout)
         same = seconds == self.timeout and all(
             getattr(self, name) is count for name, count in counts.items()
@@ -54,7 +56,7 @@ class Options(NamedTuple):
         return self if same else self._replace(timeout=seconds, **counts)
 
 
-def check_shared_data(shared_data: object) -> None:
+def validate_shared_data(shared_data: object) -> None:
     if shared_data is not None and not isinstance(shared_data, Mapping):
         raise InvalidType(
             f"shared_data is a {type(shared_data).__name__}; expected a dict, for example "
@@ -62,11 +64,11 @@ def check_shared_data(shared_data: object) -> None:
         )
 
 
-def checked_map(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
-    """What `weft.map` or `weft.map_async`, which `where` names, was asked for. Raises for what is
-    wrong."""
-    check_callable(fun, f"{where}(fun, items)")
-    return Map(fun, items, options.checked(where))
+def make_map(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
+    """Return what `weft.map` or `weft.map_async`, which `where` names, was asked for. Raises for
+    what is wrong."""
+    validate_callable(fun, f"{where}(fun, items)")
+    return Map(fun, items, options.validate(where))
 
 
 class Map:
@@ -84,7 +86,7 @@ class Map:
         self.team = make_team(options.engine, options.n, gpus=gpus)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._progress = options.progress
-        data = place_all(self.team, options.shared_data)
+        data = put_all(self.team, options.shared_data)
         plain = data is None and options.gpus is None
         bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus))
         self.job = Job(
@@ -130,7 +132,7 @@ class MapHandle:
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
         from weft._api import session
 
-        session.at_shutdown(_cancel_all, first=True)  # while there are workers
+        session.at_shutdown("maps", _cancel_all)
         threads.start(self._thread)
         _handles.add(self)
 

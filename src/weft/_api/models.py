@@ -92,7 +92,7 @@ class ModelTable:
 
     @property
     def tables(self) -> list[ArrayTable]:
-        """One for each dtype of the model's parameters."""
+        """Return one table for each dtype of the model's parameters."""
         return [part.table for part in self._parts]
 
     def sync(self, *, timeout: float | None = None) -> bool:
@@ -153,10 +153,11 @@ class _Part:
         self._against = (
             updater.name != "add" and updaters.from_saved(updater.name, updater.options) is not None
         )
-        self._alone = self.table.group.size == 1 and updater.name == "add"
-        if self._alone:
-            self._current = self.table._store.arrays()["rows"]
-            self.views = _cut(self._current, mine)
+        rows = self.table._store.exclusive_rows() if updater.name == "add" else None
+        self._alone = rows is not None
+        if rows is not None:
+            self._current = rows
+            self.views = _cut(rows, mine)
             return
         self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
         self.table.get(out=self._current)
@@ -165,7 +166,7 @@ class _Part:
     def exchange(self, timeout: float | None) -> None:
         """Add what has changed since the last time, and take the latest."""
         if self._alone:
-            self.table._store.arrays()  # refuses after shutdown
+            self.table._store.exclusive_rows()  # refuses after shutdown
             return
         old, new = (self._current, self._last) if self._against else (self._last, self._current)
         np.subtract(new, old, out=self._change)
@@ -189,18 +190,18 @@ def _read(model: Any) -> tuple[ModuleType, list[Array]]:
 
 
 def _stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the table for parameters of this one: booleans are counted."""
+    """Return the dtype of the table for parameters of this one: booleans are counted."""
     return np.dtype(np.int8) if dtype.kind == "b" else dtype
 
 
 def _checksum(names: Sequence[str], values: Sequence[Array]) -> int:
-    """What tells models of other names, shapes or dtypes apart."""
+    """Return what tells models of other names, shapes or dtypes apart."""
     described = [(n, v.shape, v.dtype.name) for n, v in zip(names, values, strict=True)]
     return zlib.crc32(repr(described).encode())
 
 
 def _cut(flat: Array, values: dict[int, Array]) -> dict[int, Array]:
-    """Views of a flat array, one for each value, of its shape."""
+    """Return views of a flat array, one for each value, of its shape."""
     views, start = {}, 0
     for index, value in values.items():
         views[index] = flat[start : start + value.size].reshape(value.shape)

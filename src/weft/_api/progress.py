@@ -53,7 +53,7 @@ class Bar:
             self._bar.close()
 
 
-def check_progress(progress: object) -> None:
+def validate_progress(progress: object) -> None:
     if not isinstance(progress, (bool, str)):
         raise InvalidType(
             f"progress={progress!r}: expected True, False, or a label to show, got "

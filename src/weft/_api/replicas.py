@@ -9,11 +9,10 @@ import numpy as np
 
 from weft import adapters
 from weft._api.team import Team, default_team
-from weft._core import models
 from weft._core.counts import whole
 from weft._core.elements import OPERATIONS
 from weft._core.portions import Batch, choose, common_length, count, part
-from weft.adapters import containers
+from weft.adapters import containers, models
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, UsageError
 
@@ -74,12 +73,12 @@ class Replica:
                 f"scatter of {count(rows)} rows over {size} ranks; expected a row each"
             )
         parts = [[one[part(rows, size, rank)] for one in lists] for rank in range(size)]
-        self._everywhere(_write_kept, [(self._number, own) for own in parts])
+        self._everywhere(_write_replica, [(self._number, own) for own in parts])
 
     def gather(self, *, stack: bool = False, order: Sequence[int] | None = None) -> Any:
         """All ranks' values here: joined along the first axis, or stacked along a new one. The
         ranks come in this order, if one is given."""
-        found = self._everywhere(_read_kept, [(self._number,)] * self.team.size)
+        found = self._everywhere(_read_replica, [(self._number,)] * self.team.size)
         found = found if order is None else [found[rank] for rank in order]
         return self._as_value([_joined(one, stack=stack) for one in zip(*found, strict=True)])
 
@@ -103,13 +102,13 @@ class Replica:
         """Set one rank's values."""
         rank = self._check_rank(rank)
         own = (self._number, _as_list(self.value, values))
-        self._everywhere(_write_kept, [own if one == rank else None for one in self._ranks])
+        self._everywhere(_write_replica, [own if one == rank else None for one in self._ranks])
 
     def get(self, rank: int) -> Any:
         """One rank's values, in memory of their own."""
         rank = self._check_rank(rank)
         own = [(self._number,) if one == rank else None for one in self._ranks]
-        found = self._everywhere(_read_kept, own)[rank]
+        found = self._everywhere(_read_replica, own)[rank]
         return self._as_value([array.copy() for array in found] if rank == 0 else found)
 
     def shapes(self) -> list[Any]:
@@ -130,10 +129,10 @@ class Replica:
         return range(self.team.size)
 
     def _everywhere(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
         models.check(self.value)
-        return self.team.engine.call(procedure, arguments)
+        return self.team.backend.call(function, arguments)
 
     def _as_value(self, found: list[Any]) -> Any:
         return found[0] if len(found) == 1 and not isinstance(self.value, _SEVERAL) else found
@@ -170,45 +169,45 @@ def same(obj: Any, *, team: Team | None = None) -> bool:
     return Replica(obj, chosen).same()
 
 
-# procedures: what each rank does
+# remote functions: what each rank does
 
 
-def _write_kept(member: Member, number: int, arrays: Arrays) -> None:
-    models.assign(member.kept[number], arrays)
+def _write_replica(member: Member, number: int, arrays: Arrays) -> None:
+    models.assign(member.registered[number], arrays)
 
 
-def _read_kept(member: Member, number: int) -> Arrays:
-    return models.read(member.kept[number])
+def _read_replica(member: Member, number: int) -> Arrays:
+    return models.read(member.registered[number])
 
 
 def _shapes(member: Member, number: int) -> list[tuple[int, ...]]:
-    return [array.shape for array in models.read(member.kept[number])]
+    return [array.shape for array in models.read(member.registered[number])]
 
 
 def _digest(member: Member, number: int) -> bytes:
     import hashlib
 
     digest = hashlib.blake2b(digest_size=16)
-    for array in models.read(member.kept[number]):
+    for array in models.read(member.registered[number]):
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.digest()
 
 
 def _broadcast(member: Member, number: int) -> None:
-    value = member.kept[number]
+    value = member.registered[number]
     values = member.group.broadcast(models.read(value) if member.rank == 0 else None)
     if member.rank > 0:
         models.assign(value, values)
 
 
 def _all_gather(member: Member, number: int) -> None:
-    value = member.kept[number]
+    value = member.registered[number]
     models.assign(value, member.group.all_gather(models.read(value)))
 
 
 def _reduce(member: Member, number: int, op: str, in_place: bool) -> Arrays | None:
-    value = member.kept[number]
+    value = member.registered[number]
     result: Arrays | None = member.group.reduce(models.read(value), op)
     if result is not None and in_place:
         models.assign(value, result)
@@ -216,7 +215,7 @@ def _reduce(member: Member, number: int, op: str, in_place: bool) -> Arrays | No
 
 
 def _all_reduce(member: Member, number: int, op: str) -> None:
-    value = member.kept[number]
+    value = member.registered[number]
     models.assign(value, member.group.all_reduce(models.read(value), op))
 
 

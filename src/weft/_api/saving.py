@@ -1,13 +1,17 @@
-"""Tables on disk: every rank calls, the master writes or reads, and all learn how it went."""
+"""Tables on disk: every rank calls, the master writes or reads, and all learn how it went.
+
+save    all settle    the master copies piece by piece from the store to the file
+load    the master reads the header    all make the table    the master copies the pieces into it
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
-
-import numpy as np
 
 from weft._api import session, tables
 from weft._core import checkpoint, updaters
@@ -16,32 +20,49 @@ from weft.engines.base import Group
 from weft.errors import DamagedFile, InvalidType, InvalidValue, UsageError
 
 T = TypeVar("T")
-_KINDS = {"ArrayTable": tables.ArrayTable, "MatrixTable": tables.MatrixTable}
+#: the class of each kind of table, and how many dimensions it has
+_KINDS = {"ArrayTable": (tables.ArrayTable, 1), "MatrixTable": (tables.MatrixTable, 2)}
+#: what the metadata of a file says of a table; what is no string is written as JSON
+_FIELDS: dict[str, type] = {
+    "kind": str,
+    "name": str,
+    "updater": str,
+    "options": dict,
+    "state": list,
+    "steps": int,
+    "consistency": str,
+    "slack": int,
+    "exact": bool,
+    "check_finite": bool,
+}
 
 
 def save(table: tables.Table, path: str | os.PathLike[str]) -> None:
-    """What `table.save` does."""
-    group = table.group
-    where = _checked(group, "save", path)
+    """Do what `table.save` does."""
+    group, store, spec = table.group, table._store, table._spec
+    where = _validate_path(group, "save", path)
     table.finish()
     group.barrier()  # from here on nobody adds, until all have heard that it is written
-
-    def write() -> None:
-        arrays = table._store.arrays()  # under bsp this applies the last clock: count steps after
-        checkpoint.write(where, _header(table), arrays)
-
-    _by_master(group, write)
+    try:
+        store.settle()
+    except Exception as error:
+        group.refuse("save", error)
+        raise
+    group.barrier()
+    entry = checkpoint.Entry(spec.dtype, spec.shape)
+    entries = dict.fromkeys(("rows", *spec.updater.state), entry)
+    _by_master(group, lambda: checkpoint.write(where, _metadata(table), entries, store.read_piece))
 
 
 def save_all(folder: str | os.PathLike[str]) -> list[str]:
-    """Save every table of this session to a folder, which is made if need be; the paths, in the
-    order in which the tables were made.
+    """Save every table of this session to a folder, which is made if need be. Return the paths, in
+    the order in which the tables were made.
 
     Every rank calls it. A file has its table's name, with `.weft` behind it. Raises what
     `table.save` raises, and UsageError if ranks have different tables left.
     """
     group = session.group()
-    where = _checked(group, "save_all", folder)
+    where = _validate_path(group, "save_all", folder)
     found = [cast(tables.Table, table) for table in session.tables()]
     names = group.all_gather("\n".join(table.name for table in found))
     if any(other != names[0] for other in names):
@@ -50,7 +71,7 @@ def save_all(folder: str | os.PathLike[str]) -> list[str]:
             f"save_all() found different tables on different ranks ({told}); keep every table "
             "until all are saved, or save them one by one"
         )
-    _by_master(group, lambda: where.mkdir(parents=True, exist_ok=True))
+    _by_master(group, lambda: Path(checkpoint.resolve(where)).mkdir(parents=True, exist_ok=True))
     paths = [str(where / f"{name}.weft") for name in _file_names([table.name for table in found])]
     for table, path in zip(found, paths, strict=True):
         save(table, path)
@@ -58,51 +79,53 @@ def save_all(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def load(path: str | os.PathLike[str], *, updater: Any = None) -> tables.Table:
-    """The table that was saved to a file, with its rows and the state of its updater.
+    """Make the table that was saved to a file, with its rows and the state of its updater.
 
     Every rank calls it; there may be more or fewer of them than there were. A table that had a
     function as its updater needs the same one again as `updater=`.
 
-    Raises DamagedFile if the file is not, or no longer, a saved table, FileNotFoundError and the
-    like, on every rank.
+    Raises DamagedFile if the file is not, or no longer, a saved table, OutOfMemory,
+    FileNotFoundError and the like, on every rank.
     """
     group = session.group()
-    where = _checked(group, "load", path)
-    held: dict[str, np.ndarray[Any, Any]] = {}
+    where = _validate_path(group, "load", path)
+    with contextlib.ExitStack() as files:
+        opened: list[checkpoint.SavedTable] = []  # by the master
 
-    def read() -> dict[str, Any]:
-        header, arrays = checkpoint.read(where)
-        _check_header(where, header, arrays)
-        held.update(arrays)
-        return header
+        def read_header() -> dict[str, Any]:
+            saved = files.enter_context(contextlib.closing(checkpoint.SavedTable(where)))
+            opened.append(saved)
+            return _parse_header(where, saved)
 
-    header = _by_master(group, read)
-    try:
-        rule = _updater(where, header, updater)
-    except Exception as error:
-        group.refuse("load", error)
-        raise
-    slack = header["slack"]
-    made: tables.Table = _KINDS[header["kind"]](
-        *header["shape"],
-        dtype=header["dtype"],
-        updater=rule,
-        consistency=ssp(slack) if slack else header["consistency"],
-        exact=header["exact"],
-        name=header["name"],
-        check_finite=header["check_finite"],
-    )
-    if group.is_master:
-        for name, array in made._store.arrays().items():
-            array[...] = held[name]
-        made._store.steps = header["steps"]
-    group.barrier()
-    return made
+        header = _by_master(group, read_header)
+        try:
+            rule = _updater(where, header, updater)
+        except Exception as error:
+            group.refuse("load", error)
+            raise
+        slack = header["slack"]
+        made: tables.Table = _KINDS[header["kind"]][0](
+            *header["shape"],
+            dtype=header["dtype"],
+            updater=rule,
+            consistency=ssp(slack) if slack else header["consistency"],
+            exact=header["exact"],
+            name=header["name"],
+            check_finite=header["check_finite"],
+        )
+
+        def read_rows() -> None:
+            for name, start, values in opened[0].pieces():
+                made._store.write_piece(name, start, values)
+            made._store.set_steps(header["steps"])
+
+        _by_master(group, read_rows)
+        return made
 
 
 def _updater(where: Path, header: dict[str, Any], given: Any) -> updaters.Updater:
-    """The updater that a table was saved with."""
-    rule = updaters.from_saved(header["updater"], [(k, v) for k, v in header["options"]])
+    """Return the updater that a table was saved with."""
+    rule = updaters.from_saved(header["updater"], header["options"].items())
     if given is not None:
         rule = updaters.resolve(given)
     if rule is None or rule.name != header["updater"] or list(rule.state) != header["state"]:
@@ -113,35 +136,50 @@ def _updater(where: Path, header: dict[str, Any], given: Any) -> updaters.Update
     return rule
 
 
-def _header(table: tables.Table) -> dict[str, Any]:
+def _metadata(table: tables.Table) -> dict[str, str]:
+    """Return what a file says of a table besides its arrays."""
     spec = table._spec
-    return {
+    fields = {
         "kind": spec.kind,
-        "shape": list(spec.shape),
-        "dtype": spec.dtype.name,
+        "name": spec.name,
         "updater": spec.updater.name,
-        "options": [list(option) for option in spec.updater.options],
+        "options": dict(spec.updater.options),
         "state": list(spec.updater.state),
+        "steps": table._store.steps,
         "consistency": spec.consistency.name,
         "slack": spec.consistency.slack,
         "exact": spec.exact,
-        "name": spec.name,
         "check_finite": table._check_finite,
-        "steps": table._store.steps,
     }
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in fields.items()}
 
 
-def _check_header(where: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """The checksum holds, so this was written by weft; but perhaps not as a table."""
-    expected = {"rows", *header.get("state", ())}
-    if header.get("kind") not in _KINDS or set(arrays) != expected:
-        raise DamagedFile(f"{where} holds no table that this release knows; was it saved by it?")
-    if any(list(array.shape) != header["shape"] for array in arrays.values()):
-        raise DamagedFile(f"{where} holds arrays of other shapes than its table; save it again")
+def _parse_header(where: Path, saved: checkpoint.SavedTable) -> dict[str, Any]:
+    """Return what a table is made of again. Raise DamagedFile if no table can be like this: the
+    checksum holds, but whoever can compute one may have written anything."""
+    fields: dict[str, Any] = {}
+    try:
+        for key, kind in _FIELDS.items():
+            text = saved.metadata[key]
+            fields[key] = text if kind is str else json.loads(text)
+            if type(fields[key]) is not kind:
+                raise TypeError(key)
+        [entry] = set(saved.entries.values())
+        if list(saved.entries) != ["rows", *fields["state"]]:
+            raise ValueError("state")
+        if len(entry.shape) != _KINDS[fields["kind"]][1]:
+            raise ValueError("shape")
+        if not 0 <= fields["steps"] < 2**62 or not 0 <= fields["slack"] < 2**62:
+            raise ValueError("steps or slack")
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise DamagedFile(
+            f"{where} holds no table that this release knows ({error!r:.100}); was it saved by it?"
+        ) from None
+    return {**fields, "shape": entry.shape, "dtype": entry.dtype.name}
 
 
 def _by_master(group: Group, work: Callable[[], T]) -> T:
-    """What the master's work returns, or raises, on every rank."""
+    """Return what the master's work returns, or raise what it raises, on every rank."""
     outcome: tuple[Any, Exception | None] = None, None
     if group.is_master:
         try:
@@ -154,8 +192,8 @@ def _by_master(group: Group, work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def _checked(group: Group, call: str, path: object) -> Path:
-    """A path; what is none is refused, and the others are told instead of waiting."""
+def _validate_path(group: Group, call: str, path: object) -> Path:
+    """Return a path. Refuse what is none, and tell the others instead of having them wait."""
     if isinstance(path, (str, os.PathLike)):
         return Path(path)
     error = InvalidType(f"path={path!r}: expected a path, as a string or a pathlib.Path")
@@ -164,7 +202,7 @@ def _checked(group: Group, call: str, path: object) -> Path:
 
 
 def _file_names(names: list[str]) -> list[str]:
-    """Names of files, none twice, for tables of these names."""
+    """Return names of files, none twice, for tables of these names."""
     found: list[str] = []
     for name in names:
         plain = "".join(letter if letter.isalnum() or letter in "-_. " else "_" for letter in name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,25 +13,13 @@ from typing import Protocol
 from weft import faults
 from weft._core import seeding, timeouts
 from weft._core.counts import whole
-from weft._core.launched import Launched, alone, launched
+from weft._core.failures import caller_line
+from weft._core.launched import Launched
+from weft.engines import launched, registry
 from weft.engines.base import Group
-from weft.engines.local.processes import ancestors
-from weft.engines.local.recorder import caller_line
 from weft.engines.refusals import forked
-from weft.errors import (
-    AlreadyInitialized,
-    EngineUnavailable,
-    InvalidType,
-    MissingPackage,
-    NotInitialized,
-    UnknownEngine,
-    UsedAfterFork,
-)
-from weft.resources import count_gpus, limit_threads, plan
-
-ENGINES = ("serial", "local", "mpi", "ray")
-#: engines that need a package, and the name under which it is imported
-_PACKAGES = {"mpi": "mpi4py", "ray": "ray"}
+from weft.errors import AlreadyInitialized, InvalidType, NotInitialized, UsedAfterFork
+from weft.resources import Plan, count_gpus, limit_threads, plan
 
 
 class Table(Protocol):
@@ -58,9 +44,11 @@ _session: _Session | None = None
 #: the process that had the session, in a child forked from it
 _forked_from: int | None = None
 _launched: Launched | None = None
-_rounds = 0
-#: what else ends at shutdown, in this order
-_at_shutdown: list[Callable[[], None]] = []
+#: What shutdown ends, in this order: what runs, then those for whom it ran. Then it closes the
+#: engines, with their workers, and leaves the group.
+_at_shutdown: dict[str, list[Callable[[], None]]] = {"maps": [], "teams": []}
+#: what a forked child does, after it has left its parent's session
+_in_child: list[Callable[[], None]] = []
 
 
 def init(
@@ -100,9 +88,11 @@ def init(
             raise InvalidType(f"seed={seed!r}: expected a whole number")
         seconds = None if timeout is None else timeouts.checked(timeout)
         seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
-        _check_engine(engine)
-        _launched = _launched or launched(os.environ, ancestors)
-        group, restore = _start(engine, seconds)
+        registry.validate_name(engine, "group")
+        _launched = _launched or launched.place()
+        group = _join(engine, seconds)
+        # of a process that is alone no threads are taken
+        restore = limit_threads(group.plan.threads) if group.size > 1 else lambda: None
         _session, _forked_from = _Session(group, caller_line(), restore), None
         if seed is not None:
             seeding.seed_generators(seeding.derive(seed, group.rank))
@@ -117,9 +107,10 @@ def shutdown() -> None:
     """
     global _session
     with _lock:
-        for ends in _at_shutdown:
-            ends()
-        _clear_memory()
+        for stage in _at_shutdown.values():
+            for end in stage:
+                end()
+        registry.close_loaded()
         session, _session = _session, None
         if session is None:
             return
@@ -133,16 +124,15 @@ def shutdown() -> None:
             faults.reach("exit.left")
 
 
-def _clear_memory() -> None:
-    blocks = sys.modules.get("weft.engines.local.blocks")
-    if blocks is not None:
-        blocks.clear()
-
-
-def at_shutdown(ends: Callable[[], None], *, first: bool = False) -> None:
+def at_shutdown(stage: str, end: Callable[[], None]) -> None:
     """Have something ended by `shutdown`, every time; to say so again changes nothing."""
-    if ends not in _at_shutdown:
-        _at_shutdown.insert(0 if first else len(_at_shutdown), ends)
+    if end not in _at_shutdown[stage]:
+        _at_shutdown[stage].append(end)
+
+
+def at_fork(forget: Callable[[], None]) -> None:
+    """Have something done in every forked child."""
+    _in_child.append(forget)
 
 
 def group() -> Group:
@@ -163,9 +153,10 @@ def size() -> int:
     return group().size
 
 
-def ranks_here() -> int:
-    """How many ranks share this machine; 1 without a session."""
-    return 1 if _session is None else _session.group.latest.size
+def plan_here() -> Plan:
+    """What this process may use of its host's cores: beside the other ranks, if there is a
+    session."""
+    return plan(1) if _session is None else _session.group.latest.plan
 
 
 def is_master() -> bool:
@@ -174,10 +165,11 @@ def is_master() -> bool:
 
 
 def device() -> str:
-    """Where this rank computes: "cuda:0" and so on where there are GPUs, one rank after the other,
-    else "cpu". Of GPUs it counts those that CUDA_VISIBLE_DEVICES names, if it is set."""
+    """Where this rank computes: "cuda:0" and so on where there are GPUs, one rank of this host
+    after the other, else "cpu". Of GPUs it counts those that CUDA_VISIBLE_DEVICES names, if it is
+    set."""
     count = count_gpus(os.environ)
-    return f"cuda:{rank() % count}" if count else "cpu"
+    return f"cuda:{group().local_rank % count}" if count else "cpu"
 
 
 def barrier(*, timeout: float | None = None) -> None:
@@ -209,35 +201,11 @@ def _living(session: _Session) -> list[Table]:
     return [table for table in found if table is not None]
 
 
-def _start(engine: str | None, seconds: float | None) -> tuple[Group, Callable[[], None]]:
-    global _rounds
-    timeout = timeouts.DEFAULT if seconds is None else seconds
-    place = _launched
-    if engine == "serial" or (engine is None and place is None):
-        from weft.engines.serial import SerialGroup
-
-        return SerialGroup(timeout=timeout), lambda: None
-    if place is None:
-        place = alone()
-    if place.obstacle:
-        raise EngineUnavailable(place.obstacle)
-    from weft.engines.local.system import check_system
-
-    check_system()  # first: elsewhere the rest cannot even be loaded
-    from weft.engines.local.group import join
-    from weft.engines.local.rendezvous import Identity
-
-    faults.set_rank(place.rank)
-    identity = Identity(place.rank, place.size, place.job, _rounds, place.memory, place.launcher)
-    restore = limit_threads(plan(place.size).threads)
-    try:
-        start = timeouts.START if seconds is None else seconds
-        joined = join(identity, timeout=timeout, start_timeout=start)
-    except BaseException:
-        restore()
-        raise
-    _rounds += 1
-    return joined, restore
+def _join(engine: str | None, seconds: float | None) -> Group:
+    row = registry.choose(engine, "group", _launched)
+    timeout, start = (timeouts.DEFAULT, timeouts.START) if seconds is None else (seconds, seconds)
+    joined: Group = row.load().join(_launched, timeout=timeout, start_timeout=start)
+    return joined
 
 
 def _no_session() -> NotInitialized | UsedAfterFork:
@@ -258,26 +226,10 @@ def _start_anew() -> None:
         _forked_from = os.getppid()
     _session = _launched = None
     _lock = threading.RLock()
+    for forget in _in_child:
+        forget()
 
 
-os.register_at_fork(after_in_child=_start_anew)
-
-
-def _check_engine(engine: object) -> None:
-    if engine is None:
-        return
-    if engine not in ENGINES:
-        raise UnknownEngine(f"engine={engine!r} is unknown; known are {', '.join(ENGINES)}")
-    package = _PACKAGES.get(str(engine))
-    if package is None:
-        return
-    later = f"engine={engine!r} is not part of this release; use 'local' for one machine"
-    if importlib.util.find_spec(package) is None:
-        raise MissingPackage(
-            f"{later}. It will need the package {package}, which is not installed:\n"
-            f"    pip install 'weft[{engine}]'"
-        )
-    raise EngineUnavailable(later)
-
-
+if hasattr(os, "register_at_fork"):  # Windows has neither
+    os.register_at_fork(after_in_child=_start_anew)
 atexit.register(shutdown)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from weft.engines.local.mapped import buffer_of
-from weft.engines.local.shared_arrays import SharedArray, copy_in, read_only
+from weft._core.shared import SharedArray
+from weft.engines import registry
 from weft.errors import InvalidType
+
+__all__ = ["SharedArray", "share"]
 
 
 def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
@@ -30,6 +30,9 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
     An array that is shared already is returned as it is. With `readonly` the
     result cannot be written to, here or where it is unpickled.
 
+    Where there are no processes to share with (not Linux on x86-64), it is a
+    copy in ordinary memory, and a pickle of it is a copy too.
+
     Raises InvalidType for arrays of Python objects, OutOfMemory.
     """
     source = np.asanyarray(array)
@@ -39,6 +42,5 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
             f"share() got {type(array).__name__} as an array of dtype {source.dtype} with {what}, "
             "which cannot be shared; expected numbers, strings of fixed length or records of these"
         )
-    known = isinstance(source, SharedArray) and buffer_of(source) is not None
-    shared = cast(SharedArray, source.view()) if known else copy_in(source)
-    return read_only(shared) if readonly else shared
+    made: SharedArray = registry.choose(None, "share").load().share(source, readonly=readonly)
+    return made

@@ -30,8 +30,8 @@ from weft._core.tables import (
     as_delta,
     as_ids,
     as_out,
-    check_dtype,
-    check_size,
+    validate_dtype,
+    validate_size,
 )
 from weft.engines.background import Background
 from weft.engines.base import Group, Handle
@@ -73,7 +73,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The name it was given, or its number in the order in which tables were made."""
+        """Return the name it was given, or its number in the order in which tables were made."""
         return self._spec.name
 
     @property
@@ -86,17 +86,17 @@ class Table:
 
     @property
     def group(self) -> Group:
-        """The group whose ranks keep the table, or its last successor."""
+        """Return the group whose ranks keep the table, or its last successor."""
         return self._group.latest
 
     @property
     def staleness(self) -> int:
-        """How many adds the slowest rank was behind this one when it last called `get`."""
+        """Return how many adds the slowest rank was behind when this one last called `get`."""
         return self._store.staleness
 
     @property
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """The adds that ranks had begun when they died: whose, and which rows may be half
+        """List the adds that ranks had begun when they died: whose, and which rows may be half
         updated."""
         return self._store.interrupted()
 
@@ -109,7 +109,7 @@ class Table:
     # what it does
 
     def get(self, rows: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
-        """A copy of the rows: of all, or of those named, in the order in which they are named.
+        """Copy the rows: all, or those named, in the order in which they are named.
 
         `out`: an array of the result's shape and dtype to write to, which is returned. Raises
         InvalidValue, InvalidType, NotInitialized, and Stalled where the consistency makes it wait.
@@ -118,7 +118,7 @@ class Table:
             self._background.finish()
         ids, room = self._prepare_get(rows, out)
         found = self._store.get(ids, room, timeout=timeout)
-        return out if found is out else self._handed_over(found, out)
+        return out if found is out else self._deliver(found, out)
 
     def add(self, delta: Any, rows: Any = None, *, timeout: float | None = None) -> None:
         """Give a delta to the updater: for all rows, or one row of it for each row named.
@@ -128,25 +128,23 @@ class Table:
         """
         if self._background.pending:
             self._background.finish()
-        checked, ids = self._prepare_add(delta, rows)
-        self._store.add(checked, ids, timeout=timeout)
+        valid, ids = self._prepare_add(delta, rows)
+        self._store.add(valid, ids, timeout=timeout)
 
     def get_async(self, rows: Any = None, *, out: Any = None) -> Handle:
-        """As `get`, but returns at once; the handle's `wait()` returns the rows."""
+        """Start a `get` and return at once; the handle's `wait()` returns the rows."""
         ids, room = self._prepare_get(rows, out)
         ids = None if ids is None else ids.copy()  # the user's array may have changed by then
-        return self._background.start(
-            lambda: self._handed_over(self._store.get(ids, room), out), "get"
-        )
+        return self._background.start(lambda: self._deliver(self._store.get(ids, room), out), "get")
 
     def add_async(self, delta: Any, rows: Any = None) -> Handle:
-        """As `add`, but returns at once; do not change `delta` before the handle is done."""
-        checked, ids = self._prepare_add(delta, rows)
+        """Start an `add` and return at once; do not change `delta` before the handle is done."""
+        valid, ids = self._prepare_add(delta, rows)
         ids = None if ids is None else ids.copy()
-        return self._background.start(lambda: self._store.add(checked, ids), "add")
+        return self._background.start(lambda: self._store.add(valid, ids), "add")
 
     def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array | None]:
-        """Which rows, and where they are to be written, if not to fresh memory."""
+        """Return which rows, and where they are to be written, if not to fresh memory."""
         spec = self._spec
         ids = None if rows is None else as_ids(rows, spec.n_rows)
         if out is None:
@@ -158,8 +156,8 @@ class Table:
         view = as_out(out, shape, spec.dtype)
         return ids, view if view.flags.c_contiguous and view.flags.aligned else None
 
-    def _handed_over(self, found: Array, out: Any) -> Any:
-        """What the store has found: where the user wants it, or as the table's library has it."""
+    def _deliver(self, found: Array, out: Any) -> Any:
+        """Return what was found where the user wants it, or as the table's library has it."""
         if out is None:
             is_numpy = self._library is _NUMPY
             return found if is_numpy else self._library.deliver(found, self._spec.dtype.name)
@@ -172,13 +170,14 @@ class Table:
         spec = self._spec
         ids = None if rows is None else as_ids(rows, spec.n_rows)
         shape = spec.shape if ids is None else ids.shape + spec.row_shape
-        checked = as_delta(delta, shape, spec.dtype, check_finite=self._check_finite)
+        valid = as_delta(delta, shape, spec.dtype, check_finite=self._check_finite)
         if ids is not None and ids.ndim == 0:
-            return checked[None], ids[None]
-        return checked, ids
+            return valid[None], ids[None]
+        return valid, ids
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write rows, options and the updater's state to a file; `weft.load` makes a table of it.
+        """Write rows, options and the updater's state to a safetensors file; `weft.load` makes a
+        table of it.
 
         Every rank calls it, and returns when the file is complete; until then it is written beside
         the place where it will be. Raises OSError on every rank if it cannot be written.
@@ -188,7 +187,7 @@ class Table:
         save(self, path)
 
     def finish(self) -> None:
-        """Return when everything that was begun with `get_async` and `add_async` has ended."""
+        """Wait until everything that was begun with `get_async` and `add_async` has ended."""
         self._background.finish()
 
     def close(self) -> None:
@@ -235,7 +234,7 @@ class ArrayTable(Table):
     ) -> None:
         def make_spec() -> tuple[TableSpec, Array | None]:
             values = _values(size_or_array, 1)
-            shape = (check_size("size", size_or_array),) if values is None else values.shape
+            shape = (validate_size("size", size_or_array),) if values is None else values.shape
             options = _Options(dtype, updater, consistency, exact, device, name)
             start = None if values is None else size_or_array
             return _spec("ArrayTable", shape, start, options)
@@ -281,7 +280,7 @@ class MatrixTable(Table):
                         f"MatrixTable({n_rows_or_array!r}): expected the number of columns too, or "
                         "a matrix to start from"
                     )
-                shape = check_size("n_rows", n_rows_or_array), check_size("n_cols", n_cols)
+                shape = validate_size("n_rows", n_rows_or_array), validate_size("n_cols", n_cols)
             elif n_cols is not None and n_cols != values.shape[1]:
                 raise InvalidValue(
                     f"n_cols={n_cols!r} with a matrix of shape {values.shape} to start from; "
@@ -308,7 +307,7 @@ class _Options(NamedTuple):
 
 
 def _values(given: Any, ndim: int) -> Array | None:
-    """The array to start from; None if a size was given."""
+    """Return the array to start from; None if a size was given."""
     if isinstance(given, tuple) and len(given) in (1, 2) and None not in map(whole, given):
         kind = "ArrayTable" if len(given) == 1 else "MatrixTable"
         numbers = ", ".join(str(whole(one)) for one in given)
@@ -330,14 +329,14 @@ def _values(given: Any, ndim: int) -> Array | None:
 def _spec(
     kind: str, shape: tuple[int, ...], start: Any, options: _Options
 ) -> tuple[TableSpec, Array | None]:
-    """What is to be made, and what it starts with."""
+    """Return what is to be made, and what it starts with."""
     if options.device != "cpu":
         raise InvalidValue(f"device={options.device!r}: tables are on the 'cpu' in this release")
     if not isinstance(options.exact, bool):
         raise InvalidType(f"exact={options.exact!r}: expected True or False")
-    dtype = check_dtype(options.dtype)
+    dtype = validate_dtype(options.dtype)
     updater = updaters.resolve(options.updater)
-    updater.check(dtype)
+    updater.validate(dtype)
     name = options.name
     if name is None:
         name = f"table {session.count_tables() + 1}"

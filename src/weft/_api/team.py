@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
-from weft._api.teams import check_engine, check_size, own_workers, share_of_cores
-from weft._core import models, timeouts
-from weft._core.essence import essence_of
+from weft._api.teams import check_size, share_of_cores
+from weft._core import timeouts
 from weft._core.mentioned import State, state_of
+from weft.adapters import models
+from weft.engines import registry
+from weft.engines.base import TeamOptions
 
 if TYPE_CHECKING:
-    from weft.engines.base import Group, StandingTeam
+    from weft.engines.base import Group
+    from weft.engines.base import Team as Backend
 
 
 class Sendable(Protocol):
@@ -25,8 +27,8 @@ class Sendable(Protocol):
         """Have the workers know it, if they do not yet."""
 
 
-class Kept:
-    """A function that the workers of a team keep. When the program has changed something that it
+class RegisteredFunction:
+    """A function that is registered with a team. When the program has changed something that it
     mentions, it is sent again."""
 
     def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
@@ -34,7 +36,7 @@ class Kept:
         self._number: int | None = None
         #: what it was and mentioned when it was last sent or called, and how often the team had
         #: started
-        self._state: State | tuple[Any, ...] | None = None
+        self._state: State | None = None
         self._starts = 0
         self._drop: Callable[[], Any] = lambda: None
 
@@ -45,8 +47,8 @@ class Kept:
             return self._number
         self._number = None
         self._drop()
-        number = self._team.engine.keep(self._fun, self._name, by_value=True)
-        self._drop = weakref.finalize(self, self._team.engine.drop, number)
+        number = self._team.backend.register(self._fun, self._name, by_value=True)
+        self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
         self._number, self._starts, self._state = number, self._team.starts, self._look()
         return number
@@ -54,12 +56,11 @@ class Kept:
     def called(self) -> None:
         """A call has ended. What it has changed itself, here as in the workers, such as a cache of
         its own, is no reason to send it again."""
-        if isinstance(self._state, State) and self._state.may_change:
+        if self._state is not None and self._state.may_change:
             self._state = self._look()
 
-    def _look(self) -> State | tuple[Any, ...]:
-        # most small functions are nothing but their code, which is seen in a third of the time
-        return essence_of(self._fun) or state_of(self._fun, self._team.workers_have())
+    def _look(self) -> State:
+        return state_of(self._fun, self._team.workers_have())
 
 
 class Team:
@@ -74,42 +75,31 @@ class Team:
     ...     total([1, 2, 3])
     6
 
-    engine   "local", or "serial": this process alone, for debugging.
+    engine   "local", the default, or "serial": this process alone, for debugging.
     timeout  seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
              else 1800.
     gpus     for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the driver's
              own is its own matter.
+    restart_hint  what errors tell the user to write once a worker is lost.
     """
 
     def __init__(
         self,
         n: int | None = None,
         *,
-        engine: str = "local",
+        engine: str | None = None,
         timeout: float | None = None,
         gpus: Sequence[str] = (),
+        restart_hint: str = "team.restart()",
     ) -> None:
         n = check_size(n)
-        check_engine(engine)
+        row = registry.choose(engine, "team")
         seconds = timeouts.seconds(timeout)
-        cores = share_of_cores()
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
         #: by identity of the object: its number, and the object, so that the identity stays its own
         self._replicas: dict[int, tuple[int, Any]] = {}
-        self.engine: StandingTeam
-        if engine == "serial" or (n or cores) == 1:
-            from weft.engines.serial_team import SerialStandingTeam
-
-            self.engine = SerialStandingTeam(timeout=seconds)
-        else:
-            from weft.engines.local.system import check_system
-
-            check_system()  # first: elsewhere the rest cannot even be loaded
-            from weft.engines.local.standing import LocalStandingTeam
-
-            self.engine = LocalStandingTeam(
-                n or cores, own_workers(), cores=cores, timeout=seconds, gpus=gpus
-            )
+        options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
+        self.backend: Backend = row.load().make_team(options)
         #: how often the workers were started again
         self.starts = 0
         _teams.add(self)
@@ -117,12 +107,12 @@ class Team:
     @property
     def size(self) -> int:
         """How many ranks there are, the driver among them."""
-        return self.engine.size
+        return self.backend.size
 
     @property
     def group(self) -> Group:
         """The group of all ranks."""
-        return self.engine.member.group.latest
+        return self.backend.member.group.latest
 
     def send(self) -> None:
         """Have the workers know every function built for this team by now.
@@ -135,23 +125,23 @@ class Team:
 
     def restart(self) -> None:
         """Start the workers again, after one was lost. Replicas get the driver's values."""
-        self.engine.restart()
+        self.backend.restart()
         self.starts += 1
         _teams.add(self)
 
     def close(self) -> None:
         """End the workers. Does nothing twice."""
         _teams.discard(self)
-        self.engine.close()
+        self.backend.close()
 
-    def register(self, function: Sendable) -> None:
-        """Note a function that is built for this team."""
+    def track(self, function: Sendable) -> None:
+        """Note a function that is built for this team, for `send`."""
         self._functions.add(function)
 
     def replica_number(self, value: Any) -> int:
         """The number of a replicated object; the workers get their copies if they have none."""
         if id(value) not in self._replicas:
-            number = self.engine.keep(value, f"the {type(value).__name__}")
+            number = self.backend.register(value, f"the {type(value).__name__}")
             self._replicas[id(value)] = number, value
         return self._replicas[id(value)][0]
 
@@ -166,7 +156,7 @@ class Team:
 
         def have(value: Any) -> bool:
             nonlocal parts
-            if self.has_replica(value) or self.engine.sees(value):
+            if self.has_replica(value) or self.backend.shares(value):
                 return True
             if parts is None:  # once in a look: models have many
                 replicas = (one for _, one in self._replicas.values())
@@ -199,8 +189,7 @@ def default_team() -> Team:
     """The team of functions and replicas that were given none; made at its first use."""
     global _default
     if _default is None:
-        _default = Team()
-        _default.engine.restart_by = "f.team.restart()  # f: any weft.function or train_step"
+        _default = Team(restart_hint="f.team.restart()  # f: any weft.function or train_step")
     return _default
 
 
@@ -221,5 +210,5 @@ def _in_child() -> None:
     _teams.clear()
 
 
-session.at_shutdown(_close_all)
-os.register_at_fork(after_in_child=_in_child)
+session.at_shutdown("teams", _close_all)
+session.at_fork(_in_child)

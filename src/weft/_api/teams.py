@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from weft._api import session
 from weft._core.counts import whole
-from weft.engines.local.system import check_system
-from weft.engines.serial_team import SerialTeam
-from weft.errors import InvalidType, InvalidValue, UnknownEngine
-from weft.resources import count_cores
+from weft.engines import registry
+from weft.engines.base import PoolOptions
+from weft.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
-    from weft.engines.base import Team
-    from weft.engines.local.workers import Workers
-
-_ENGINES = ("local", "serial")
+    from weft.engines.base import Pool
 
 
 def make_team(
@@ -25,33 +21,14 @@ def make_team(
     *,
     gpus: Sequence[str] = (),
     named_pipe: bool | str | None = None,
-) -> Team:
+) -> Pool:
     """A team of so many workers, by default one per core; with `gpus` one for each of them."""
-    if engine is not None:
-        check_engine(engine)
-    size = check_size(size)
-    if engine == "serial":
-        return SerialTeam()
-    check_system()  # first: elsewhere the rest cannot even be loaded
-    cores = share_of_cores()
-    size = size or cores
-    if named_pipe is None or named_pipe is False:
-        from weft.engines.local.team import LocalTeam
-
-        return LocalTeam(size, own_workers(), cores=cores, gpus=gpus)
-    from weft.engines.local import named
-    from weft.engines.local.team import LocalTeam
-
-    pipe = named.check_name(named_pipe)
-    channel, pool = named.connect(pipe)  # now: that nobody serves it is said here
-    channel.close()
-    return LocalTeam(min(size, pool.size), own_workers(pipe), cores=cores, gpus=gpus)
-
-
-def check_engine(engine: object) -> None:
-    """Raise unless there is such an engine with workers."""
-    if engine not in _ENGINES:
-        raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, _ENGINES))}")
+    # workers behind a pipe come from who launches, or not at all
+    offer = "pool" if named_pipe is None or named_pipe is False else "launch"
+    row = registry.choose(engine, offer)
+    options = PoolOptions(check_size(size), share_of_cores(), gpus, named_pipe)
+    made: Pool = row.load().make_pool(options)
+    return made
 
 
 def check_size(size: object) -> int | None:
@@ -68,25 +45,17 @@ def check_size(size: object) -> int | None:
 
 def share_of_cores() -> int:
     """The cores for the workers of this process: it shares the machine with the other ranks."""
-    return max(1, count_cores()[0] // session.ranks_here())
+    return session.plan_here().threads
 
 
-def own_workers(pipe: str | None = None) -> Workers:
-    """The workers of this process, which end with it."""
-    from weft.engines.local.workers import close_workers, workers
-
-    session.at_shutdown(close_workers)
-    return workers(pipe)
-
-
-def place_all(team: Team, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Shared data with its arrays where every worker sees them, read-only."""
+def put_all(pool: Pool, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return shared data with its arrays stored once for all workers, read-only."""
     if shared_data is None:
         return None
-    return {key: _placed(team, value) for key, value in shared_data.items()}
+    return {key: _put(pool, value) for key, value in shared_data.items()}
 
 
-def _placed(team: Team, value: Any) -> Any:
+def _put(pool: Pool, value: Any) -> Any:
     import numpy as np
 
-    return team.place(value, readonly=True) if isinstance(value, np.ndarray) else value
+    return pool.put(value, readonly=True) if isinstance(value, np.ndarray) else value

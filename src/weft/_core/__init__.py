@@ -10,7 +10,7 @@ seeding.py      random seeds that do not depend on how many workers there are
 Of collectives:
 
 elements.py     what the numbers of an array are, and in what they are summed
-trees.py        lists, tuples and dicts of arrays: taken apart, and put together again
+shared.py       what `share` returns
 values.py       the arrays of a call, and where its results go
 together.py     many small arrays as few
 split.py        which rank gets which rows, and which bytes
@@ -33,23 +33,21 @@ checkpoint.py   a table on disk
 Of map:
 
 calling.py      how a function is called with an item
-essence.py      functions that are nothing but their code
 part.py         some columns of an array, as an item
 read_only.py    arrays to which nothing can be written
 columns.py      an array cut into parts, and the results pasted together
 jobs.py         what is asked of a team, and what it answers
 schedule.py     which items are run next, and how many at once
 work.py         what a driver and its workers say to each other
-worker.py       what a worker does with a batch
-failures.py     exceptions on their way from one process to another
+worker.py       what a worker does with a chunk
+failures.py     exceptions on their way from one process to another; the user's line
 unpicklable.py  where in a value the part lies that cannot be pickled
 collect.py      results in the order of their items
 
 Of functions:
 
 portions.py     which rows are whose
-rowwise.py      a function on a rank's share
+rowwise.py      a function on a rank's task
 outputs.py      what the ranks' outputs come to
 mentioned.py    whether what a function mentions has changed
-models.py       an object's values, whatever library's it is
 """

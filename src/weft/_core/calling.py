@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from weft._core.part import Part
+from weft._core.part import ColumnSlice
 from weft.errors import InvalidType
 
 
@@ -42,7 +42,7 @@ class Unwrapping:
     def __call__(self, item: Any) -> Any:
         if item is NOTHING:
             return self.function()
-        return self.function(item.view() if isinstance(item, Part) else item)
+        return self.function(item.view() if isinstance(item, ColumnSlice) else item)
 
 
 def bind(
@@ -77,7 +77,7 @@ def takes_an_item(function: Callable[..., Any], besides: int) -> bool:
     return len(named) > besides
 
 
-def check_callable(function: object, form: str) -> None:
+def validate_callable(function: object, form: str) -> None:
     """Raise unless the first argument of a call of this form is a function."""
     if not callable(function):
         raise InvalidType(

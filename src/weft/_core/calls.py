@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 
 from weft import adapters
-from weft._core import trees
 from weft._core.elements import NUMERIC, OPERATIONS, Array
-from weft._core.joint_work import can_join
 from weft._core.plans import Combination, Plan
 from weft._core.split import Layout, layout_of
 from weft._core.together import together
-from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
+from weft._core.values import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
+from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
 
 _WEIGHT = struct.Struct("d")
@@ -47,11 +46,6 @@ class Call(ABC):
     layout: Layout
     #: where the results go, if that is known before the ranks have met
     early_target: Sequence[Array] = ()
-
-    @property
-    def joint(self) -> bool:
-        """Whether it is a sum that all ranks can make together, if all have the loops for it."""
-        return False
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Plan:
@@ -100,7 +94,7 @@ class Reduce(Call):
             root = checked_root(name, root, size)
         if weight is not None:
             self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
-        self._op, self._root, self._out = op, root, out
+        self.value, self.op, self._root, self._out = value, op, root, out
         given = _numbers_of(name, value, op, size)
         self.common = _common(name, given, op, root, weight is not None)
         self._together = together(given.leaves)
@@ -113,12 +107,13 @@ class Reduce(Call):
             self._target = Target(given.leaves, given.structure, taken)
             self.early_target = self._together.targets(self.source, self._target.arrays)
             if taken is not None:
-                self.source = keep_apart(self.source, self.early_target)
+                self.source = copy_if_aliased(self.source, self.early_target)
         self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
     @property
-    def joint(self) -> bool:
-        return not self.own and can_join(self._op, self.source, self._together.elements)
+    def elements(self) -> Sequence[str]:
+        """Return what the numbers of each source are."""
+        return self._together.elements
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
         weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None
@@ -128,7 +123,7 @@ class Reduce(Call):
                 "there is no mean; at least one rank must have some weight"
             )
         elements = self._together.elements
-        return Combination(self._op, elements, weights, self._root, self.early_target)
+        return Combination(self.op, elements, weights, self._root, self.early_target)
 
     def finish(self) -> None:
         if self._target is not None:
@@ -215,7 +210,7 @@ def _numbers_of(name: str, value: Any, op: str, size: int) -> Arrays:
     """The arrays of a value, if they can be reduced."""
     given = Arrays.of(value, adapters.of_array_or_number)
     if given is None:
-        where, what = trees.find_other(value, adapters.of_array_or_number)
+        where, what = containers.find_other(value, adapters.of_array_or_number)
         raise InvalidType(
             f"{name}: {where} is {_kind(what)}; expected numbers: an array, a tensor, a number, or "
             "a list, tuple or dict of these. Other objects can be gathered"

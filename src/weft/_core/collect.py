@@ -20,7 +20,7 @@ class Collected:
         self.failed = 0
 
     def add(self, part: Finished) -> None:
-        """Take a batch in. Raises its first failure, unless failures are kept as results."""
+        """Take a chunk in. Raises its first failure, unless failures are kept as results."""
         if part.failures and not self._keep_failures:
             raise part.failures[min(part.failures)]
         end = part.first + len(part.values)

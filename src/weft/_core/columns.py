@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from weft._core.elements import Array
-from weft._core.part import Part
+from weft._core.part import ColumnSlice
 from weft._core.split import part_of
 from weft.errors import InvalidType, InvalidValue
 
@@ -19,7 +20,7 @@ FIXED = 32
 _ROWS = (list, tuple, np.ndarray)
 
 
-def check_columns(array: Array) -> None:
+def validate_columns(array: Array) -> None:
     """Raise unless an array can be cut."""
     if array.ndim == 0:
         raise InvalidType(
@@ -39,40 +40,41 @@ def check_columns(array: Array) -> None:
         )
 
 
-def cut(array: Array, parts: int) -> list[Part]:
-    """An array as at most so many parts, as even as can be."""
+def cut(array: Array, parts: int, handle: Any = None) -> list[ColumnSlice]:
+    """Return an array as at most so many parts, as even as can be; `handle` stands for it."""
     columns = array.shape[-1]
     parts = max(1, min(parts, columns // _FEWEST))
-    return [Part(array, *part_of(columns, parts, part)) for part in range(parts)]
+    whole = array if handle is None else handle
+    return [ColumnSlice(whole, *part_of(columns, parts, part)) for part in range(parts)]
 
 
-def paste(parts: Sequence[Part], results: Sequence[object]) -> Array:
-    """The parts' results as one array, joined along the last axis."""
+def paste(array: Array, parts: Sequence[ColumnSlice], results: Sequence[object]) -> Array:
+    """Return the results of an array's parts as one array, joined along the last axis."""
     arrays = [_as_array(part, result) for part, result in zip(parts, results, strict=True)]
-    for part, array in zip(parts, arrays, strict=True):
+    for part, result in zip(parts, arrays, strict=True):
         columns = part.stop - part.start
-        if array.ndim == 0 or array.shape[-1] != columns:
+        if result.ndim == 0 or result.shape[-1] != columns:
             raise InvalidValue(
                 f"the function got columns {part.start} to {part.stop - 1} as an array of shape "
-                f"{part.view().shape} and returned {_described(array)}; expected one result for "
-                f"each column: a last axis of {columns}"
+                f"{(*array.shape[:-1], columns)} and returned {_described(result)}; expected one "
+                f"result for each column: a last axis of {columns}"
             )
-        if array.shape[:-1] != arrays[0].shape[:-1]:
+        if result.shape[:-1] != arrays[0].shape[:-1]:
             raise InvalidValue(
                 f"the function's results do not fit together: {_described(arrays[0])} for columns "
-                f"{parts[0].start} to {parts[0].stop - 1}, {_described(array)} for columns "
+                f"{parts[0].start} to {parts[0].stop - 1}, {_described(result)} for columns "
                 f"{part.start} to {part.stop - 1}; expected the same shape but for the last axis"
             )
     if len(arrays) == 1:
         return arrays[0]
-    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+    if any(isinstance(one, np.ma.MaskedArray) for one in arrays):
         # np.concatenate would lose the masks
         joined: Array = np.ma.concatenate(arrays, axis=-1)  # type: ignore[no-untyped-call]
         return joined
     return np.concatenate(arrays, axis=-1)
 
 
-def _as_array(part: Part, result: object) -> Array:
+def _as_array(part: ColumnSlice, result: object) -> Array:
     try:
         return np.asanyarray(result)
     except ValueError as error:  # lists of different lengths

@@ -34,14 +34,15 @@ class Consistency:
         return f"ssp({self.slack})" if self.name == "ssp" else self.name
 
     def before_add(self, own: int) -> int:
-        """How many adds every other rank must have made before one that has made `own` adds
-        again."""
+        """Return how many adds every other rank must have made before one that has made `own`
+        adds again."""
         if self.name == "ssp":
             return max(0, own + 1 - self.slack)
         return own if self.name == "bsp" else 0
 
     def before_get(self, own: int) -> int:
-        """How many adds every other rank must have made before one that has made `own` reads."""
+        """Return how many adds every other rank must have made before one that has made `own`
+        reads."""
         return own if self.name == "bsp" else 0
 
 
@@ -50,7 +51,7 @@ BSP = Consistency("bsp")
 
 
 def ssp(k: int) -> Consistency:
-    """A table's consistency: nobody is more than `k` adds ahead of the slowest rank.
+    """Return a consistency: nobody is more than `k` adds ahead of the slowest rank.
 
     A rank that would be waits, before its add, until the slowest has caught up, has left or has
     died.
@@ -74,7 +75,7 @@ def ssp(k: int) -> Consistency:
 
 
 def resolve(value: object) -> Consistency:
-    """What `consistency=` means."""
+    """Return the rule that `consistency=` names. Raise if there is none."""
     if isinstance(value, Consistency):
         return value
     for known in (ASYNC, BSP):
@@ -85,10 +86,10 @@ def resolve(value: object) -> Consistency:
 
 
 def behind(counts: Mapping[int, int], needed: int) -> list[int]:
-    """Which ranks, given how many adds each has made, have made fewer than needed."""
+    """List the ranks that have made fewer adds than needed, given how many each has made."""
     return [rank for rank, count in counts.items() if count < needed]
 
 
 def staleness(own: int, others: Mapping[int, int]) -> int:
-    """How many adds the slowest of the others is behind a rank that has made `own`."""
+    """Return how many adds the slowest of the others is behind a rank that has made `own`."""
     return max(0, own - min(others.values(), default=own))

@@ -8,14 +8,20 @@
     complex                  as stored            as stored         as stored, NumPy's order
 
 A weighted mean is taken in double precision at the least. The result is cast back to what is
-stored, as NumPy casts. Sums of integers wrap around in any width to the same result, so they need
-no wider one. NumPy has no bfloat16: it is stored in the upper half of a float32, here as uint16.
+stored, as NumPy casts: once, after the totals of all hosts have been accumulated.
+
+    parts of a host  --accumulate-->  its total, wide  --accumulate-->  total  --finish-->  result
+                     in rank order                     in the order of hosts   divide, narrow
+
+Sums of integers wrap around in any width to the same result, so they need no wider one. NumPy
+has no bfloat16: it is stored in the upper half of a float32, here as uint16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,53 +54,65 @@ def combine(
     `weights`, one per part, are for the mean; a part of weight 0 does not count at all. `element`
     names the kind of number, which the dtype does not tell for bfloat16.
     """
-    function = OPERATIONS[op]
-    wide = _wide(out.dtype, op, element)
-    if weights is not None:
-        wide = np.result_type(wide or out.dtype, np.float64)
-    if wide is None:
-        total, count = _fold(function, parts, out)
-        if count == 1 and total is not out:
-            np.copyto(out, total)
-        if op == "mean" and count > 1:
-            np.true_divide(out, count, out=out)
-        return
-    result, divisor = _fold_wide(function, parts, weights, wide, element)
-    if op == "mean":
-        np.true_divide(result, divisor, out=result)
-    narrow(result, out, element)
+    wide = wide_type(out.dtype, op, element, weighted=weights is not None)
+    total = out if weights is None and wide == out.dtype else np.empty(out.shape, wide)
+    weight = accumulate(parts, total, op, element, weights)
+    finish(total, out, op, element, weight)
 
 
-def _fold(function: np.ufunc, parts: Iterable[Array], out: Array) -> tuple[Array, int]:
-    iterator = iter(parts)
-    total, count = next(iterator), 1
-    for part in iterator:
-        total = function(total, part, out=out)
-        count += 1
-    return total, count
-
-
-def _fold_wide(
-    function: np.ufunc,
+def accumulate(
     parts: Iterable[Array],
-    weights: Sequence[float] | None,
-    wide: np.dtype[Any],
+    total: Array,
+    op: str,
     element: str,
-) -> tuple[Array, float]:
-    result: Array | None = None
-    divisor = 0.0
-    for rank, part in enumerate(parts):
-        weight = 1 if weights is None else weights[rank]
-        if weight == 0:
+    weights: Sequence[float] | None = None,
+) -> float:
+    """Write to `total`, which has the `wide_type`, what the parts come to before `finish`.
+
+    Returns their weight: their number, or the sum of their weights. Where that is 0, `total` is
+    left as it is. Totals of several hosts are accumulated likewise, in the order of hosts, with
+    their dtype's name as `element` and without those of weight 0; their weights are added.
+    Of parts that have the type of `total` and no weights `combine` says what may be overwritten.
+    """
+    function, iterator = OPERATIONS[op], iter(parts)
+    first = next(iterator)
+    if weights is None and first.dtype == total.dtype:
+        result, count = first, 1
+        for part in iterator:
+            result = function(result, part, out=total)
+            count += 1
+        if result is not total:
+            np.copyto(total, first)
+        return count
+    weight = 0.0
+    for rank, part in enumerate(chain((first,), iterator)):
+        share = 1.0 if weights is None else weights[rank]
+        if share == 0:
             continue  # the mean of no rows is often NaN
-        term = widen(part, wide, element)
+        term = widen(part, total.dtype, element, out=None if weight else total)
         if weights is not None:
-            term *= weight
-        result = term if result is None else function(result, term, out=result)
-        divisor += weight
-    if result is None:
+            term *= share
+        if weight:
+            function(total, term, out=total)
+        weight += share
+    return weight
+
+
+def finish(total: Array, out: Array, op: str, element: str, weight: float) -> None:
+    """Write to `out`, which may be `total` itself, the result of all parts: of a mean the total
+    divided by their weight. Changes `total`."""
+    if weight == 0:
         raise ValueError("all weights are 0")  # refused before any part is asked for
-    return result, divisor
+    if op == "mean" and weight != 1:
+        np.true_divide(total, weight, out=total)
+    if total is not out:
+        narrow(total, out, element)
+
+
+def wide_type(dtype: np.dtype[Any], op: str, element: str, *, weighted: bool) -> np.dtype[Any]:
+    """Return the type in which totals are accumulated."""
+    wide = _wide(dtype, op, element) or dtype
+    return np.result_type(wide, np.float64) if weighted else wide
 
 
 def accumulates_as_stored(dtype: np.dtype[Any], op: str) -> bool:
@@ -116,12 +134,15 @@ def _wide(dtype: np.dtype[Any], op: str, element: str) -> np.dtype[Any] | None:
     return None
 
 
-def widen(stored: Array, wide: np.dtype[Any], element: str) -> Array:
-    """A copy in another type."""
+def widen(stored: Array, wide: np.dtype[Any], element: str, *, out: Array | None = None) -> Array:
+    """Return a copy in another type, in `out` if it is given."""
     if element == BFLOAT16:
         bits: Array = stored.astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32).astype(wide, copy=False)
-    return stored.astype(wide)
+        stored = bits.view(np.float32)
+    if out is None:
+        return stored.astype(wide, copy=element != BFLOAT16)
+    np.copyto(out, stored)
+    return out
 
 
 def narrow(wide: Array, out: Array, element: str) -> None:

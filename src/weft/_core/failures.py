@@ -1,14 +1,40 @@
-"""An exception on its way from the process in which it was raised to the one that asked."""
+"""An exception on its way from the process in which it was raised to the one that asked; and the
+line of the user's program that errors name."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import sys
 import traceback
 from typing import Any, NamedTuple
 
-import cloudpickle
-
 from weft.errors import RemoteError, RemoteTraceback
+
+#: the folder in which weft lies, wherever this file is in it
+_PACKAGES = os.path.dirname(os.path.dirname(str(sys.modules["weft"].__file__)))
+_LIBRARY = tuple(
+    os.path.join(_PACKAGES, name) + os.sep
+    for name in ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
+)
+#: source files seen so far: whether they are the user's
+OUTSIDE: dict[str, bool] = {contextlib.__file__: False}
+
+
+def caller_line() -> str:
+    """Return where the first caller outside weft is: file:line."""
+    frame = sys._getframe(1)
+    while frame.f_back and not is_outside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_outside(filename: str) -> bool:
+    """Whether a source file is the user's, and not weft's own."""
+    if filename not in OUTSIDE:
+        OUTSIDE[filename] = not filename.startswith(_LIBRARY)
+    return OUTSIDE[filename]
 
 
 class Failure(NamedTuple):
@@ -37,6 +63,8 @@ def describe(error: BaseException) -> Failure:
 def _packed(error: Exception) -> bytes | None:
     """It as bytes; in parts where its own way would not bring it back, as where a class takes other
     arguments than it gives to Exception. None if neither does."""
+    import cloudpickle  # every rank loads this module, and few of them fail
+
     for in_parts in (False, True):
         try:
             form = _Parts(type(error), error.args, error.__dict__) if in_parts else error
@@ -75,11 +103,11 @@ def _message(error: BaseException) -> str:
         return "<its __str__ raises>"
 
 
-def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
-    """The exception, with its remote traceback as its cause.
+def restore(failure: Failure, where: str, item: int | None = None, *, host: str = "") -> Exception:
+    """Return the exception, with its remote traceback as its cause.
 
-    It has its own class. One that cannot be pickled, or that would end this process (SystemExit),
-    becomes a RemoteError.
+    `where` and `host` tell the worker. The exception has its own class; one that cannot be
+    pickled, or that would end this process (SystemExit), becomes a RemoteError.
     """
     error: object = None
     if failure.error is not None:
@@ -89,5 +117,5 @@ def restore(failure: Failure, where: str, item: int | None = None) -> Exception:
             error = None
     if not isinstance(error, Exception):
         error = RemoteError(f"{failure.kind}: {failure.message}")
-    error.__cause__ = RemoteTraceback(failure.text, where, item)
+    error.__cause__ = RemoteTraceback(failure.text, where, item, host)
     return error

@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A batch of items that has ended."""
+    """A chunk of items that has ended."""
 
     first: int
     #: the results; None in the place of an item that failed
@@ -40,3 +40,5 @@ class Finished(NamedTuple):
     #: bytes there and back
     sent: int = 0
     received: int = 0
+    #: where the worker runs; empty for items that reached none
+    host: str = ""

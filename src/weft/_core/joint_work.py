@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft import kernels
+from weft._core.calls import Call, Reduce
 from weft._core.elements import Array
 from weft._core.split import LINE
 from weft._core.values import address
@@ -25,6 +26,13 @@ _MEANS = ("float32", "float64")
 def has_loops() -> bool:
     """Whether this process can take part in joint work: all of a group's must."""
     return not kernels.missing()
+
+
+def takes(call: Call) -> bool:
+    """Return whether all ranks can carry a call out together, if all have the kernels for it."""
+    return (
+        isinstance(call, Reduce) and not call.own and can_join(call.op, call.source, call.elements)
+    )
 
 
 def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@
 descriptor of the job's memory. Ranks of the other launchers, in the table
 below, find their place in that launcher's variables:
 
-    environment, ancestors ->  which launcher  ->  rank, size, job  ->  Launched
+    environment, ancestors ->  which launcher  ->  rank, size, job, those here  ->  Launched
 
 Where several launchers have left their variables, the nearest one counts: the
 one whose launching process is the closest ancestor. `weft run` goes first.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 
 from weft._core.messages import Ancestor, Process
-from weft.errors import InvalidValue
+from weft.errors import EngineUnavailable, InvalidValue
 
 VARIABLES = ("WEFT_RANK", "WEFT_SIZE", "WEFT_JOB", "WEFT_MEMORY", "WEFT_LAUNCHER")
 TAKEN = "WEFT_TAKEN"
@@ -35,14 +35,17 @@ class Launched:
 
     rank: int
     size: int
-    #: unique to the launch
+    #: unique to the launch; empty where the ranks cannot all see the process that started them
     job: str
     #: a descriptor of the job's memory, under `weft run`; else -1
     memory: int = -1
     #: the pid of `weft run`; else 0
     launcher: int = 0
-    #: why the ranks cannot meet through the memory of this host; empty where they can
-    obstacle: str = ""
+    #: its place among the ranks of this host, and their number; fewer than `size` on several hosts
+    local_rank: int = field(kw_only=True)
+    local_size: int = field(kw_only=True)
+    #: the variables that told the sizes, for messages
+    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,11 @@ class _Launcher:
     name: str
     rank: str
     size: str
-    #: how many of the ranks are on this host; not every launcher says it
-    here: str
+    #: the place among the ranks of this host, and their number; not every launcher says them
+    local_rank: str
+    local_size: str
+    #: the number of this host, where `local_size` is of all
+    host: str = ""
     #: together the same in all ranks of a launch
     job: tuple[str, ...] = ()
     #: further ones that a launch inside a launch sets anew
@@ -67,7 +73,7 @@ class _Launcher:
             return ""
         if any(not re.fullmatch(look, environ.get(name, "")) for name, look in self.needs.items()):
             return ""
-        names = (self.rank, self.size, self.here, *self.job, *self.own)
+        names = (self.rank, self.size, self.local_size, *self.job, *self.own)
         return " ".join(f"{name}={environ[name]}" for name in names if name in environ)
 
 
@@ -77,7 +83,8 @@ _LAUNCHERS = (
         "torchrun",
         rank="RANK",
         size="WORLD_SIZE",
-        here="LOCAL_WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
         job=("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
         needs={"TORCHELASTIC_RUN_ID": ".+"},  # many programs have a variable called RANK
     ),
@@ -85,14 +92,17 @@ _LAUNCHERS = (
         "Open MPI",
         rank="OMPI_COMM_WORLD_RANK",
         size="OMPI_COMM_WORLD_SIZE",
-        here="OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         job=("PMIX_NAMESPACE",),  # its host and pid, so it may come again
     ),
     _Launcher(
         "srun",
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
-        here="SLURM_STEP_TASKS_PER_NODE",  # a plain number on one host, else like 2(x3),1
+        local_rank="SLURM_LOCALID",
+        local_size="SLURM_STEP_TASKS_PER_NODE",  # of every host, like 2(x3),1
+        host="SLURM_NODEID",
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         # a step that srun started; batch scripts and interactive shells count from 4294967280
         needs={"SLURM_JOB_ID": ".+", "SLURM_STEP_ID": "[0-9]{1,9}"},
@@ -101,7 +111,8 @@ _LAUNCHERS = (
         "MPICH",
         rank="PMI_RANK",
         size="PMI_SIZE",
-        here="MPI_LOCALNRANKS",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
         own=("PMI_FD",),
     ),
 )
@@ -138,7 +149,25 @@ def launched(
 
 def alone() -> Launched:
     """The place of a process that no launcher started: a job of one."""
-    return Launched(0, 1, os.urandom(16).hex())
+    return Launched(0, 1, os.urandom(16).hex(), local_rank=0, local_size=1)
+
+
+def one_host_error(place: Launched) -> EngineUnavailable | None:
+    """Return why the ranks cannot meet through the memory of one host; None where they can."""
+    if place.local_size < place.size:
+        return EngineUnavailable(
+            f"this job's {place.size} ranks span hosts ({', '.join(place.told)}): "
+            "ranks of several hosts need the mpi engine, which is not part of this release; start "
+            "all ranks on one host, or let each work alone with engine='serial'"
+        )
+    if not place.job:
+        return EngineUnavailable(
+            f"the process that started this job's {place.size} ranks ({place.told[-1]}) cannot be "
+            "seen from this one, as if each rank had a container of its own: ranks meet where they "
+            "see each other; start them inside one container, for example with "
+            f"`weft run -n {place.size}`, or let each work alone with engine='serial'"
+        )
+    return None
 
 
 def _by_weft_run(found: Mapping[str, str]) -> Launched:
@@ -154,7 +183,7 @@ def _by_weft_run(found: Mapping[str, str]) -> Launched:
         ) from None
     if not 0 <= rank < size:
         raise InvalidValue(f"WEFT_RANK={rank} is not in 0 to {size - 1} (WEFT_SIZE={size})")
-    return Launched(rank, size, job, memory, launcher)
+    return Launched(rank, size, job, memory, launcher, local_rank=rank, local_size=size)
 
 
 def _by_another(
@@ -165,12 +194,17 @@ def _by_another(
     rank, size = _rank_and_size(launcher, environ)
     if size == 1:
         return alone()
-    spread = _spread(launcher, environ)
-    if spread:
-        return Launched(rank, size, "", obstacle=spread)
-    if depths[launcher] == len(above):
-        return Launched(rank, size, "", obstacle=_unseen(launcher, environ))
-    return Launched(rank, size, _job(launcher, environ, above[depths[launcher]].process))
+    local_size = _local_size(launcher, environ, size)
+    met = local_size == size and depths[launcher] < len(above)
+    names = (name for name in (launcher.local_size, launcher.size) if name in environ)
+    return Launched(
+        rank,
+        size,
+        _job(launcher, environ, above[depths[launcher]].process) if met else "",
+        local_rank=_number(environ.get(launcher.local_rank, ""), rank),
+        local_size=local_size,
+        told=tuple(f"{name}={environ[name]}" for name in names),
+    )
 
 
 def _depth(launcher: _Launcher, place: str, above: Sequence[Ancestor]) -> int:
@@ -201,26 +235,18 @@ def _rank_and_size(launcher: _Launcher, environ: Mapping[str, str]) -> tuple[int
     )
 
 
-def _spread(launcher: _Launcher, environ: Mapping[str, str]) -> str:
-    """What to say of ranks that are not all on this host; "" where they are, or may be."""
-    size, here = environ[launcher.size], environ.get(launcher.here)
-    if here is None or here == size:
-        return ""
-    return (
-        f"this job's {size} ranks span hosts ({launcher.here}={here}, {launcher.size}={size}): "
-        "ranks of several hosts need the mpi engine, which is not part of this release; start "
-        "all ranks on one host, or let each work alone with engine='serial'"
-    )
+def _local_size(launcher: _Launcher, environ: Mapping[str, str], size: int) -> int:
+    """Return how many ranks are on this host; all of them where the launcher does not say."""
+    counts: list[int] = []
+    for part in environ.get(launcher.local_size, "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        counts += [int(found[1])] * int(found[2] or 1) if found else []
+    host = _number(environ.get(launcher.host, ""), 0)
+    return counts[host] if host < len(counts) else size
 
 
-def _unseen(launcher: _Launcher, environ: Mapping[str, str]) -> str:
-    size = environ[launcher.size]
-    return (
-        f"the process that started this job's {size} ranks ({launcher.size}={size}) cannot be "
-        "seen from this one, as if each rank had a container of its own: ranks meet where they "
-        "see each other; start them inside one container, for example with "
-        f"`weft run -n {size}`, or let each work alone with engine='serial'"
-    )
+def _number(text: str, otherwise: int) -> int:
+    return int(text) if text.isdecimal() else otherwise
 
 
 def _job(launcher: _Launcher, environ: Mapping[str, str], above: Process) -> str:

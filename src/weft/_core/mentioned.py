@@ -17,6 +17,7 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,12 +27,11 @@ from typing import Any
 import numpy as np
 
 from weft import adapters
-from weft._core import models
-from weft._core.essence import is_found
+from weft.adapters import models
 
 #: values that are looked at within one that the function mentions, and how deep
 _MOST, _DEEPEST = 1000, 20
-_CONSTANT = (ModuleType, BuiltinFunctionType, type)
+_CONSTANT = (ModuleType, BuiltinFunctionType, CodeType, type)
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,10 @@ def _parts_of(value: Any) -> Iterable[Any]:
 
 
 def _mentioned_by(function: FunctionType) -> Iterator[Any]:
-    """What a function has closed over, and the global variables that it uses; nothing if workers
-    load it from its module."""
-    if function.__module__ != "__main__" and is_found(function):
+    """Yield a function's code, what it has closed over, and the global variables that it uses; only
+    its code if workers load it from its module."""
+    yield function.__code__
+    if function.__module__ != "__main__" and _is_importable(function):
         return
     yield from filter(None, (function.__defaults__, function.__kwdefaults__, function.__dict__))
     for cell in function.__closure__ or ():
@@ -123,6 +124,14 @@ def _mentioned_by(function: FunctionType) -> Iterator[Any]:
             yield None
     variables = function.__globals__
     yield from (variables[name] for name in _globals_of(function.__code__) if name in variables)
+
+
+def _is_importable(function: FunctionType) -> bool:
+    """Return whether its name leads to it: not after its module was loaded again."""
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)  # a module may have its own __getattr__
+    return found is function
 
 
 @lru_cache(maxsize=256)

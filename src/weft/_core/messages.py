@@ -126,8 +126,7 @@ class Unpin(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A driver asks for a worker; its end of their connection, its outputs and its semaphore come
-    beside it."""
+    """A driver asks for a worker; its end of their connection and its outputs come beside it."""
 
     worker: int
 

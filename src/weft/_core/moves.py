@@ -22,7 +22,7 @@ from weft._core.calls import Call, UnlikeArrays, check_out, checked_root, shown,
 from weft._core.elements import Array
 from weft._core.plans import Copy, Movement
 from weft._core.split import layout_of, part_of
-from weft._core.values import Arrays, Leaf, Target, flat, in_words, keep_apart
+from weft._core.values import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -64,7 +64,7 @@ class _Move(Call):
     def _give(self, offer: _Offer | None, source: Sequence[Array]) -> None:
         """Note what this rank gives."""
         if self._taken is not None:
-            source = keep_apart(source, self._taken.views)
+            source = copy_if_aliased(source, self._taken.views)
         self.source = source
         self.layout = layout_of(tuple(array.nbytes for array in source))
         self.own = _Own(offer, None if self._taken is None else self._taken.leaves).encode()

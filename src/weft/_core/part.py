@@ -1,23 +1,25 @@
-"""A part of an array, as an item. It has a module of its own because it does without NumPy, which
-takes long to load, unlike `columns.py`."""
+"""Some columns of an array, as an item. Apart from `columns.py`, because NumPy takes long to load
+and is not needed here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
 
 
 @dataclass(frozen=True)
-class Part:
-    """The columns `start` to `stop` of an array, which is sent whole or seen where it lies: a
-    view has the array's own strides, and what is computed from it the same bits."""
+class ColumnSlice:
+    """The columns `start` to `stop` of an array. In the driver `array` may be a handle of
+    `Pool.put`, which a worker gets as the array: a view has the whole array's strides, and what is
+    computed from it the same bits."""
 
-    array: Array
+    array: Array | Any
     start: int
     stop: int
 
     def view(self) -> Array:
-        return self.array[..., self.start : self.stop]
+        view: Array = self.array[..., self.start : self.stop]
+        return view

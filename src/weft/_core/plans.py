@@ -12,7 +12,8 @@ from weft._core.elements import Array
 
 
 class Combination(NamedTuple):
-    """Corresponding arrays of all ranks are to be combined, element by element, in rank order."""
+    """Corresponding arrays of all ranks are to be combined, element by element: in rank order
+    within a host, then in the order of hosts, which is that of their lowest ranks."""
 
     op: str
     elements: Sequence[str]

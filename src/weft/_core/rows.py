@@ -27,7 +27,7 @@ _SCRATCH = 1 << 20
 
 
 def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
-    """A copy of all rows of a table, or of some."""
+    """Copy all rows of a table, or some."""
     if ids is None:
         whole = np.empty_like(table) if out is None else out
         copy_to(whole, table)
@@ -58,7 +58,7 @@ class Repeats(NamedTuple):
 
 
 def repeats(ids: Ids, scratch: Array | None = None) -> Repeats | None:
-    """Where ids are named again; None if each is named once.
+    """Return where ids are named again; None if each is named once.
 
     `scratch`, integers of any value for all rows of the table, makes it several times faster.
     """
@@ -95,7 +95,7 @@ def _repeats_by_sorting(ids: Ids) -> Repeats | None:
 
 
 def merge(ids: Ids, delta: Array) -> tuple[Ids, Array]:
-    """Each id once, with the sum of its deltas."""
+    """Return each id once, with the sum of its deltas."""
     found = repeats(ids)
     if found is None:
         return ids, delta
@@ -135,7 +135,7 @@ class Adder(Protocol):
     """Adds to some rows of a table, one after the other. For one thread at a time."""
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Any:
-        """What can be done before the table is locked; `add` is given what it returns.
+        """Do what can be done before the table is locked; `add` is given what it returns.
 
         `touch`: bring the rows into this processor's cache, so that adding to them is soon over.
         """
@@ -144,7 +144,7 @@ class Adder(Protocol):
 
 
 def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
-    """The quickest one that there is for a table."""
+    """Return the quickest one that there is for a table."""
     loop = kernels.add_rows_loop(dtype.name)
     return NumpyAdder(n_rows, dtype) if loop is None else CompiledAdder(loop)
 
@@ -156,7 +156,7 @@ class CompiledAdder:
         self._loop = loop
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> None:
-        """Nothing: while one row is added to, those after it are on their way."""
+        """Do nothing: while one row is added to, those after it are on their way."""
 
     def add(self, table: Array, ids: Ids, delta: Array, prepared: None) -> None:
         ids = ids if ids.flags.carray else ids.copy()
@@ -178,7 +178,7 @@ class NumpyAdder:
         self._room = np.empty(0, dtype)
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Repeats | None:
-        """Where ids are named again."""
+        """Return where ids are named again."""
         if self._scratch is None and self._n_rows <= _SCRATCH:
             self._scratch = np.zeros(self._n_rows, np.int32)
         found = repeats(ids, self._scratch)

@@ -6,14 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft._core.outputs import Modes, Partial, join
-from weft._core.portions import Portion, count, part
+from weft._core.portions import RowSlice, count, part
 from weft.errors import InvalidType, InvalidValue
 
 
-class Share(NamedTuple):
+class Common(NamedTuple):
+    """The name of a common argument of the call, in the place where the function gets it."""
+
+    name: str
+
+
+class Task(NamedTuple):
     """What one rank gets of a call."""
 
-    #: those that are portions are split, the others go whole
+    #: each a RowSlice, a Common, or the value itself
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     rows: int
@@ -21,34 +27,39 @@ class Share(NamedTuple):
     #: which outputs are wanted; None: all
     wanted: tuple[Any, ...] | None
 
-    @property
-    def given(self) -> list[Any]:
-        """All that it was given, portions as what they are portions of."""
-        both = (*self.arguments, *self.keywords.values())
-        return [one.array if isinstance(one, Portion) else one for one in both]
+    def with_common(self, common: Mapping[str, Any]) -> Task:
+        """Return the task with the common arguments in their places."""
+
+        def given(value: Any) -> Any:
+            return common[value.name] if isinstance(value, Common) else value
+
+        return self._replace(
+            arguments=[given(one) for one in self.arguments],
+            keywords={name: given(one) for name, one in self.keywords.items()},
+        )
 
 
-def compute(function: Callable[..., Any], share: Share, modes: Modes) -> Partial:
-    """The outputs of a function on a rank's share."""
-    slices = min(share.slices, max(1, share.rows))
+def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
+    """Return the outputs of a function on a rank's task."""
+    slices = min(task.slices, max(1, task.rows))
     parts = []
     for index in range(slices):
-        arguments = [_taken(one, slices, index) for one in share.arguments]
-        keywords = {name: _taken(one, slices, index) for name, one in share.keywords.items()}
-        outputs = select(function(*arguments, **keywords), share.wanted)
-        parts.append(Partial(outputs, _rows(share, slices, index)))
-    return parts[0] if len(parts) == 1 else Partial(join(parts, modes), share.rows)
+        arguments = [_taken(one, slices, index) for one in task.arguments]
+        keywords = {name: _taken(one, slices, index) for name, one in task.keywords.items()}
+        outputs = select(function(*arguments, **keywords), task.wanted)
+        parts.append(Partial(outputs, _rows(task, slices, index)))
+    return parts[0] if len(parts) == 1 else Partial(join(parts, modes), task.rows)
 
 
 def _taken(value: Any, slices: int, index: int) -> Any:
     """A value as the function gets it, for one of several slices."""
-    if not isinstance(value, Portion):
+    if not isinstance(value, RowSlice):
         return value
-    return (value if slices == 1 else Portion(value.array, part(value.rows, slices, index))).take()
+    return (value if slices == 1 else RowSlice(value.array, part(value.rows, slices, index))).take()
 
 
-def _rows(share: Share, slices: int, index: int) -> int:
-    return share.rows if slices == 1 else count(part(slice(0, share.rows), slices, index))
+def _rows(task: Task, slices: int, index: int) -> int:
+    return task.rows if slices == 1 else count(part(slice(0, task.rows), slices, index))
 
 
 def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:

@@ -79,7 +79,7 @@ class Rule:
             self._by_blocks([array.reshape(-1) for array in arrays], factors)
 
     def _by_blocks(self, arrays: list[Array], factors: Sequence[float]) -> None:
-        """The same without a loop in C; blocks may begin within a row."""
+        """Do the same without a loop in C; blocks may begin within a row."""
         wide = computed_in(arrays[0].dtype)
         scratch = np.empty(min(BLOCK, arrays[0].size), wide)
         buffers = [] if wide == arrays[0].dtype else [np.empty_like(scratch) for _ in arrays]
@@ -96,13 +96,13 @@ class Rule:
 
 
 def blocks(rows: Array) -> Iterator[slice]:
-    """The parts of axis 0, each of about BLOCK elements, at least one row."""
+    """Return the parts of axis 0, each of about BLOCK elements, at least one row."""
     length = max(1, BLOCK // max(1, math.prod(rows.shape[1:])))
     return (slice(start, start + length) for start in range(0, len(rows), length))
 
 
 def computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The kind of number that a rule works with to change rows of this one."""
+    """Return the kind of number that a rule works with to change rows of this one."""
     return np.dtype(np.float32) if dtype.char == "e" else dtype  # NumPy's letter for float16
 
 
@@ -159,7 +159,7 @@ def _blend_square(block: _Block, mean_square: Array, kept: float, new: float) ->
 
 
 def _descend(block: _Block, along: Array, square: Array, lr: float, eps: float) -> None:
-    """rows -= lr * along / (sqrt(square) + eps)"""
+    """Compute rows -= lr * along / (sqrt(square) + eps)."""
     rows, _, _, scratch = block
     np.sqrt(square, out=scratch)
     scratch += eps

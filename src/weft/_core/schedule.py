@@ -1,11 +1,10 @@
-"""Which items are run next, and how many at once. Pure: events in, batches out.
+"""Which items are run next, and how many at once. Pure: events in, chunks out.
 
-Nobody knows beforehand how long an item takes. The first batches are a small part of what there
+Nobody knows beforehand how long an item takes. The first chunks are a small part of what there
 is, however long their items may be, unless it is known how long they took in an earlier job; then,
-as long as items prove short, batches grow, so that sending them costs little beside running them.
-A batch never holds more than its share of what is left, so that the workers end together, unless
-that would be so little that sending it costs more. Where an item proves long after all, what its
-worker has not begun is taken back, and given to others that are idle.
+as long as items prove short, chunks grow, so that sending them costs little beside running them.
+A chunk never holds more than a worker's share of what is left (guided self-scheduling): the last
+ones have one item each, so that the workers end together also if the last items prove long.
 """
 
 from __future__ import annotations
@@ -17,28 +16,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
-#: seconds that a batch should take: some thirty times what sending it costs; and near the end,
-#: some three times
-_SECONDS, _FEWEST_SECONDS = 0.003, 0.0003
-#: bytes of arrays in a batch, unless one item has more
+#: seconds that a chunk should take: some thirty times what sending it costs
+_SECONDS = 0.003
+#: bytes of arrays in a chunk, unless one item has more
 MOST_BYTES = 4 << 20
-#: how often a batch may not come to its worker
-_STRAYS = 3
-#: how much a batch may be longer than those before
+#: how often a chunk may not come to its worker
+_UNDELIVERED = 3
+#: how much a chunk may be longer than those before
 _GROWTH = 32
-#: which part of a worker's share the first batch is: an unlucky one keeps it busy for so long only
+#: which part of a worker's share the first chunk is: an unlucky one keeps it busy for so long only
 _FIRST = 64
-#: into how many stretches a batch is divided, at most
-_STRETCHES = 128
-#: seconds after which a batch takes longer than any was meant to
-OVERDUE = 2 * _SECONDS
-
 
 #: takes at most so many items from where they come; none at the end, None if none is here yet
 Draw = Callable[[int], list[Any] | None]
 
 
-class Batch(NamedTuple):
+class Chunk(NamedTuple):
     """Consecutive items, and the index of the first."""
 
     first: int
@@ -49,20 +42,6 @@ class Batch(NamedTuple):
         """Which items they are, in words."""
         last = self.first + len(self.items) - 1
         return f"item {last}" if last == self.first else f"items {self.first} to {last}"
-
-    def cut(self, size: int) -> tuple[Batch, Batch]:
-        """The first items, and the others."""
-        return Batch(self.first, self.items[:size]), Batch(self.first + size, self.items[size:])
-
-    @property
-    def stretch(self) -> int:
-        """How many of them are run without a pause in which the rest can be taken back."""
-        return max(1, len(self.items) // _STRETCHES)
-
-    @property
-    def permits(self) -> int:
-        """How many stretches there are after the first, each of which needs a permit."""
-        return (len(self.items) - 1) // self.stretch
 
 
 class Cost(NamedTuple):
@@ -111,23 +90,19 @@ class Schedule:
         # items that may be slow to come are not waited for before the first is run
         self._expected = expected if self.at_hand else UNKNOWN
         self._taken = 0
-        self._again: deque[Batch] = deque()
-        #: taken back, in pieces that are cut when they are given out
-        self._returned: deque[Batch] = deque()
+        self._again: deque[Chunk] = deque()
         self._losses: dict[int, int] = {}
-        self._strays: dict[int, int] = {}
+        self._undelivered: dict[int, int] = {}
         # measured
         self._done = 0
         self._longest = 0
         self._seconds = 0.0
         self._bytes = 0
 
-    def next(self) -> Batch | None:
+    def next(self) -> Chunk | None:
         """What to run next; None when everything has been given out, or `waiting`."""
         if self._again:
             return self._again.popleft()
-        if self._returned:
-            return self._next_returned()
         items = self._draw(self._size())
         self.waiting = items is None
         if items is None:
@@ -135,18 +110,9 @@ class Schedule:
         if not items:
             self.total = self._taken
             return None
-        batch = Batch(self._taken, items)
+        chunk = Chunk(self._taken, items)
         self._taken += len(items)
-        return batch
-
-    def _next_returned(self) -> Batch:
-        """A piece of what was taken back: the others may prove long too, so never all of it."""
-        batch = self._returned.popleft()
-        share = -(-len(batch.items) // (2 * self._workers))
-        piece, rest = batch.cut(min(share, self._size()))
-        if rest.items:
-            self._returned.appendleft(rest)
-        return piece
+        return chunk
 
     @property
     def taken(self) -> int:
@@ -164,10 +130,11 @@ class Schedule:
                 break
         return items
 
-    def done(self, batch: Batch, seconds: float, size: int) -> None:
-        """A batch has ended: how long its calls took, and how many bytes its arrays had."""
-        self._done += len(batch.items)
-        self._longest = max(self._longest, len(batch.items))
+    def done(self, count: int, seconds: float, size: int) -> None:
+        """Note that so many items of a chunk have ended: how long their calls took, and how many
+        bytes their arrays had."""
+        self._done += count
+        self._longest = max(self._longest, count)
         self._seconds += seconds
         self._bytes += size
 
@@ -177,54 +144,43 @@ class Schedule:
         done = self._done
         return Cost(self._seconds / done, self._bytes / done) if done else self._expected
 
-    def take_back(self, batch: Batch, begun: int) -> Batch:
-        """Only so many items of a batch were or will be begun: have the others given out again. The
-        batch as it is now."""
-        kept, rest = batch.cut(begun)
-        if rest.items:
-            self._returned.append(rest)
-            self._expected = UNKNOWN  # as it was, they would not have been stuck
-        return kept
+    def lost(self, chunk: Chunk, item: int) -> bool:
+        """A chunk's worker died in this item; whether the item is to be run again.
 
-    def lost(self, batch: Batch, item: int) -> bool:
-        """A batch's worker died in this item; whether the item is to be run again.
-
-        The others of the batch are: those before it lost their results, those after it never ran.
+        The others of the chunk are: those before it lost their results, those after it never ran.
         """
         self._losses[item] = self._losses.get(item, 0) + 1
         again = self._losses[item] <= self._retries
-        if item > batch.first:
-            self._again.append(Batch(batch.first, batch.items[: item - batch.first]))
+        if item > chunk.first:
+            self._again.append(Chunk(chunk.first, chunk.items[: item - chunk.first]))
         if again:
-            self._again.append(Batch(item, [batch.items[item - batch.first]]))
-        if rest := batch.items[item - batch.first + 1 :]:
-            self._again.append(Batch(item + 1, rest))
+            self._again.append(Chunk(item, [chunk.items[item - chunk.first]]))
+        if rest := chunk.items[item - chunk.first + 1 :]:
+            self._again.append(Chunk(item + 1, rest))
         return again
 
-    def never_came(self, batch: Batch) -> bool:
-        """A batch's worker died before it had it; whether it is run again, as if it had not been
+    def resend(self, chunk: Chunk) -> bool:
+        """A chunk's worker died before it had it; whether it is run again, as if it had not been
         given out. Not for ever: there may be something about it that no worker survives."""
-        self._strays[batch.first] = self._strays.get(batch.first, 0) + 1
-        again = self._strays[batch.first] <= _STRAYS
+        self._undelivered[chunk.first] = self._undelivered.get(chunk.first, 0) + 1
+        again = self._undelivered[chunk.first] <= _UNDELIVERED
         if again:
-            self._again.append(batch)
+            self._again.append(chunk)
         return again
 
-    def one_by_one(self, batch: Batch) -> None:
-        """Run a batch again with one item at a time."""
-        self._again.extend(Batch(batch.first + i, [item]) for i, item in enumerate(batch.items))
+    def resend_singly(self, chunk: Chunk) -> None:
+        """Run a chunk again with one item at a time."""
+        self._again.extend(Chunk(chunk.first + i, [item]) for i, item in enumerate(chunk.items))
 
     def _size(self) -> int:
         cost = self.cost
         if not cost.is_known:
             return max(1, (self.total or 0) // (_FIRST * self._workers))
-        each = max(cost.seconds, 1e-9)
-        size = int(_SECONDS / each)
+        size = int(_SECONDS / max(cost.seconds, 1e-9))
         if not self._expected.is_known:
             size = min(size, self._longest * _GROWTH)
         if cost.nbytes > 0:
             size = min(size, int(MOST_BYTES / cost.nbytes))
         if self.total is not None:
-            share = -(-(self.total - self._taken) // (2 * self._workers))
-            size = min(size, max(share, int(_FEWEST_SECONDS / each)))
+            size = min(size, -(-(self.total - self._taken) // self._workers))
         return max(1, size)

@@ -59,12 +59,12 @@ class TableSpec:
 
     @cached_property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of one row: () for an array's element."""
+        """Return the shape of one row: () for an array's element."""
         return self.shape[1:]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows alone."""
+        """Return the bytes of the rows alone."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -79,8 +79,8 @@ class Interrupted:
     generation: int
 
 
-def check_size(what: str, value: object) -> int:
-    """A number of rows, columns or elements."""
+def validate_size(what: str, value: object) -> int:
+    """Return a number of rows, columns or elements as an int. Raise if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InvalidType(f"{what}={value!r}: expected a whole number, or an array to start from")
     if value < 1:
@@ -88,8 +88,8 @@ def check_size(what: str, value: object) -> int:
     return int(value)
 
 
-def check_dtype(value: Any) -> np.dtype[Any]:
-    """The dtype of a table: any that NumPy can add up."""
+def validate_dtype(value: Any) -> np.dtype[Any]:
+    """Return the dtype of a table: any that NumPy can add up."""
     dtype = None
     if value is not None:  # which NumPy takes for float64
         # of what is no dtype NumPy raises these, depending on where it finds out
@@ -108,7 +108,7 @@ def _is_torch(value: object) -> bool:
 
 
 def as_array(value: Any, what: str) -> Array:
-    """Numbers as users have them (a list, a range, somebody's array) as a NumPy array."""
+    """Return numbers as users have them (a list, a range, an array) as a NumPy array."""
     adapter = adapters.of(value)
     if adapter is not None:
         view, element = adapter.view(value)
@@ -136,7 +136,7 @@ def as_delta(
     check_finite: bool = False,
     what: str = "delta",
 ) -> Array:
-    """What is added, as an array of the table's dtype and of this shape. Flat is as good.
+    """Return what is added, as an array of the table's dtype and of this shape. Flat is as good.
 
     Raises InvalidType where numbers would lose more than their last digits, InvalidValue for
     another size, and for NaN and infinity if asked to.
@@ -163,8 +163,9 @@ def as_delta(
 
 
 def _cast(array: Array, dtype: np.dtype[Any], what: str, *, given: bool) -> Array:
-    """The same numbers in the table's dtype. Rounding is allowed, as in NumPy's `+=`; another kind
-    of number, or one that is out of range, is not. Plain lists only need values that fit."""
+    """Return the same numbers in the table's dtype. Rounding is allowed, as in NumPy's `+=`;
+    another kind of number, or one that is out of range, is not. Plain lists only need values that
+    fit."""
     if array.dtype == dtype:
         return array
     if not given and not array.size:
@@ -193,7 +194,7 @@ def _cast(array: Array, dtype: np.dtype[Any], what: str, *, given: bool) -> Arra
 
 
 def as_ids(value: Any, n_rows: int) -> Ids:
-    """Row ids as an array of indexes within 0 to n_rows - 1, none of them negative."""
+    """Return row ids as an array of indexes within 0 to n_rows - 1, none of them negative."""
     if type(value) is np.ndarray and value.dtype is _INDEX and value.ndim < 2:
         ids = value  # the usual case
     else:
@@ -202,7 +203,7 @@ def as_ids(value: Any, n_rows: int) -> Ids:
     unsigned = ids.view(_UNSIGNED)
     if ids.size and unsigned.item(unsigned.argmax()) >= n_rows:
         wrong = ids.reshape(-1)
-        raise _out_of_range(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
+        raise _out_of_range_error(int(wrong[(wrong < 0) | (wrong >= n_rows)][0]), n_rows)
     return ids
 
 
@@ -213,16 +214,16 @@ def _indexes(value: Any, n_rows: int) -> Ids:
     if array.ndim > 1:
         raise InvalidValue(f"rows has shape {array.shape}; expected one row id, or a list of them")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(_INDEX).max:
-        raise _out_of_range(int(array.max()), n_rows)
+        raise _out_of_range_error(int(array.max()), n_rows)
     return array.astype(_INDEX)
 
 
-def _out_of_range(wrong: int, n_rows: int) -> InvalidValue:
+def _out_of_range_error(wrong: int, n_rows: int) -> InvalidValue:
     return InvalidValue(f"row {wrong} is not in this table; expected 0 to {n_rows - 1}")
 
 
 def as_out(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A view of the memory that the user wants results in."""
+    """Return a view of the memory that the user wants results in."""
     adapter = adapters.of(value)
     if adapter is None:
         raise InvalidType(f"out= is {_named(value)}; expected an array")

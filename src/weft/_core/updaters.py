@@ -23,7 +23,7 @@ _State = Mapping[str, Array]
 
 
 def resolve(value: Any) -> Updater:
-    """The updater that a table was given: a name, an updater, or a function of the user's.
+    """Return the updater that a table was given: a name, an updater, or a function of the user's.
 
     >>> str(resolve("sgd"))
     'sgd(lr=0.001)'
@@ -43,7 +43,7 @@ def resolve(value: Any) -> Updater:
 
 
 def from_saved(name: str, options: Iterable[tuple[str, float]]) -> Updater | None:
-    """The built-in updater of this name with these options; None if it is not built in.
+    """Return the built-in updater of this name with these options; None if it is not built in.
 
     >>> from_saved("sgd", sgd(lr=0.5).options) == sgd(lr=0.5)
     True
@@ -64,7 +64,7 @@ def from_saved(name: str, options: Iterable[tuple[str, float]]) -> Updater | Non
 def custom(
     fun: Callable[..., Any], *, state: Sequence[str] = (), name: str | None = None
 ) -> Updater:
-    """An updater that calls `fun(rows, state, delta)`, which changes `rows` in place.
+    """Return an updater that calls `fun(rows, state, delta)`, which changes `rows` in place.
 
     It is called with one block of whole rows after the other. `state` maps each of the given
     names to an array like `rows`, zeros at first, to be changed in place as well. Ranks compare
@@ -78,7 +78,7 @@ def custom(
 
     Raises InvalidType or InvalidValue if `fun` cannot be called so, or a name is not usable.
     """
-    _check_function(fun)
+    _validate_function(fun)
     if name is None:
         named = fun if hasattr(fun, "__qualname__") else type(fun)
         name = f"{named.__module__}.{named.__qualname__}"
@@ -89,10 +89,10 @@ def custom(
             f"custom(name={name!r}): expected a name of your own, neither empty nor one of "
             f"{', '.join(BUILT_IN)}; leave it away for the function's"
         )
-    return Updater(name, fun, _checked_names(state))
+    return Updater(name, fun, _validate_names(state))
 
 
-def _check_function(fun: object) -> None:
+def _validate_function(fun: object) -> None:
     if not callable(fun):
         raise InvalidType(
             f"updater={fun!r}: expected a function fun(rows, state, delta), an updater such as "
@@ -111,7 +111,7 @@ def _check_function(fun: object) -> None:
             raise InvalidType(message) from None
 
 
-def _checked_names(state: object) -> tuple[str, ...]:
+def _validate_names(state: object) -> tuple[str, ...]:
     call = f"custom(state={state!r})"
     if isinstance(state, str):
         raise InvalidType(f"{call}: expected a tuple of names; for one array state=({state!r},)")
@@ -131,27 +131,27 @@ def add() -> Updater:
 
 
 def sgd(lr: float = 1e-3) -> Updater:
-    """Gradient descent: subtract the delta `lr` times."""
+    """Descend the gradient: subtract the delta `lr` times."""
     return _built_in("sgd", lr=lr)
 
 
 def momentum(lr: float = 1e-3, momentum: float = 0.9, nesterov: bool = False) -> Updater:
-    """Gradient descent along a sum of the deltas so far, in which older ones count less."""
+    """Descend along a sum of the deltas so far, in which older ones count less."""
     return _built_in("momentum", "velocity", lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 def adagrad(lr: float = 1e-2, eps: float = 1e-10) -> Updater:
-    """Gradient descent with steps that shrink where deltas have been large."""
+    """Descend with steps that shrink where deltas have been large."""
     return _built_in("adagrad", "squares", lr=lr, eps=eps)
 
 
 def rmsprop(lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8) -> Updater:
-    """Gradient descent with steps as long as deltas are large compared to the latest ones."""
+    """Descend with steps as long as deltas are large compared to the latest ones."""
     return _built_in("rmsprop", "mean_square", lr=lr, alpha=alpha, eps=eps)
 
 
 def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Updater:
-    """Gradient descent along the mean of the latest deltas over the root of their mean square."""
+    """Descend along the mean of the latest deltas over the root of their mean square."""
     return _built_in("adam", "mean", "mean_square", lr=lr, beta1=beta1, beta2=beta2, eps=eps)
 
 
@@ -162,8 +162,8 @@ BUILT_IN: dict[str, Callable[..., Updater]] = {
 
 
 def _built_in(name: str, *state: str, **options: float) -> Updater:
-    checked = tuple((option, _checked(name, option, value)) for option, value in options.items())
-    return Updater(name, None, state, checked)
+    valid = tuple((option, _validate_option(name, option, options[option])) for option in options)
+    return Updater(name, None, state, valid)
 
 
 _DECAY = ("a number of at least 0 and less than 1, such as 0.9", 0.0, 1.0)
@@ -175,8 +175,8 @@ _EXPECTED = {
 }
 
 
-def _checked(name: str, option: str, value: Any) -> float:
-    """An option as a float; nesterov as a bool, which may have been saved as a number."""
+def _validate_option(name: str, option: str, value: Any) -> float:
+    """Return an option as a float; nesterov as a bool, which may have been saved as a number."""
     if option == "nesterov":
         if isinstance(value, (bool, int, float, np.bool_)) and value in (0, 1):
             return bool(value)
@@ -217,7 +217,7 @@ class Updater:
         options = ", ".join(f"{option}={value!r}" for option, value in self.options)
         return f"{self.name}({options})" if options else self.name
 
-    def check(self, dtype: np.dtype[Any]) -> None:
+    def validate(self, dtype: np.dtype[Any]) -> None:
         """Raise InvalidType if rows of this dtype cannot have this updater."""
         if self.name not in RULES:  # add, or a user's function
             return

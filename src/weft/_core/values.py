@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft import adapters
-from weft._core import trees
 from weft._core.elements import Array
+from weft.adapters import containers
 
 #: bytes of the longest description that ranks show each other
 _LONGEST_WORDS = 400
@@ -25,6 +25,8 @@ class Leaf(NamedTuple):
     element: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    #: "cpu", or where else its memory is, as its library says it: "cuda:0"
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.element}[{', '.join(map(str, self.shape))}]"
@@ -42,8 +44,9 @@ class Leaf(NamedTuple):
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def matches(self, other: Leaf) -> bool:
-        """Whether one array can take the other's values; whose arrays they are does not matter."""
-        return self is other or self[1:] == other[1:]
+        """Whether one array can take the other's values; whose arrays they are, and where, does
+        not matter."""
+        return self is other or self[1:4] == other[1:4]
 
 
 class Arrays:
@@ -69,7 +72,7 @@ class Arrays:
             return cls(_remembered(leaf) if view is value else (leaf,), (view,))
         if not isinstance(value, (list, tuple, dict)):
             return None
-        found = trees.flatten(value, lambda item: find(item) is not None)
+        found = containers.flatten(value, lambda item: find(item) is not None)
         if found is None:
             return None
         described = [_describe(item, find(item)) for item in found[0]]
@@ -88,15 +91,15 @@ def _remembered(leaf: Leaf) -> tuple[Leaf]:
 
 
 def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
-    view, element = adapter.view(value)
-    return Leaf(adapter.NAME, element, view.dtype, view.shape), view
+    view, _ = adapter.view(value)  # first: it refuses what cannot be used
+    return Leaf(adapter.NAME, *adapter.describe(value)), view
 
 
 def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) -> str:
     """Arrays in words, if asked for without the number of their rows; a long text is cut, and told
     from others by its checksum."""
     words = [leaf.without_rows() if any_rows else str(leaf) for leaf in leaves]
-    text = trees.describe(structure, iter(words))
+    text = containers.describe(structure, iter(words))
     data = text.encode(errors="replace")
     if len(data) <= _LONGEST_WORDS:
         return text
@@ -133,7 +136,7 @@ class Target:
             return out
         leaves = zip(self._leaves, self._views, strict=True)
         values = (adapters.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
-        return trees.rebuild(self._structure, values)
+        return containers.rebuild(self._structure, values)
 
 
 def flat(view: Array) -> Array:
@@ -143,7 +146,7 @@ def flat(view: Array) -> Array:
     return np.ascontiguousarray(view).reshape(-1)
 
 
-def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
+def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
     """The sources, copied where results written to a target would change what is still to be read.
 
     An array may be its own target. It may not overlap it in another way, nor another's target.
@@ -154,7 +157,7 @@ def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array
             if source is target and index == position:
                 continue
             if np.may_share_memory(source, target) and not (
-                index == position and same_memory(source, target)
+                index == position and same_buffer(source, target)
             ):
                 source = source.copy()  # noqa: PLW2901  from here on it is the copy that counts
                 break
@@ -162,7 +165,7 @@ def keep_apart(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array
     return apart
 
 
-def same_memory(source: Array, target: Array) -> bool:
+def same_buffer(source: Array, target: Array) -> bool:
     """Whether two flat arrays are one."""
     return source.nbytes == target.nbytes and address(source) == address(target)
 

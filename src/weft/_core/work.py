@@ -1,16 +1,16 @@
 """What a driver and its workers say to each other.
 
-    driver            worker
-    Settings  ->                     takes over folder, paths, environment, threads
-    Learn     ->                     keeps a function under its digest
-    Work      ->                     calls it on some consecutive items
-              <-  Done               the results in order, and what failed
-              <-  Unreadable         the function or the items could not be loaded there
-              <-  Stopped            a SIGINT of the driver's ended it
-              <-  Logged             what was logged meanwhile
-    CallOff   ->                     gives up the memory of its last answer
-              <-  CalledOff          it has answered all that came before
-    Forget    ->                     drops a function, and what it holds
+    driver               worker
+    Settings       ->                  takes over folder, paths, environment, threads
+    CacheFunction  ->                  keeps a function under its digest
+    Work           ->                  calls it on some consecutive items
+                   <-  Done            the results in order, and what failed
+                   <-  Unreadable      the function or the items could not be loaded there
+                   <-  Stopped         a SIGINT of the driver's ended it
+                   <-  Logged          what was logged meanwhile
+    Cancel         ->                  gives up the memory of its last answer
+                   <-  CancelAcknowledged       it has answered all that came before
+    DropFunction   ->                  drops a function, and what it holds
 
 These are pickled, so they pass only between processes that know each other. Functions, items and
 results are bytes here, packed by the engine: it knows which arrays need not be in them.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from weft._core.failures import Failure
 
-#: added to the index of a batch's first item while a worker loads the batch
+#: added to the index of a chunk's first item while a worker loads the chunk
 LOADING = 1 << 62
 
 
@@ -38,12 +38,12 @@ class Settings(NamedTuple):
     environment: dict[str, str] | None
 
 
-class Learn(NamedTuple):
+class CacheFunction(NamedTuple):
     digest: bytes
     function: bytes
 
 
-class Forget(NamedTuple):
+class DropFunction(NamedTuple):
     digest: bytes
 
 
@@ -56,13 +56,11 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
-    #: for how many items it needs one permit
-    stretch: int
 
 
 class Done(NamedTuple):
     #: the results; None in the place of an item that failed. Fewer than items where one failed and
-    #: the rest is not run, or where no permit was left
+    #: the rest is not run
     values: bytes
     #: the position of each item that failed, and how
     failures: list[tuple[int, Failure]]
@@ -82,13 +80,13 @@ class Stopped(NamedTuple):
     """The driver has interrupted it and wants no results."""
 
 
-class CallOff(NamedTuple):
+class Cancel(NamedTuple):
     """The driver wants no more results: something failed, or it was interrupted, perhaps before it
-    had sent Work or after it had received the answer. An answer may still come; CalledOff comes
-    after it."""
+    had sent Work or after it had received the answer. An answer may still come, and
+    CancelAcknowledged after it."""
 
 
-class CalledOff(NamedTuple):
+class CancelAcknowledged(NamedTuple):
     """All that came before is answered, and the memory of the last answer is given up."""
 
 
@@ -101,14 +99,14 @@ class Logged(NamedTuple):
 #: what is said, by the number that stands for its kind on the way
 KINDS = (
     Settings,
-    Learn,
-    Forget,
+    CacheFunction,
+    DropFunction,
     Work,
     Done,
     Unreadable,
     Stopped,
-    CallOff,
-    CalledOff,
+    Cancel,
+    CancelAcknowledged,
     Logged,
 )
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
@@ -125,4 +123,6 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 
 Answer = Done | Unreadable | Stopped
-Message = Settings | Learn | Forget | Work | Answer | CallOff | CalledOff | Logged
+Message = (
+    Settings | CacheFunction | DropFunction | Work | Answer | Cancel | CancelAcknowledged | Logged
+)

@@ -1,4 +1,4 @@
-"""What a worker does with a batch: run the items one after the other."""
+"""What a worker does with a chunk: run the items one after the other."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ def carry_out(
     seed: int | None,
     keep_going: bool,
     note: Callable[[int], None],
-    stretch: int,
-    take_permit: Callable[[], bool],
 ) -> tuple[list[Any], list[tuple[int, Failure]]]:
     """The results, None where an item failed, and the failures by position.
 
     Takes the items out of their list: an argument is gone as soon as its call is over. `note` is
-    told the index of each item before its call. For each `stretch` of items but the first it needs
-    a permit; without one there are no more results. KeyboardInterrupt ends it.
+    told the index of each item before its call. KeyboardInterrupt ends it.
     """
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
     items.reverse()
     while items:
-        if values and len(values) % stretch == 0 and not take_permit():
-            break
         index = first + len(values)
         note(index)
         try:

@@ -4,6 +4,8 @@ Each adapter is a module, loaded at the first sight of its type. One that knows 
 
     NAME                      how ranks tell each other which adapter to use
     is_mine(value)            whether it can be moved as an array
+    describe(value)           the name of its elements, the dtype of its view, its shape and its
+                              device ("cpu", "cuda:0"), without making a view
     view(value)               the same memory as a NumPy array, and the name of its elements
     deliver(array, element)   a NumPy array that weft made, as this library's
     state(value)              what tells whether it has changed since; of a large one of NumPy's,
@@ -48,7 +50,10 @@ Besides a module for each library there are
 numbers.py      Python's own numbers, as arrays
 scalars.py      NumPy's single numbers, as arrays
 holder.py       `weft.Holder`: a place for a value that cannot be changed itself
-containers.py   lists, tuples and dicts of models
+containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
+models.py       an object's values, whatever library's it is
+torch_training.py  a step of training of a torch module
+jax_training.py    a step of training of JAX's arrays
 """
 
 from __future__ import annotations

@@ -30,21 +30,25 @@ def state(value: Any) -> Hashable:
     return id(value)
 
 
+def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
+    _refuse_what_has_no_memory(value)
+    element = value.dtype.name
+    dtype = np.dtype(np.uint16) if element == _BFLOAT16 else np.dtype(value.dtype)
+    if dtype.kind not in _NUMBERS:
+        raise InvalidType(f"a JAX array of dtype {value.dtype} has no NumPy form")
+    devices = {"cpu" if one.platform == "cpu" else str(one) for one in value.devices()}
+    return element, dtype, tuple(value.shape), ", ".join(sorted(devices))
+
+
 def view(value: Any) -> tuple[NDArray[Any], str]:
     """It cannot be written to, as no array of JAX can."""
-    _refuse_what_has_no_memory(value)
-    devices = value.devices()
-    if any(device.platform != "cpu" for device in devices):
+    element, dtype, _, device = describe(value)
+    if device != "cpu":
         raise InvalidType(
-            f"a JAX array on {', '.join(map(str, devices))}: arrays on a GPU cannot be used yet; "
+            f"a JAX array on {device}: arrays on a GPU cannot be used yet; "
             "pass jax.device_get(array)"
         )
-    array = np.asarray(value)
-    if array.dtype.name == _BFLOAT16:
-        return array.view(np.uint16), _BFLOAT16
-    if array.dtype.kind not in _NUMBERS:
-        raise InvalidType(f"a JAX array of dtype {value.dtype} has no NumPy form")
-    return array, array.dtype.name
+    return np.asarray(value).view(dtype), element
 
 
 def deliver(array: NDArray[Any], element: str) -> Any:

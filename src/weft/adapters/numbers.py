@@ -16,6 +16,11 @@ def is_mine(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic)
 
 
+def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
+    array, element = view(value)
+    return element, array.dtype, (), "cpu"
+
+
 def view(value: Any) -> tuple[NDArray[Any], str]:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InvalidValue(f"{value} does not fit 64 bits; reduce it as a float")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ def is_mine(value: Any) -> bool:
     return not value.dtype.hasobject
 
 
+def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
+    dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
+    return _element(dtype), dtype, value.shape, "cpu"
+
+
 def view(value: Any) -> tuple[NDArray[Any], str]:
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidType(
@@ -33,7 +39,12 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
         array.flags.writeable = False  # a copy: results written to it would be lost
-    return array, array.dtype.name if array.dtype.kind != "V" else str(array.dtype)
+    return array, _element(array.dtype)
+
+
+@lru_cache(maxsize=256)  # NumPy takes a microsecond to make a dtype's name
+def _element(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype.kind != "V" else str(dtype)
 
 
 def deliver(array: NDArray[Any], element: str) -> Any:

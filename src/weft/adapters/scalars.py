@@ -14,6 +14,11 @@ def is_mine(value: Any) -> bool:
     return isinstance(value, (np.number, np.bool_))
 
 
+def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
+    array, element = view(value)
+    return element, array.dtype, (), "cpu"
+
+
 def view(value: Any) -> tuple[NDArray[Any], str]:
     array = np.array(value)
     return array, array.dtype.name

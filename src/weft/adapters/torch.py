@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,17 @@ _BFLOAT16 = "bfloat16"
 
 def is_mine(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
+    return *_form(value.dtype), tuple(value.shape), str(value.device)
+
+
+@lru_cache(maxsize=256)
+def _form(dtype: torch.dtype) -> tuple[str, np.dtype[Any]]:
+    """Return the name of a dtype, and NumPy's; of bfloat16 that of its bits."""
+    array, element = view(torch.empty(0, dtype=dtype))
+    return element, array.dtype
 
 
 def view(value: Any) -> tuple[NDArray[Any], str]:

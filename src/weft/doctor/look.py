@@ -1,20 +1,29 @@
-"""How the facts are gathered."""
+"""How the facts are gathered, some from programs that are run: nvidia-smi, mpirun, two ranks. Each
+is given a few seconds, and ended if it takes longer. A probe that fails is a fact as well: unknown,
+and why.
+
+`python -m weft.doctor.look` is what those two ranks run.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from weft import kernels
 from weft._core import timeouts
 from weft._version import __version__
-from weft.doctor import programs, reading
-from weft.doctor.machine import Fact, Machine, attempt, thread_number
+from weft.doctor.problems import Fact, Machine, Value, thread_number
+from weft.engines import registry
 from weft.resources import THREAD_VARIABLES, Plan, available_memory, count_cores
 
 PACKAGES = ("numpy", "torch", "jax", "keras", "pytensor", "mpi4py", "ray")
@@ -32,6 +41,13 @@ _SCOPES = {
     "3": "Yama lets nobody read other processes",
 }
 
+#: seconds for a program that only has to say what it is
+_ANSWER = 5.0
+#: seconds for two ranks to meet, each of which loads NumPy, on a busy machine
+_TRIAL = 30.0
+#: PR_SET_PDEATHSIG
+_END_WITH_PARENT = 1
+
 
 def look() -> Machine:
     """The machine and the environment of this process. Takes about a second."""
@@ -45,15 +61,15 @@ def look() -> Machine:
         cores=cores,
         threads=attempt(lambda: threads_per_rank(cores.value, environment)),
         memory=attempt(lambda: Fact(*available_memory())),
-        memfd=attempt(_memfd),
-        pidfd=attempt(_pidfd),
+        memfd=attempt(partial(_by_engine, "memfd")),
+        pidfd=attempt(partial(_by_engine, "pidfd")),
         ptrace_scope=attempt(_ptrace_scope),
-        reading=attempt(reading.between_siblings),
+        reading=attempt(partial(_by_engine, "reading")),
         open_files=attempt(_open_files),
-        gpus=attempt(programs.gpus),
-        mpirun=attempt(programs.mpirun),
+        gpus=attempt(gpus),
+        mpirun=attempt(mpirun),
         kernels=Fact(not kernels.missing(), kernels.missing()),
-        ranks=attempt(programs.two_ranks),
+        ranks=attempt(two_ranks),
         packages={name: attempt(partial(_version, name)) for name in PACKAGES},
         environment=environment,
     )
@@ -77,24 +93,9 @@ def _processor(information: Path = Path("/proc/cpuinfo")) -> Fact[str]:
     return Fact(platform.machine(), model.strip())
 
 
-def _memfd() -> Fact[bool]:
-    if not hasattr(os, "memfd_create"):
-        return Fact(False, "this system or Python has no memfd_create")
-    try:
-        os.close(os.memfd_create("weft"))
-    except OSError as error:
-        return Fact(False, f"memfd_create: {error.strerror}")
-    return Fact(True)
-
-
-def _pidfd() -> Fact[bool]:
-    if not hasattr(os, "pidfd_open"):
-        return Fact(False, "this system or Python has no pidfd_open")
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return Fact(False, f"pidfd_open: {error.strerror}")
-    return Fact(True)
+def _by_engine(name: str) -> Fact[bool]:
+    """What the engine that launches ranks tries. Raises EngineUnavailable where there is none."""
+    return Fact(*registry.choose(None, "launch").load().probes()[name]())
 
 
 def _ptrace_scope(setting: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> Fact[str]:
@@ -116,3 +117,138 @@ def _version(package: str) -> Fact[str]:
         return Fact(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return Fact("", "not installed")
+
+
+def attempt(probe: Callable[[], Fact[Value]]) -> Fact[Value]:
+    """What a probe finds; if it fails, that the fact is unknown, and why."""
+    try:
+        return probe()
+    except Exception as error:
+        return Fact(None, reason(error))
+
+
+def reason(error: Exception) -> str:
+    """An exception in one line; of the system's errors the part that is not a number."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def gpus() -> Fact[int]:
+    """How many, by nvidia-smi, else by their device files."""
+    program = shutil.which("nvidia-smi")
+    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    if program is None:
+        return Fact(len(devices), ", ".join(devices) or "no nvidia-smi and no /dev/nvidia*")
+    try:
+        told = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"], _ANSWER)
+    except OSError as error:
+        return Fact(len(devices) or None, ", ".join([*devices, reason(error)]))
+    return gpus_told(told.returncode, told.stdout, devices)
+
+
+def gpus_told(code: int, text: str, devices: Sequence[str]) -> Fact[int]:
+    """What nvidia-smi's answer means: a line for each GPU, or a complaint. Pure."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if code == 0:
+        return Fact(len(lines), "; ".join(lines) or "nvidia-smi lists none")
+    if "No devices were found" in text:
+        return Fact(0, "nvidia-smi: no devices were found")
+    complaint = f"nvidia-smi ended with code {code}: {' '.join(lines)[:200]}"
+    return Fact(len(devices) or None, ", ".join([*devices, complaint]))
+
+
+def mpirun() -> Fact[str]:
+    """Its version, and where it is."""
+    program = shutil.which("mpirun")
+    if program is None:
+        return Fact("", "not in PATH")
+    told = ask([program, "--version"], _ANSWER)
+    return Fact(mpi_version(told.stdout + told.stderr), program)
+
+
+def mpi_version(text: str) -> str:
+    """`Open MPI 5.0.3` or `MPICH 4.2.0`, else the first line of what it said. Pure."""
+    if found := re.search(r"\(Open MPI\)\s+(\S+)", text):
+        return f"Open MPI {found[1]}"
+    if "HYDRA" in text and (found := re.search(r"Version:\s+(\S+)", text)):
+        return f"MPICH {found[1]}"
+    return text.strip().split("\n")[0][:60] or "it did not say which version"
+
+
+def two_ranks() -> Fact[bool]:
+    """Whether two ranks, started by `weft run`, meet and share an array."""
+    if registry.system_obstacle():
+        return Fact(False, "not tried on this system")
+    command = [sys.executable, "-m", "weft", "run", "-n", "2", "--no-prefix"]
+    try:
+        done = ask([*command, "-m", "weft.doctor.look"], _TRIAL)
+    except OSError as error:
+        return Fact(False, reason(error))
+    if done.returncode == 0:
+        return Fact(True, "two ranks were started, and met")
+    return Fact(False, complaint(done.stderr) or f"weft run ended with {done.returncode}")
+
+
+def complaint(text: str) -> str:
+    """The one line of `weft run`'s errors that says most. Pure."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    if last.startswith("weft run:"):  # the rank printed no error: how it ended is above
+        last = next((line for line in lines if "failed first" in line), last)
+    return last.removeprefix("weft: ").removeprefix("weft run: ")[:300]
+
+
+def ask(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end. Raises OSError, TimeoutError.
+
+    It gets a session of its own, so that what it has started can be ended with it.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=_end_with_this_process(),  # noqa: PLW1509  this process has one thread
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                late = f"{command[0]} did not answer within {seconds:g} s"
+                raise TimeoutError(late) from None
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _end_with_this_process() -> Callable[[], None] | None:
+    """What a child does first, where the kernel can end it when this process is killed."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+
+
+def trial() -> None:
+    """Meet, share and add, as one of two ranks: what a program needs of an engine. Raises what goes
+    wrong."""
+    import numpy
+
+    import weft
+
+    group = weft.init()
+    weft.share(numpy.zeros(1))
+    weft.barrier()
+    total = weft.all_reduce(numpy.ones(1))
+    if total[0] != group.size:
+        raise ArithmeticError(f"the sum of {group.size} ones came out as {total[0]}")
+    weft.shutdown()
+
+
+if __name__ == "__main__":
+    trial()

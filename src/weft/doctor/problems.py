@@ -1,13 +1,59 @@
-"""What would go wrong on a machine, in words. Pure: facts in, sentences out."""
+"""What is known about a machine, and what would go wrong on it, in words. Pure: facts in, sentences
+out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from weft._core import timeouts
-from weft.doctor.machine import Machine, thread_number
-from weft.errors import InvalidValue
+from weft.errors import InvalidValue, format_bytes
 from weft.resources import THREAD_VARIABLES
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Fact(Generic[Value]):
+    """A value and its reason. None: it is unknown. An empty text: there is no such thing here."""
+
+    value: Value | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Sizes are in bytes."""
+
+    weft: Fact[str]
+    python: Fact[str]
+    #: as sys.platform has it: linux
+    system: Fact[str]
+    #: as the kernel has it: x86_64
+    processor: Fact[str]
+    cores: Fact[int]
+    #: of each rank, when there are as many ranks as cores
+    threads: Fact[int]
+    #: that can be allocated now
+    memory: Fact[int]
+    memfd: Fact[bool]
+    pidfd: Fact[bool]
+    ptrace_scope: Fact[str]
+    #: whether one child of this process could read another's memory
+    reading: Fact[bool]
+    open_files: Fact[int]
+    gpus: Fact[int]
+    mpirun: Fact[str]
+    #: whether the loops in C were compiled
+    kernels: Fact[bool]
+    #: whether two ranks, started as a trial, met
+    ranks: Fact[bool]
+    #: name -> version
+    packages: Mapping[str, Fact[str]]
+    #: the variables that change what ranks do, where they are set
+    environment: Mapping[str, str]
+
 
 #: bytes; with less a few arrays fill it
 _LITTLE = 10**9
@@ -15,6 +61,12 @@ _LITTLE = 10**9
 _USUAL_FILES = 1024
 #: descriptors of the launcher for each rank, and for itself
 _FILES_PER_RANK, _FILES_BESIDES = 3, 16
+
+
+def thread_number(text: str) -> int | None:
+    """What a variable such as OMP_NUM_THREADS says: `4`, or `4,2` with nested regions."""
+    first = text.partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 def problems(machine: Machine) -> list[str]:
@@ -104,7 +156,7 @@ def _about_memory(machine: Machine) -> Iterator[str]:
     free = machine.memory.value
     if free is not None and free < _LITTLE:
         yield (
-            f"only {roughly(free)} of memory can be had ({machine.memory.why}): sharing more "
+            f"only {format_bytes(free)} of memory can be had ({machine.memory.why}): sharing more "
             "raises OutOfMemory"
         )
 
@@ -169,11 +221,6 @@ def _about_faults(machine: Machine) -> Iterator[str]:
             f"WEFT_FAULT={faults} is set: ranks are killed, stopped or delayed on purpose; "
             "unset it outside of tests"
         )
-
-
-def roughly(size: int) -> str:
-    """Bytes in round numbers; errors have more digits, from `engines.memory.amount`."""
-    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.0f} MB"
 
 
 def _cores(count: int) -> str:

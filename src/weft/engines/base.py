@@ -2,21 +2,31 @@
 
 `tests/contracts/` holds the suite that each implementation passes. The six collectives are here,
 once: what they check, plan and return is in `_core/calls.py` and `_core/moves.py`; an engine only
-carries a call out (`_collective`).
+carries a call out (`carry_out`), and those that can do so beside the caller's work say how
+(`_start`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft._core.timeouts import checked
+from weft.errors import InvalidValue
+from weft.resources import Plan, plan
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from weft._core.calls import Call
     from weft._core.elements import Array
     from weft._core.jobs import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
+
+
+NO_COMMON: Mapping[str, Any] = MappingProxyType({})
 
 
 class Handle(Protocol):
@@ -34,6 +44,23 @@ class Handle(Protocol):
         """
 
 
+class Done:
+    """A Handle of a call that has ended."""
+
+    def __init__(self, result: Any, error: Exception | None = None) -> None:
+        self._result, self._error = result, error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            checked(timeout)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
 class Group(ABC):
     """Peers that meet: each runs the same script, has a rank, and calls the same methods in the
     same order.
@@ -48,6 +75,8 @@ class Group(ABC):
     #: this process's place, 0 to size - 1
     rank: int
     size: int
+    #: the host of each rank
+    hosts: tuple[str, ...]
     #: counts the changes of membership; `survivors` adds one
     generation: int
     #: seconds that a call without `timeout=` may wait
@@ -69,6 +98,21 @@ class Group(ABC):
     def is_master(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's place among the ranks of its host, 0 to local_size - 1."""
+        return self.hosts[: self.rank].count(self.hosts[self.rank])
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this process's host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def plan(self) -> Plan:
+        """What this rank may use of its host's cores."""
+        return plan(self.local_size)
 
     @abstractmethod
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -113,6 +157,20 @@ class Group(ABC):
         wrong, so that they do not wait for it. They get a Disagreement."""
 
     @abstractmethod
+    def carry_out(self, call: Call, *, timeout: float) -> None:
+        """Exchange `call.common` and `call.own`, settle the call, then move or combine.
+
+        Raises Disagreement and InvalidValue on every rank alike, PeerLost, Stalled.
+        """
+
+    def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
+        """Return zeros in memory that is best for repeated in-place all_reduce."""
+        import numpy as np
+
+        if device != "cpu":
+            raise InvalidValue(f"allocate(device={device!r}): this engine has memory on 'cpu' only")
+        return np.zeros(shape, dtype)
+
     def _collective(
         self,
         name: str,
@@ -122,11 +180,25 @@ class Group(ABC):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        """Make a call (`make_call`), carry it out, return its result.
+        """Make a call, carry it out, return its result; with `async_op` a Handle."""
+        try:
+            seconds = self.timeout if timeout is None else checked(timeout)
+            call = make_call(self, name, value, options)
+        except Exception as error:
+            self.refuse(name, error)
+            raise
+        if async_op:
+            return self._start(call, seconds)
+        self.carry_out(call, timeout=seconds)
+        return call.result()
 
-        With `async_op` it returns a Handle at once, and calls are carried out in the order in
-        which they were made.
-        """
+    def _start(self, call: Call, seconds: float) -> Handle:
+        """Begin a call, after those that were begun before. By default it is carried out here."""
+        try:
+            self.carry_out(call, timeout=seconds)
+            return Done(call.result())
+        except Exception as error:
+            return Done(None, error)
 
     # the collectives: every rank calls the same one, with the same options
 
@@ -222,32 +294,49 @@ class Store(ABC):
     spec: TableSpec
     #: how many adds the slowest rank was behind this one at its last get
     staleness: int = 0
-    #: how many adds the rows have had; written only when a table is loaded
-    steps: int
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Return how many adds the rows have had."""
 
     @abstractmethod
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
-        """All rows, or these, in `out` or, if that is None, in fresh memory. Raises Stalled."""
+        """Copy all rows, or these, to `out` or, if None, to fresh memory. Raises Stalled."""
 
     @abstractmethod
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
-        """Have the updater work a delta into all rows, or into these. Raises Stalled."""
+        """Apply the updater to all rows, or to these. Raises Stalled."""
 
     @abstractmethod
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """The adds that a rank had begun and not ended when it died."""
+        """List the adds that a rank had begun and not ended when it died."""
+
+    # a table on disk: settle, then pieces, before anybody adds again
 
     @abstractmethod
-    def arrays(self) -> dict[str, Array]:
-        """What a saved table consists of: "rows", and the updater's state by name.
+    def settle(self, *, timeout: float | None = None) -> None:
+        """Apply what the consistency holds back. Every rank calls it, between two barriers."""
 
-        They are the store's own memory, to be read or written while nobody adds. What the
-        consistency holds back has been applied.
-        """
+    @abstractmethod
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        """Copy some rows of "rows" or of a state array."""
+
+    @abstractmethod
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        """Replace some rows, from `start` on, of "rows" or of a state array."""
+
+    @abstractmethod
+    def set_steps(self, steps: int) -> None:
+        """Set how many adds the rows of a loaded table have had. One rank calls it."""
+
+    def exclusive_rows(self) -> Array | None:
+        """Return the rows themselves if no other process can use them, else None."""
+        return None
 
 
-class Team(ABC):
-    """A driver and its workers: the driver says what to do, the workers do it."""
+class Pool(ABC):
+    """A driver and workers for independent calls."""
 
     #: how many workers there are
     size: int
@@ -261,8 +350,9 @@ class Team(ABC):
         """Drop the memory that a function holds, here and in the workers."""
 
     @abstractmethod
-    def place(self, array: Array, *, readonly: bool = False) -> Array:
-        """An array's values where every worker can see them: what several items use."""
+    def put(self, array: Array, *, readonly: bool = False) -> Any:
+        """Store an array once for all workers. An item, or a prepared function, may hold the result
+        in its place: workers get the array, to which nobody can write if it is `readonly`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -273,69 +363,109 @@ class Team(ABC):
         """Carry out a job; yields what has ended, in the order in which it ends.
 
         When the job fails, and when the generator is closed, what still runs is ended. An item
-        that fails is among the failures of its batch. Raises Stalled at the job's deadline,
+        that fails is among the failures of its chunk. Raises Stalled at the job's deadline,
         Cancelled, and what the items' iterator raises.
         """
 
 
 class Member:
-    """A process's part in a standing team."""
+    """A process's part in a team."""
 
     def __init__(self, rank: int, size: int, group: Group) -> None:
         self.rank, self.size, self.group = rank, size, group
-        #: what it was given to keep, by number; the driver's own objects in the driver
-        self.kept: dict[int, Any] = {}
-
-    def hold(self, arguments: Iterable[Any]) -> None:
-        """Told of what a call was given. An engine keeps of it until the next call, which often
-        has the same, what would take long to be found again."""
+        #: what was registered, by number; the driver's own objects in the driver
+        self.registered: dict[int, Any] = {}
 
 
-class StandingTeam(ABC):
-    """A driver, rank 0, which computes too, and workers that stay and keep what they are given."""
+class Team(ABC):
+    """A driver, rank 0, which computes too, and workers that stay and form a group with it."""
 
     size: int
     member: Member  #: this process's
-    restart_by = "team.restart()"  #: what the user writes to have it started again
 
     @abstractmethod
-    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
-        """Have every worker keep a copy of an object; returns its number.
+    def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
+        """Give every worker a copy of an object; return its number.
 
-        What is kept later and mentions the object gets each worker's own copy of it, or, if it is
-        kept `by_value`, a copy as it is then. Raises InvalidType if it cannot be sent; `what` names
-        it.
+        What is registered later and mentions the object gets each worker's own copy of it, or, if
+        it is registered `by_value`, a copy as it is then. Raises InvalidType, which names it, if it
+        cannot be sent.
         """
 
     @abstractmethod
     def drop(self, number: int) -> None:
-        """Keep something no longer, when the next is kept. Finalizers may call it."""
+        """Forget it when the next is registered. Safe in finalizers."""
 
     @abstractmethod
     def call(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        """Have each rank run `procedure(member, *its arguments)`, this process too.
+        """Run `function(member, *own[rank], **common)` in each rank, this process too.
 
-        Returns the results in the order of the ranks; a rank whose arguments are None has none to
-        do. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
+        Return the results in the order of the ranks; a rank whose own arguments are None does not
+        run it. Of a RowSlice a worker gets at least the rows that are meant. What is `common` is
+        sent once for all workers, and named by its keys in errors; each worker may change what it
+        gets. Raises what a rank raised, WorkerLost, Stalled; then what still runs is ended.
         """
 
-    @abstractmethod
-    def for_several(self, value: Any, name: str) -> Any:
-        """A value as an argument for several workers: an engine may pack it once for all."""
-
-    @abstractmethod
-    def sees(self, value: Any) -> bool:
-        """Whether every worker sees a value where it lies, so that it is sent as a reference."""
+    def shares(self, value: Any) -> bool:
+        """Return whether later changes of a value here reach the workers unsent."""
+        return False
 
     @abstractmethod
     def restart(self) -> None:
-        """Have fresh workers, who keep copies of the driver's objects as they are now."""
+        """Start fresh workers, with copies of the driver's objects as they are now."""
 
     @abstractmethod
     def close(self) -> None:
         """End the workers. Does nothing twice."""
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """What a pool of workers is made of."""
+
+    #: how many workers; None for one per core
+    size: int | None
+    #: the cores that they share
+    cores: int
+    #: one worker for each of these GPUs, as CUDA_VISIBLE_DEVICES names them
+    gpus: Sequence[str] = ()
+    #: the name behind which they are served, True for the usual one; None, False: of this process
+    named_pipe: bool | str | None = None
+
+
+@dataclass(frozen=True)
+class TeamOptions:
+    """What a team is made of."""
+
+    #: how many ranks, the driver among them; None for one per core
+    size: int | None
+    #: the cores that they share
+    cores: int
+    #: seconds that a call may take after the driver's own part
+    timeout: float
+    #: the GPUs of the first workers, one each
+    gpus: Sequence[str] = ()
+    #: what the user writes to have it started again
+    restart_hint: str = "team.restart()"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What `weft run` was asked for."""
+
+    ranks: int
+    #: the interpreter's arguments: a script or -m module, and what it is given
+    program: tuple[str, ...]
+    timeout: float | None = None
+    prefix: bool = True
+    #: whether the other ranks go on when one fails
+    keep_going: bool = False
 
 
 _kinds: dict[str, Any] = {}

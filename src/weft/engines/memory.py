@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.errors import OutOfMemory
+from weft.errors import OutOfMemory, format_bytes
 from weft.resources import available_memory
 
 #: left to the rest of the machine
@@ -14,14 +14,6 @@ def check_memory(what: str, size: int, remedy: str) -> None:
     free, reason = available_memory()
     if size + _MARGIN > free:
         raise OutOfMemory(
-            f"{what} of {amount(size)} was asked for, but {amount(free)} are free ({reason}); "
-            f"{remedy}"
+            f"{what} of {format_bytes(size)} was asked for, but {format_bytes(free)} are free "
+            f"({reason}); {remedy}"
         )
-
-
-def amount(size: int) -> str:
-    """Bytes as people say them."""
-    if size < 10_000_000:
-        return f"{size:,} bytes"
-    whole, hundredths = divmod(size // 10_000_000, 100)  # not a float: it may be too large for one
-    return f"{whole}.{hundredths:02d} GB"

@@ -37,6 +37,7 @@ def test_arrays_are_viewed_and_come_back(dtype: str, shape: tuple[int, ...]) -> 
     array, element = adapter.view(value)
     assert (array.shape, element) == (shape, dtype)
     assert array.dtype == ("uint16" if dtype == "bfloat16" else dtype)
+    assert adapter.describe(value) == (dtype, array.dtype, shape, "cpu")
     assert not array.flags.writeable
     if array.size:
         assert array.__array_interface__["data"][0] == value.unsafe_buffer_pointer()
@@ -101,6 +102,7 @@ class Elsewhere:
     """An array on another device, as far as this adapter asks."""
 
     dtype = np.dtype("f4")
+    shape = (2,)
     is_fully_addressable = True
 
     def is_deleted(self) -> bool:
@@ -114,6 +116,7 @@ def test_arrays_on_other_devices_and_hosts_are_refused() -> None:
     """The message says where it lies and what to pass."""
     with pytest.raises(InvalidType, match=r"on cuda:0.*pass jax\.device_get\(array\)"):
         adapter.view(Elsewhere())
+    assert adapter.describe(Elsewhere()) == ("float32", np.dtype("f4"), (2,), "cuda:0")
     scattered = Elsewhere()
     scattered.is_fully_addressable = False
     with pytest.raises(InvalidType, match="lies on several hosts"):

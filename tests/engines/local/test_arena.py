@@ -118,12 +118,13 @@ def test_warm_memory_goes_back_before_there_is_none(monkeypatch: pytest.MonkeyPa
             raise OutOfMemory("no")
         return create(size)
 
-    monkeypatch.setattr(Segment, "create", create_if_little_is_there)
-    taken = arenas.take(8 * LARGE)
-    assert asked == [warm.length, 0]
-    with pytest.raises(OutOfMemory):
-        arenas.take(LARGE)  # what is in use stays
-    assert arenas.size == taken.length
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "create", create_if_little_is_there)
+        taken = arenas.take(8 * LARGE)
+        assert asked == [warm.length, 0]
+        with pytest.raises(OutOfMemory):
+            arenas.take(LARGE)  # what is in use stays
+        assert arenas.size == taken.length
 
 
 def test_after_the_end_nothing_is_kept() -> None:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support import HANGS
+
 PROGRAM = """
 import logging, sys, weft
 from tqdm import tqdm
@@ -36,7 +38,7 @@ def test_lines_and_bars_are_not_mixed(how: str, whose: str) -> None:
         [sys.executable, "-c", PROGRAM, how, whose],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=60,
+        timeout=HANGS,
         check=True,
     )
     lines = [on_terminal(line) for line in outcome.stdout.decode().split("\n")]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from weft._core.failures import Failure
 from weft._core.work import (
-    CalledOff,
-    CallOff,
+    CacheFunction,
+    Cancel,
+    Cancelled,
     Done,
-    Forget,
-    Learn,
+    DropFunction,
     Logged,
     Message,
     Settings,
@@ -37,14 +37,14 @@ FAILURE = Failure(None, "ValueError", "no", "Traceback")
 MESSAGES: list[Message] = [
     Settings("/", ["a", "b"], 2, 30, None),
     Settings("/", [], 1, 30, {"A": "b"}),
-    Learn(b"digest", b"function"),
-    Forget(b"digest"),
-    Work(b"digest", 7, b"items", None, True, 1),
+    CacheFunction(b"digest", b"function"),
+    DropFunction(b"digest"),
+    Work(b"digest", 7, b"items", None, True),
     Done(b"values", [(1, FAILURE)], 0.5, 100),
     Unreadable(FAILURE, True),
     Stopped(),
-    CallOff(),
-    CalledOff(),
+    Cancel(),
+    Cancelled(),
     Logged({"msg": "text"}),
 ]
 
@@ -104,7 +104,7 @@ def test_messages_may_come_in_any_pieces(sizes: list[int], data: st.DataObject) 
     theirs.setblocking(False)
     written, read = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs, written, read:
-        messages = [Learn(b"digest", b"x" * size) for size in sizes]
+        messages = [CacheFunction(b"digest", b"x" * size) for size in sizes]
         Frames(written).send(*messages)
         written.close()
         whole = b"".join(iter(lambda: read.recv(1 << 20), b""))
@@ -161,16 +161,20 @@ def test_interrupts_at_random_lose_no_bytes(
 
     def echo() -> None:
         while (message := worker.receive()) != Stopped():
-            assert isinstance(message, Learn)
+            assert isinstance(message, CacheFunction)
             whole = len(set(message.function)) == 1
-            worker.send(Learn(message.digest, message.function[:100] if whole else b"not whole"))
+            worker.send(
+                CacheFunction(message.digest, message.function[:100] if whole else b"not whole")
+            )
 
     other = threading.Thread(target=echo)
     other.start()
     deadline = time.monotonic() + 60
     while struck < 300 and time.monotonic() < deadline:
         sent += 1
-        message = Learn(sent.to_bytes(4, "big"), bytes([sent % 256]) * rng.randrange(1, 200_000))
+        message = CacheFunction(
+            sent.to_bytes(4, "big"), bytes([sent % 256]) * rng.randrange(1, 200_000)
+        )
         try:
             strike(rng.random() * 0.0005 + 1e-6)
             driver.send(message)
@@ -195,7 +199,7 @@ def test_interrupts_at_random_lose_no_bytes(
 
 
 def _number(message: Message) -> int:
-    assert isinstance(message, Learn)
+    assert isinstance(message, CacheFunction)
     number = int.from_bytes(message.digest, "big")
     assert set(message.function) == {number % 256}
     return number

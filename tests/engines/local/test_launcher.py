@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import command, launch
+from tests.support import HANGS, command, launch, within
 from weft.engines.local.launcher import first_failure
 from weft.resources import THREAD_VARIABLES, count_cores
+
+pytestmark = pytest.mark.alone
 
 
 def test_output_is_prefixed_and_whole_lines() -> None:
@@ -68,7 +70,7 @@ def test_rank_0_has_the_terminal_input() -> None:
         input="hello",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANGS,
     )
     assert sorted(done.stdout.splitlines()) == ["0 'hello'", "1 ''"]
 
@@ -100,7 +102,7 @@ group.barrier()
     assert "failed first: exit code 1" in told
     assert "ValueError: the cause" in told
     assert "PeerLost" in outcome.err  # the survivors' own errors are printed too
-    assert outcome.seconds < 4
+    assert outcome.seconds < within(4)
 
 
 def test_exit_codes_are_passed_on() -> None:
@@ -118,7 +120,7 @@ time.sleep(30)
         2,
     )
     assert outcome.code == 5
-    assert time.monotonic() - began < 3.5
+    assert time.monotonic() - began < within(3.5)
 
 
 def test_a_rank_that_ignores_sigterm_is_killed() -> None:
@@ -137,7 +139,7 @@ time.sleep(30)
         2,
     )
     assert outcome.code == 6
-    assert outcome.seconds < 4
+    assert outcome.seconds < within(4)
 
 
 def test_keep_going_lets_the_survivors_work() -> None:
@@ -199,7 +201,7 @@ def test_two_jobs_in_one_folder_do_not_meet(tmp_path: Path) -> None:
         for number, size in enumerate((2, 3, 2))
     ]
     for number, (job, size) in enumerate(zip(jobs, (2, 3, 2), strict=True)):
-        out, _ = job.communicate(timeout=30)
+        out, _ = job.communicate(timeout=HANGS)
         assert out.splitlines() == [f"job{number} {size}"] * size
 
 
@@ -225,5 +227,7 @@ def test_start_to_first_barrier_does_not_import_numpy() -> None:
     )
     assert outcome.out.count("False") == 2
     code = "import sys, weft.cli, weft.engines.local.launcher; print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS
+    )
     assert done.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""What a standing team keeps."""
+"""What a team keeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.engines.local import standing
 
 
 def kept(member: Member, number: int) -> Any:
-    """A procedure: what a rank keeps under a number."""
-    return member.kept[number]
+    """Remote function: what a rank keeps under a number."""
+    return member.registered[number]
 
 
 def test_keeping_many_costs_each_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,9 +28,9 @@ def test_keeping_many_costs_each_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(standing, "places", places)
     with weft.Team(2) as team:
         weights = np.zeros(2)
-        number = team.engine.keep([weights], "the weights")
+        number = team.backend.register([weights], "the weights")
         for index in range(20):
-            team.engine.keep((index,), "a number")
+            team.backend.register((index,), "a number")
         assert looked == [number] * 20
 
 
@@ -39,15 +39,15 @@ def test_what_is_kept_twice_stays_when_one_is_dropped() -> None:
     is sent by value."""
     shared = {"a": 1}
     with weft.Team(2) as team:
-        engine: Any = team.engine
-        first, second = engine.keep(shared, "it"), engine.keep(shared, "it again")
+        engine: Any = team.backend
+        first, second = engine.register(shared, "it"), engine.register(shared, "it again")
         engine.drop(first)
-        mention = engine.keep([shared], "what mentions it")
+        mention = engine.register([shared], "what mentions it")
         assert engine.call(_same, [(second, mention)] * 2) == [True, True]
         team.restart()
         assert engine.call(_same, [(second, mention)] * 2) == [True, True]
         engine.drop(second)
-        last = engine.keep([shared], "what mentions it last")
+        last = engine.register([shared], "what mentions it last")
         assert engine.call(kept, [(last,)] * 2) == [[shared], [shared]]
         assert engine.call(_numbers, [()] * 2) == [[mention, last]] * 2
 
@@ -55,8 +55,8 @@ def test_what_is_kept_twice_stays_when_one_is_dropped() -> None:
 def test_what_is_dropped_while_the_team_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finalizer may run at any time."""
     with weft.Team(2) as team:
-        engine: Any = team.engine
-        numbers = [engine.keep([index], "a list") for index in range(3)]
+        engine: Any = team.backend
+        numbers = [engine.register([index], "a list") for index in range(3)]
         send = engine._send
 
         def send_and_drop(number: int, *kept: Any) -> None:
@@ -70,8 +70,8 @@ def test_what_is_dropped_while_the_team_restarts(monkeypatch: pytest.MonkeyPatch
 
 
 def _same(member: Member, number: int, mention: int) -> bool:
-    return member.kept[mention][0] is member.kept[number]
+    return member.registered[mention][0] is member.registered[number]
 
 
 def _numbers(member: Member) -> list[int]:
-    return list(member.kept)
+    return list(member.registered)

@@ -17,6 +17,8 @@ from tests.support import run_python, run_ranks
 from weft._core import updaters
 from weft.errors import Disagreement, Stalled, UsageError
 
+pytestmark = pytest.mark.alone
+
 #: columns of a row: wide enough that it is not written at once
 WIDE = 64
 #: rows of a table of one stripe, and of one of three

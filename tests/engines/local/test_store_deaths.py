@@ -16,17 +16,18 @@ import numpy as np
 import pytest
 
 import weft
-from weft._core import updaters
+from weft._core import rows, updaters
 from weft._core.consistency import resolve
 from weft._core.tables import TableSpec
-from weft.engines.local import blocks, staging, table_memory, waiting
+from weft.engines.local import blocks, changes, clocks, staging, store, table_memory, waiting
 from weft.engines.local.locks import Lock
 from weft.engines.local.segment import Block
 from weft.engines.local.store import LocalStore
 from weft.engines.local.table_memory import TableMemory
 
 ROWS, SIZE, VICTIM = 6, 3, 1
-TRACED = ("store.py", "staging.py", "changes.py", "clocks.py", "rows.py", "waiting.py")
+#: by file: what may change the memory of a table, and what is in its way
+TRACED = {one.__file__: one.__name__ for one in (store, staging, changes, clocks, rows, waiting)}
 
 
 class Roster:
@@ -71,6 +72,8 @@ class Job:
         self.memory = TableMemory(self.spec, SIZE, self.block)
         self.memory.format(None)
         self.dead: set[int] = set()
+        #: the traced modules that work has passed through
+        self.passed: set[str] = set()
         self.recorder = group._recorder
         self.stores = self.open()
 
@@ -96,9 +99,10 @@ class Job:
         found: list[tuple[str, bytes]] = []
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
-            name = frame.f_code.co_filename.rpartition("/")[2]
-            if name not in TRACED:
+            name = TRACED.get(frame.f_code.co_filename)
+            if name is None:
                 return None
+            self.passed.add(name)
             memory = bytes(self.block.buffer)
             if not found or found[-1][1] != memory:
                 found.append((f"{name}:{frame.f_lineno}", memory))
@@ -159,6 +163,7 @@ def test_whoever_dies_in_adds_holds_up_nobody(
 
     told = 0
     copies = job.copies(work)
+    assert job.passed == set(TRACED.values()) - {staging.__name__}
     for line, memory in copies:
         job.die(memory)
         job.add(0)
@@ -193,6 +198,7 @@ def test_whoever_dies_in_a_bsp_clock_leaves_it_to_the_next(
 
     named = range(ROWS) if ids is None else ids
     copies = job.copies(work)
+    assert job.passed == set(TRACED.values())
     exact = 0
     for line, memory in copies:
         job.die(memory)

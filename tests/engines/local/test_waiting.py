@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import launch, run_ranks
+from tests.support import launch, run_ranks, within
 from weft.engines.local.group import LocalGroup
 from weft.errors import Stalled
+
+pytestmark = pytest.mark.alone
 
 
 def test_a_waiting_rank_sleeps() -> None:
@@ -26,7 +28,7 @@ def test_a_waiting_rank_sleeps() -> None:
         group.barrier()
         return (time.process_time() - before) / 2.0
 
-    assert run_ranks(2, body)[1] < 0.02
+    assert run_ranks(2, body)[1] < within(0.02)
 
 
 def test_barriers_in_all_speeds() -> None:
@@ -44,7 +46,7 @@ def test_barriers_in_all_speeds() -> None:
         return time.monotonic() - began
 
     # 400 lost wake-ups would take 8 s
-    assert max(run_ranks(2, body)) < 3.0
+    assert max(run_ranks(2, body)) < within(3.0)
 
 
 def test_a_deadline_raises_stalled_with_the_table() -> None:
@@ -64,12 +66,13 @@ def test_a_deadline_raises_stalled_with_the_table() -> None:
         return caught.value, waited
 
     error, waited = run_ranks(2, body)[0]
-    assert 0.1 <= waited < 0.3
+    assert 0.1 <= waited < within(0.3)
     assert error.ranks == (1,)
     mine, other = error.states
     assert (mine.rank, mine.status, mine.operation) == (0, "alive", "barrier")
     assert (other.rank, other.status, other.operation) == (1, "alive", "after barrier")
     assert "test_waiting.py:" in mine.line
+    assert mine.host == other.host == os.uname().nodename
     assert mine.line in str(error)
     assert other.line != mine.line
     assert isinstance(error, TimeoutError)
@@ -152,7 +155,7 @@ else:
     ended = next(float(x.split()[1]) for x in outcome.out.splitlines() if x.startswith("END"))
     lost = next(x.split("|") for x in outcome.out.splitlines() if x.startswith("LOST"))
     assert lost[2:] == ["(1,)", status], outcome
-    assert float(lost[1]) - ended < (0.1 if status.startswith("killed") else 0.3), outcome
+    assert float(lost[1]) - ended < within(0.1 if status.startswith("killed") else 0.3), outcome
     assert "after barrier" in outcome.out
 
 
@@ -213,5 +216,5 @@ for kill in range(3):
         lost = [(kill, float(moment)) for what, kill, moment in lines if what == "LOST"]
         assert (len(ended), len(lost)) == (3, 3 + 2 + 1), outcome
         latencies += [moment - ended[kill] for kill, moment in lost]
-    assert max(latencies) < 0.1, sorted(latencies)[-5:]
-    assert statistics.median(latencies) < 0.05
+    assert max(latencies) < within(0.1), sorted(latencies)[-5:]
+    assert statistics.median(latencies) < within(0.05)

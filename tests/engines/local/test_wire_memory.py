@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,11 @@ import pytest
 import weft
 from tests.engines.local.test_wire import blocks_in_use
 from tests.support import wait_until
+from weft.engines.local import large_arrays, shared_arrays, wire
 from weft.engines.local.wire import pack
+
+#: what runs between the making of a block and the moment at which somebody has it
+INTERRUPTED = {module.__file__ for module in (wire, large_arrays, shared_arrays)}
 
 
 @pytest.mark.parametrize("pickler", ["pickle's", "cloudpickle's"])
@@ -21,39 +27,41 @@ def test_an_interrupt_while_packing_keeps_no_memory(pickler: str) -> None:
     """Wherever it strikes: in each line of what packs and places arrays, one after the other."""
     before = blocks_in_use()
     value = [np.ones(20_000), (lambda: 1) if pickler == "cloudpickle's" else 1]
-    struck = 0
+    struck: Counter[str] = Counter()
+    gc.collect()
     for moment in itertools.count():
         left = moment
 
         def strike(frame: Any, event: str, _: Any) -> Any:
             nonlocal left
-            if not frame.f_code.co_filename.endswith(INTERRUPTED):
+            if frame.f_code.co_filename not in INTERRUPTED:
                 return None
             if event == "line":
                 left -= 1
                 if left < 0:
                     sys.settrace(None)
+                    struck[frame.f_code.co_filename] += 1
                     raise KeyboardInterrupt
             return strike
 
+        gc.disable()  # or what is collected in between might be struck, and nobody told
         sys.settrace(strike)
         try:
             packed = pack(value, 0)
         except KeyboardInterrupt:
-            struck += 1
+            pass
         else:
             break
         finally:
             sys.settrace(None)
+            gc.enable()
+        assert struck.total() == moment + 1, "each moment is one later"
         assert blocks_in_use() == before, moment
-    assert struck > 30
+    assert struck.total() > 30
+    assert set(struck) == INTERRUPTED
     assert blocks_in_use() == before + 1
     del packed
     assert blocks_in_use() == before
-
-
-#: what runs between the making of a block and the moment at which somebody has it
-INTERRUPTED = ("wire.py", "large_arrays.py", "shared_arrays.py")
 
 
 @pytest.mark.parametrize("count", [20_000, 200_000])

@@ -85,7 +85,7 @@ def test_a_lost_worker() -> None:
     team = weft._api.team.default_team()
     advice = r"with the driver's values:\n    synkhronos\.close\(\)\n    synkhronos\.fork\(\)$"
     with pytest.raises(WorkerLost, match=rf"rank 1 of a team[^$]*{advice}"):
-        team.engine.call(end, [()] * 2)
+        team.backend.call(end, [()] * 2)
     with pytest.raises(TeamBroken, match=rf"cannot go on: it has lost a worker[^$]*{advice}"):
         f()
     synk.close()
@@ -125,7 +125,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert synk.fork() == 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0"
     team = weft._api.team.default_team()
-    assert team.engine.call(visible, [()] * 2) == ["GPU-0", "GPU-1"]
+    assert team.backend.call(visible, [()] * 2) == ["GPU-0", "GPU-1"]
     synk.close()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0")

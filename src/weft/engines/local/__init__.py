@@ -1,6 +1,7 @@
 """Processes of this machine over shared memory, in reading order:
 
-system.py       whether this system can run the local engine
+engine.py       what the registry's row names: everything from outside comes in here
+probes.py       what `weft doctor` tries of this machine
 libc.py         the few system calls that Python does not offer
 translation.py  the system's errors, as weft's
 segment.py      memory that several processes see, and blocks of it
@@ -51,21 +52,20 @@ logs.py         what workers log
 worker.py       a worker: receive, run, reply
 fork_server.py  the process that starts workers
 interpreter.py  its interpreter, started early
-heap.py         what a process keeps of the memory that it has freed
 remote_worker.py   a worker, as its driver sees it
 watching.py     waiting for several workers at once
 limits.py       how long a map may take, and whether it is still wanted
 feeding.py      items that a thread of their own draws
 losses.py       what there is to say of a worker that was lost
 workers.py      the workers of this process, kept warm
-running.py      a job, from the first batch to the last
+running.py      a job, from the first chunk to the last
 team.py         a driver and its workers
 named.py        workers behind a named pipe
 
 Of functions, in reading order:
 
-member.py       a process's part in a standing team, and what it keeps
+member.py       a process's part in a team, and what is registered there
 guard.py        the driver's own part of a call, ended when a worker fails
-rounds.py       one procedure in the workers' hands
-standing.py     a standing team: calls, from the first message to the last
+rounds.py       one remote function in the workers' hands
+standing.py     a team: calls, from the first message to the last
 """

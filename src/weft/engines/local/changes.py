@@ -1,10 +1,10 @@
 """Who is changing which rows of a table, so that readers can tell, and others if it dies.
 
 who changes rows                     who reads without a lock
-  says which                           all begun changes ended? else again
-  begun += 1                           copies
-  changes them                         begun is what it was? else again
-  ended = begun
+  says which                           all writes that were begun are done? else again
+  write_begun += 1                     copies
+  changes them                         write_begun is what it was? else again
+  write_done = write_begun
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Changes:
         self._generation = meeting.generation
         self._words, self._own_ids = block.words, memory.ids(meeting.rank)
         #: by rank
-        self.begun = self._words[memory.begun_at : memory.begun_at + memory.size]
-        self.ended = self._words[memory.ended_at : memory.ended_at + memory.size]
+        self.write_begun = self._words[memory.write_begun_at : memory.write_begun_at + memory.size]
+        self.write_done = self._words[memory.write_done_at : memory.write_done_at + memory.size]
 
     def begin(self, low: int, high: int, ids: Ids | None) -> None:
         """Say which rows are about to change. Who calls it says afterwards that they have:
 
-            changes.ended[rank] = changes.begun[rank]
+            changes.write_done[rank] = changes.write_begun[rank]
 
         in a `finally`, and without a call, so that no signal handler keeps it from being said.
         """
@@ -52,10 +52,10 @@ class Changes:
             named = ids[:NAMED]
             self._own_ids[: named.size] = named
             words[word(rank, COUNT)] = ids.size
-        self.begun[rank] += 1
+        self.write_begun[rank] += 1
 
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """What ranks had begun and not ended when they died."""
+        """List what ranks had begun and not done when they died."""
         words, word = self._words, self._memory.word
         found = []
         for rank in range(self._memory.size):
@@ -69,17 +69,17 @@ class Changes:
             found.append(Interrupted(rank, ids, self._generation))
         return tuple(found)
 
-    def settle_deaths(self) -> None:
+    def mark_dead_writers(self) -> None:
         """Note which ranks died within a change, so that readers stop waiting for its end.
         For the holder of the table's lock."""
         for rank in range(self._memory.size):
             if self._died_within(rank):
                 self._words[self._memory.word(rank, INTERRUPTED)] = 1
-                self.ended[rank] = self.begun[rank]
+                self.write_done[rank] = self.write_begun[rank]
 
     def _died_within(self, rank: int) -> bool:
-        if rank == self._rank or self.begun[rank] == self.ended[rank]:
+        if rank == self._rank or self.write_begun[rank] == self.write_done[rank]:
             return False
-        # it may have ended its change, and then left: who is gone first, the words after
+        # it may have done its write, and then left: who is gone first, the words after
         gone = self._roster.gone([self._members[rank]])
-        return bool(gone) and self.begun[rank] != self.ended[rank]
+        return bool(gone) and self.write_begun[rank] != self.write_done[rank]

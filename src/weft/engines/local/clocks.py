@@ -37,7 +37,7 @@ class Clocks:
 
     @property
     def own(self) -> int:
-        """How many adds this rank has made."""
+        """Return how many adds this rank has made."""
         count: int = self._words[self._own]
         return count
 
@@ -46,11 +46,11 @@ class Clocks:
         return count
 
     def tick(self) -> None:
-        """This rank has made one more."""
+        """Count one more add of this rank."""
         self._waiter.publish(self._own, self.own + 1)
 
     def staleness(self) -> int:
-        """How many adds the slowest of those who are here is behind this rank."""
+        """Return how many adds the slowest of those who are here is behind this rank."""
         own, words = self.own, self._words
         for index in self._others:
             if words[index] < own:
@@ -58,7 +58,7 @@ class Clocks:
         return 0
 
     def present(self) -> dict[int, int]:
-        """How many adds each other rank that is still here has made."""
+        """Return how many adds each other rank that is still here has made."""
         gone = self._roster.gone([one for one in self._members if one != self._roster.rank])
         return {
             rank: self.count(rank)
@@ -81,7 +81,7 @@ class Clocks:
             if time.monotonic() >= deadline:
                 counts = self.present()
                 if late := consistency.behind(counts, needed):  # else it has come just now
-                    raise self._stalled(needed, {rank: counts[rank] for rank in late})
+                    raise self._stalled_error(needed, {rank: counts[rank] for rank in late})
             return False
 
         entry = self._recorder.enter(f"waiting at table {self._spec.name!r}")
@@ -90,7 +90,7 @@ class Clocks:
         finally:
             self._recorder.leave(entry)
 
-    def _stalled(self, needed: int, late: dict[int, int]) -> Stalled:
+    def _stalled_error(self, needed: int, late: dict[int, int]) -> Stalled:
         told = ", ".join(f"rank {rank} has made {count}" for rank, count in late.items())
         return Stalled(
             f"table {self._spec.name!r} ({self._spec.consistency}): rank {self._rank} has made "

@@ -27,7 +27,7 @@ import numpy as np
 from weft import faults
 from weft._core.calls import Call, Reduce, UnlikeArrays
 from weft._core.elements import Array
-from weft._core.joint_work import has_loops
+from weft._core.joint_work import has_loops, takes
 from weft._core.plans import Combination
 from weft._core.timeouts import seconds_until
 from weft._core.values import address
@@ -113,13 +113,16 @@ class Collectives:
         self._prepared.clear()
         self._sums.clear()
 
-    def prepare(self, call: Call, value: Any, op: str) -> None:
+    def prepare(self, call: Call) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
         transport = self._transport
-        if transport is None or call.own or type(value) is not np.ndarray:
+        if transport is None or not isinstance(call, Reduce) or call.own:
+            return
+        value, op = call.value, call.op
+        if type(value) is not np.ndarray:
             return
         small = call.layout.size <= transport.slots.room
-        memory = transport.joint_memory if not small and call.joint else None
+        memory = transport.joint_memory if not small and takes(call) else None
         if not value.dtype.isnative or not (small or memory):
             return
         if len(self._prepared) >= _PREPARED:
@@ -173,7 +176,7 @@ class Collectives:
             if faults.armed:
                 faults.reach("collective.filled")
         else:
-            locations = _locations(call, joint=transport.can_join and call.joint)
+            locations = _locations(call, joint=transport.can_join and takes(call))
             message = FirstMessage(False, call.common, call.own, *locations).encode()
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
         return Heard(step, message, answers)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from weft import faults
 from weft._core.adding import add_up, can_add_up
 from weft._core.elements import Array, combine
+from weft._core.joint_work import takes
 from weft._core.plans import Combination
 from weft._core.split import Piece, elements
 from weft.engines.local.first_message import Location
@@ -43,7 +44,7 @@ def carry_out(transport: Transport, plan: Combination, exchanged: Exchanged) -> 
             for one in sums:
                 one.add_up(call.source[one.array])
             return True
-    if call.joint and _sum_jointly(transport, plan, exchanged):
+    if takes(call) and _sum_jointly(transport, plan, exchanged):
         return False
     if located and (transport.peers is not None or _all_mapped(transport, exchanged)):
         _combine_directly(transport, plan, exchanged)

@@ -2,7 +2,7 @@
 
     driver ── Start ──> fork server ──fork──> worker ── leads a group of its own,
       │                  no threads                      outputs through pipes
-      └────────────── Settings, Learn, Work ──────┘
+      └────────── Settings, CacheFunction, Work ──┘
 
 A driver may have threads and half-finished work, of which a fork would be a broken copy; a new
 interpreter for each worker would load everything anew. So one new interpreter, which does nothing
@@ -198,15 +198,14 @@ class Server:
             if os.getppid() == server:  # otherwise it died before the kernel was told
                 os.setpgid(0, 0)
                 self._close_inherited()
-                connection, out, err, semaphore = descriptors
+                connection, out, err = descriptors
                 os.dup2(out, 1)
                 os.dup2(err, 2)
                 os.close(out)
                 os.close(err)
                 from weft.engines.local.worker import serve
 
-                item = self._items[slot : slot + 1]
-                serve(socket.socket(fileno=connection), number, item, semaphore)
+                serve(socket.socket(fileno=connection), number, self._items[slot : slot + 1])
                 code = 0
         except BaseException:  # nothing may go on in the server's frames
             sys.excepthook(*sys.exc_info())

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from weft._core.failures import caller_line
 from weft._core.timeouts import checked
 from weft.engines.background import Background
-from weft.engines.base import Group, make_call
+from weft.engines.base import Group
 from weft.engines.local import rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
 from weft.engines.local.meeting import BARRIER, COLLECTIVE, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
-from weft.engines.local.recorder import Recorder, caller_line
+from weft.engines.local.recorder import Recorder
 from weft.engines.local.segment import Block
-from weft.engines.local.system import check_system
 from weft.engines.refusals import checked_split, left, succeeded
 from weft.errors import (
     Disagreement,
@@ -27,12 +27,13 @@ from weft.errors import (
     UsedConcurrently,
     WeftError,
 )
-from weft.resources import plan
+from weft.resources import Plan, host_name
 
 if TYPE_CHECKING:
+    from weft._core.calls import Call
     from weft._core.elements import Array
     from weft._core.tables import TableSpec
-    from weft.engines.base import Store
+    from weft.engines.base import Handle, Store
     from weft.engines.local.collectives import Collectives
 
 _COLOR = struct.Struct("?qq")
@@ -44,9 +45,8 @@ _unfinished: dict[Meeting, tuple[Any, ...]] = {}
 def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float) -> LocalGroup:
     """The world group of a job; returns when every rank has joined.
 
-    Raises MissingRank, Refused, PeerLost, EngineUnavailable.
+    Raises MissingRank, Refused, PeerLost.
     """
-    check_system()
     joined = rendezvous.assemble(identity, start_timeout)
     ranks = range(identity.size)
     world = Meeting(
@@ -56,7 +56,7 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
         places=ranks,
         name="world",
         generation=0,
-        free_cores=plan(identity.size).free_cores,
+        free_cores=joined.roster.plan(ranks).free_cores,
     )
     return LocalGroup(world, joined.roster.open_recorder(), timeout=timeout, world=True)
 
@@ -76,6 +76,7 @@ class LocalGroup(Group):
         self.name = meeting.name
         self.rank = meeting.members.index(meeting.roster.rank)
         self.size = len(meeting.members)
+        self.hosts = (host_name(),) * self.size
         self.generation = meeting.generation
         self.timeout = timeout
         self._meeting = meeting
@@ -95,6 +96,10 @@ class LocalGroup(Group):
         self._background = Background(self.name)
         #: those of the generations before, should closing one have been interrupted
         self._former: tuple[Background, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return self._meeting.roster.plan(self._meeting.members)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         seconds = self.timeout if timeout is None else checked(timeout)
@@ -132,7 +137,7 @@ class LocalGroup(Group):
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         if self.size == 1:  # nobody to share it with
-            from weft.engines.serial_store import SerialStore
+            from weft.engines.serial.store import SerialStore
 
             self._check_usable()
             return SerialStore(self, spec, values)
@@ -180,35 +185,34 @@ class LocalGroup(Group):
             value, op, weight=weight, out=out, async_op=async_op, timeout=timeout
         )
 
-    def _collective(
-        self,
-        name: str,
-        value: Any,
-        options: dict[str, Any],
-        *,
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
-        try:
-            seconds = self.timeout if timeout is None else checked(timeout)
-            call = make_call(self, name, value, options)
-        except Exception as error:
-            self.refuse(name, error)
-            raise
-        collectives = self._collectives or self._new_collectives()
-        if not async_op:
-            self._in_step(name, collectives.carry_out, (call, seconds))
-            if name == "all_reduce":
-                collectives.prepare(call, value, options["op"])
-            return call.result()
+    def carry_out(self, call: Call, *, timeout: float) -> None:
+        self._in_step(call.name, self._exchange, (call, timeout), depth=6)
+        if call.name == "all_reduce" and self._collectives is not None:
+            self._collectives.prepare(call)
+
+    def _exchange(self, call: Call, seconds: float) -> None:
+        (self._collectives or self._new_collectives()).carry_out(call, seconds)
+
+    def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
+        zeros = super().allocate(shape, dtype, device)
+        if self.size == 1:
+            return zeros
+        import numpy as np
+
+        from weft.engines.local.shared_arrays import copy_in
+
+        # as an array of NumPy's own class, which is described more quickly
+        return copy_in(zeros).view(np.ndarray)
+
+    def _start(self, call: Call, seconds: float) -> Handle:
         self._check_usable()
         line = caller_line()
 
         def work() -> Any:
-            self._in_step(name, collectives.carry_out, (call, seconds), line=line)
+            self._in_step(call.name, self._exchange, (call, seconds), line=line)
             return call.result()
 
-        return self._background.start(work, name)
+        return self._background.start(work, call.name)
 
     def _in_step(
         self,
@@ -361,7 +365,7 @@ class LocalGroup(Group):
             places=range(len(members)),
             name=f"{self.name}/{self._splits}.{color}",
             generation=0,
-            free_cores=plan(self._meeting.roster.size).free_cores,
+            free_cores=self._meeting.free_cores,
         )
         return LocalGroup(below, self._recorder, timeout=self.timeout)
 

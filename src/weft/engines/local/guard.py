@@ -2,9 +2,9 @@
 
 The driver computes like the workers, so nobody hears them while it does. A thread listens instead,
 but only once the computation has taken a while: short calls pay nothing for it. When a worker has
-failed, the thread has `ComputationEnded` raised in the computing one. In the main thread a signal
-does that, which ends sleeps and other system calls too; elsewhere Python raises it between two
-steps of the program.
+failed, the thread has `ComputationInterrupted` raised in the computing one. In the main thread a
+signal does that, which ends sleeps and other system calls too; elsewhere Python raises it between
+two steps of the program.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _REST = 0.3
 _SIGNAL = signal.SIGRTMIN + 11
 
 
-class ComputationEnded(BaseException):
+class ComputationInterrupted(BaseException):
     """Raised in a computation of this process that there is no use in going on with."""
 
 
 class _TakenBack(BaseException):
-    """Raised in the place of a ComputationEnded that came too late."""
+    """Raised in the place of a ComputationInterrupted that came too late."""
 
 
-class Guard:
-    """Used as `with`: the block may end with ComputationEnded once `failed()` is true.
+class ComputationGuard:
+    """Used as `with`: the block may end with ComputationInterrupted once `failed()` is true.
 
     `failed` is called in another thread, and never after the block.
     """
@@ -77,7 +77,7 @@ class Guard:
                 self._take_back()
 
     def _take_back(self) -> None:
-        """Let no ComputationEnded that is still on its way come out after the block.
+        """Let no ComputationInterrupted that is still on its way come out after the block.
 
         Clearing it is not enough: CPython 3.11 then goes on looking for it at every step, and with
         a tracer never gets past one. So another takes its place, and is waited for here.
@@ -85,7 +85,7 @@ class Guard:
         try:
             while _raise_in(self._thread, _TakenBack):
                 time.sleep(0)
-        except (_TakenBack, ComputationEnded):
+        except (_TakenBack, ComputationInterrupted):
             pass
 
     def look(self) -> None:
@@ -99,12 +99,12 @@ class Guard:
                 if self._by_signal:
                     signal.pthread_kill(self._thread, _SIGNAL)
                 else:
-                    _raise_in(self._thread, ComputationEnded)
+                    _raise_in(self._thread, ComputationInterrupted)
 
     def raise_in_main_thread(self) -> None:
         if self._open and self.raised and self._by_signal:
             self._open = False
-            raise ComputationEnded
+            raise ComputationInterrupted
 
 
 class _Watcher:
@@ -112,11 +112,11 @@ class _Watcher:
 
     def __init__(self) -> None:
         #: in the order in which they began; several threads may have teams
-        self.guards: dict[Guard, None] = {}
+        self.guards: dict[ComputationGuard, None] = {}
         self._lock = threading.Lock()
         self._running = False
 
-    def watch(self, guard: Guard) -> None:
+    def watch(self, guard: ComputationGuard) -> None:
         self.guards[guard] = None
         with self._lock:
             if not self._running:
@@ -162,8 +162,7 @@ def _on_signal(_: int, __: FrameType | None) -> None:
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> bool:
-    """Have a thread raise an exception, instead of one that it has not raised yet; whether there
-    is such a thread."""
+    """Inject an exception into a thread. Return whether the thread is alive."""
     raise_later = ctypes.pythonapi.PyThreadState_SetAsyncExc
     return bool(raise_later(ctypes.c_ulong(thread), ctypes.py_object(error)))
 

@@ -20,6 +20,9 @@ from weft.engines.local.fork_server import main
 main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 """
 
+#: bytes that glibc keeps free at the end of its heap, and the size from which on it gives memory
+#: back as soon as it is freed (32 MB is the largest that it takes)
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 #: seconds that one has to end by itself
 _ENDING = 2.0
 #: at most one that nobody has taken yet
@@ -54,13 +57,11 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
         raise _translated(error) from error
-    # with more threads than one it could not fork; workers set their own number
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     numpy = "numpy" if "numpy" in sys.modules else ""
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), numpy, *map(str, sys.path)],
-            env=environment,
+            env=server_environment(),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
@@ -71,6 +72,19 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     finally:
         theirs.close()
     return ours, process
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of a fork server; its workers replace it by their driver's.
+
+    With more threads than one it could not fork. The settings of malloc are read when a process
+    starts, and workers inherit them: a step of training that frees and takes the same few megabytes
+    again and again then has no page fault for each page of them. A user's own settings win.
+    """
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
+        environment |= _MALLOC
+    return environment
 
 
 def _translated(error: OSError) -> Exception:

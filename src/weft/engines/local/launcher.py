@@ -32,6 +32,7 @@ from typing import IO
 
 from weft._core import timeouts
 from weft._core.launched import environment
+from weft.engines.base import Command
 from weft.engines.local import libc
 from weft.engines.local.output import Stream
 from weft.engines.local.processes import oom_kills, peek_end
@@ -50,19 +51,6 @@ _LAST_LINES = 30
 _LONGEST_LINE = 300
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-
-
-@dataclass(frozen=True)
-class Command:
-    """What `weft run` was asked for."""
-
-    ranks: int
-    #: the interpreter's arguments: a script or -m module, and what it is given
-    program: tuple[str, ...]
-    timeout: float | None = None
-    prefix: bool = True
-    #: whether the other ranks go on when one fails
-    keep_going: bool = False
 
 
 def run(command: Command) -> int:

@@ -57,18 +57,6 @@ def end_with_parent(signal: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-def set_allocator(*, kept: int, large: int) -> None:
-    """Have malloc keep so many bytes at its end that are free, and give back at once what is freed
-    and at least so large. Nothing changes where the C library cannot do that."""
-    set_option = getattr(_libc, "mallopt", None)
-    if set_option is not None:
-        set_option(_M_TRIM_THRESHOLD, kept)
-        set_option(_M_MMAP_THRESHOLD, large)
-
-
 # Mappings at an address of one's own choice, and huge pages.
 
 _PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_POPULATE = 0x3, 0x1, 0x10, 0x8000

@@ -42,25 +42,25 @@ class Limits:
             return LOOK
         return max(0.0, min(LOOK, self._deadline - time.monotonic()))
 
-    def look(self, where: Callable[[], str] = lambda: "  no worker has started yet") -> None:
+    def check(self, where: Callable[[], str] = lambda: "  no worker has started yet") -> None:
         """Raise Stalled or Cancelled if it has to end; `where` says who has what."""
         if self._deadline < math.inf and self.over:
             raise self.stalled(where())
         if self._job.cancelled is not None and self._job.cancelled():
             raise Cancelled("the map was cancelled")
 
-    def within(self, action: Callable[[], Result], where: Callable[[], str]) -> Result:
+    def run_until_deadline(self, action: Callable[[], Result], where: Callable[[], str]) -> Result:
         """What an action of this thread returns, which may wait for anything. Raises Stalled when
         the deadline comes first."""
         if self._job.timeout is None:
             return action()
-        from weft.engines.local.guard import ComputationEnded, Guard
+        from weft.engines.local.guard import ComputationGuard, ComputationInterrupted
 
-        guard = Guard(lambda: self.over)
+        guard = ComputationGuard(lambda: self.over)
         try:
             with guard:
                 return action()
-        except ComputationEnded:
+        except ComputationInterrupted:
             raise self.stalled(where()) from None
         finally:
             guard.close()

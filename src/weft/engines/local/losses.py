@@ -5,17 +5,18 @@ from __future__ import annotations
 from weft._core.messages import Ended
 from weft.engines.local.processes import end_as_text
 from weft.engines.local.remote_worker import Worker
-from weft.engines.memory import amount
-from weft.errors import Loss, WorkerLost
+from weft.errors import Loss, WorkerLost, format_bytes
 
 
-def lost(worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str) -> WorkerLost:
+def worker_lost_error(
+    worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str
+) -> WorkerLost:
     """The error for a worker that has ended; None where nobody saw how."""
     if ended is None:
-        loss = Loss(item, worker.number, worker.pid, None, 0, False)
+        loss = Loss(item, worker.number, worker.pid, None, 0, False, worker.host)
     else:
-        out_of_memory = bool(ended.out_of_memory)
-        loss = Loss(item, worker.number, worker.pid, ended.code, ended.memory, out_of_memory)
+        how = ended.code, ended.memory, bool(ended.out_of_memory)
+        loss = Loss(item, worker.number, worker.pid, *how, host=worker.host)
     return WorkerLost(f"{worker} {_how(loss)} while it {doing}{_memory(loss)}{advice}", loss=loss)
 
 
@@ -28,5 +29,5 @@ def _how(loss: Loss) -> str:
 def _memory(loss: Loss) -> str:
     if loss.out_of_memory:
         what = "and the kernel killed it for want of memory: smaller items, or fewer workers"
-        return f"; it had at most {amount(loss.memory)} of memory, {what}"
-    return f"; it had at most {amount(loss.memory)} of memory" if loss.memory else ""
+        return f"; it had at most {format_bytes(loss.memory)} of memory, {what}"
+    return f"; it had at most {format_bytes(loss.memory)} of memory" if loss.memory else ""

@@ -1,41 +1,30 @@
-"""A process's part in a standing team: its rank, the group, and what it was given to keep.
+"""A process's part in a team: its rank, the group, and what was registered with it.
 
     driver                                  worker
     Member of rank 0                        Member of rank 1, 2, ...
-    perform(procedure, arguments)           perform(procedure, arguments)
-                └──────── the same procedure, each with arguments of its own ────────┘
+    run_remote(function, arguments)         run_remote(function, arguments)
+                └───────── the same function, each with arguments of its own ────────┘
 
-A procedure is a function of a module of weft's that gets the member of the process it runs in.
+A remote function gets the member of the process it runs in as its first argument.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
 
-from weft._core.models import parts, reduce
+from weft._core.portions import RowSlice
+from weft.adapters.models import parts, reduce
 from weft.engines.base import Group, Member
+from weft.engines.local import large_arrays
 from weft.engines.local.group import forget_unfinished, join
+from weft.engines.local.mapped import buffer_of
 from weft.engines.local.rendezvous import Identity
-from weft.engines.local.shared_arrays import SharedArray
-from weft.engines.local.wire import Packed, is_no_fault, unpicklable
-
-
-class LocalMember(Member):
-    """A process of this machine."""
-
-    #: in a worker: the shared arrays of the last call, which the next finds mapped; to have one
-    #: mapped it would have to ask the driver, who computes
-    mapped: Sequence[Any] = ()
-
-    def hold(self, arguments: Iterable[Any]) -> None:
-        if self.rank > 0:
-            self.mapped = [one for one in arguments if isinstance(one, SharedArray)]
-
+from weft.engines.local.wire import IMMUTABLE, Payload, SharedPayload, is_interrupt, unpicklable
 
 #: by the name of the team; a worker may be a driver of others
 _members: dict[str, Member] = {}
@@ -45,7 +34,7 @@ def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Memb
     """Join the group of a team."""
     identity = Identity(rank, size, name)
     group: Group = join(identity, timeout=timeout, start_timeout=start)
-    member = _members[name] = LocalMember(rank, size, group)
+    member = _members[name] = Member(rank, size, group)
     return member
 
 
@@ -64,28 +53,28 @@ def leave(name: str, *, peers_end: Callable[[], None]) -> None:
         forget_unfinished(member.group)
 
 
-def perform(task: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> Any:
-    """What a worker does for its driver: one procedure of a team."""
-    name, procedure, arguments = task
-    if procedure is enter_as_worker:
-        return procedure(*arguments)
-    return procedure(_members[name], *arguments)
+def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
+    """Run a function of a team for its driver."""
+    name, function, own, common = work
+    if function is enter_as_worker:
+        return function(*own)
+    return function(_members[name], *own, **common)
 
 
-def keep(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
-    """A procedure: load something and keep it under its number; some others no longer."""
-    member.kept[number] = _Unpickler(member, payload).load()
+def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
+    """Remote function: load something and register it under its number; drop some others."""
+    member.registered[number] = _Unpickler(member, payload).load()
     for other in dropped:
-        member.kept.pop(other, None)
+        member.registered.pop(other, None)
 
 
 def renew(member: Member) -> None:
-    """A procedure: after a failure, perhaps in the middle of a collective, meet in a new
+    """Remote function: after a failure, perhaps in the middle of a collective, meet in a new
     generation."""
     member.group = member.group.survivors()
 
 
-#: something kept, or one of the parts that it has as a model
+#: something registered, or one of the parts that it has as a model
 Place = tuple[int, int | None]
 
 
@@ -98,9 +87,10 @@ def has_parts(value: Any) -> bool:
     return bool(parts(value))
 
 
-def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: str) -> Packed:
-    """A value ready to be kept: what it mentions of what is kept already becomes, in each worker,
-    the worker's own copy. `place_of` finds its place by the identity of the driver's object."""
+def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: str) -> Payload:
+    """Pack a value to be registered: what it mentions of what is registered already becomes, in
+    each worker, the worker's own copy. `place_of` finds its place by the identity of the driver's
+    object."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         def persistent_id(self, mentioned: Any) -> Place | None:
@@ -110,14 +100,14 @@ def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], what: s
             reduced = reduce(mentioned)
             return super().reducer_override(mentioned) if reduced is None else reduced
 
-    packed = _Copied()
+    packed = _RegisteredPayload()
     try:
         packed.dump_by(Pickler, value)
     except BaseException as error:
         packed.release()
-        if is_no_fault(error):
+        if is_interrupt(error):
             raise
-        raise unpicklable(value, what, error) from error
+        raise unpicklable(value, name, error) from error
     return packed
 
 
@@ -126,17 +116,46 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, member: Member, payload: bytes) -> None:
         super().__init__(io.BytesIO(payload))
-        self._kept = member.kept
+        self._registered = member.registered
 
     def persistent_load(self, place: Place) -> Any:
         number, part = place
-        return self._kept[number] if part is None else parts(self._kept[number])[part]
+        return self._registered[number] if part is None else parts(self._registered[number])[part]
 
 
-class _Copied(Packed):
+class _RegisteredPayload(Payload):
     """Sent to several workers, each of which may change its arrays: each copies them."""
 
     def _array(self, array: Any) -> Any:
-        from weft.engines.local import large_arrays
-
         return large_arrays.copied_there(super()._array(array))
+
+
+class Arguments(Payload):
+    """What one worker gets of a call. Row slices of arrays in shared memory are cut there; of
+    others only the rows that are needed are sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: what was cut, should a second pickler come across it
+        self._cut: dict[int, Any] = {}
+
+    def _reducers(self) -> dict[type, Callable[[Any], Any]]:
+        return {**super()._reducers(), RowSlice: self._row_slice}
+
+    def _row_slice(self, rows: RowSlice) -> Any:
+        if lies_in_shared_memory(rows.array):
+            return rows.reduce_whole()
+        if id(rows) not in self._cut:
+            self._cut[id(rows)] = rows.__reduce__()
+        return self._cut[id(rows)]
+
+
+def lies_in_shared_memory(value: Any) -> bool:
+    """Return whether workers use the same memory as this process for an array."""
+    return type(value) in large_arrays.KINDS and buffer_of(value) is not None
+
+
+def pack_once(value: Any, name: str) -> Any:
+    """Return a common argument for several workers, packed once for all."""
+    # what is pickled in less time than it takes to look whether it was
+    return value if isinstance(value, IMMUTABLE) else SharedPayload(value, name)

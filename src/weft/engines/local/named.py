@@ -31,9 +31,9 @@ from weft._core.messages import Close, Pool
 from weft._version import __version__
 from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.fork_server import Server, preload
+from weft.engines.local.interpreter import server_environment
 from weft.engines.local.polling import readable
 from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused, Stalled
-from weft.resources import THREAD_VARIABLES
 
 DEFAULT = "weft"
 #: holds the key itself, in place of the user's key file
@@ -145,8 +145,7 @@ def open_pipe(name: str, size: int) -> None:
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, name, str(size), str(write), *sys.path],
-        # with more threads than one it could not fork
-        env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+        env=server_environment(),
         stdin=subprocess.DEVNULL,
         pass_fds=[write],
         start_new_session=True,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import lru_cache
 
-from weft._core.messages import Ancestor, Process
+from weft._core.messages import Process
+from weft.engines.launched import stat_fields
 from weft.engines.local.translation import translated
 
 
@@ -31,15 +31,6 @@ def state_letter(pid: int) -> str:
     """How the kernel describes what a process is doing: R, S, T, ..."""
     fields = _stat_fields(pid)
     return fields[0] if fields else "X"
-
-
-def ancestors() -> Iterator[Ancestor]:
-    """This process's parent, the parent's parent, and so on as far as they can be seen."""
-    pid = os.getppid()
-    while pid > 0:
-        yield Ancestor(Process(pid, process_start(pid)), _environment(pid))
-        fields = _stat_fields(pid)
-        pid = int(fields[1]) if fields else 0
 
 
 def open_pidfd(process: Process) -> int:
@@ -88,22 +79,8 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _environment(pid: int) -> dict[str, str] | None:
-    """What a process was started with; None where that is not for this process to see."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = os.fsdecode(file.read()).split("\0")
-    except OSError:
-        return None
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
 def _stat_fields(pid: int) -> list[str]:
-    """/proc/PID/stat from the third field on: the second is a name that may hold anything."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # some systems hide them
-        return []
+        return stat_fields(pid)
     except OSError as error:
         raise translated(error) from error

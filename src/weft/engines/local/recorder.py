@@ -15,14 +15,14 @@ a newer text takes its place; what an entry of the ring names stays.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import struct
 import sys
 from dataclasses import dataclass
 from time import monotonic_ns
 from types import CodeType, FrameType
+
+from weft._core.failures import OUTSIDE, is_outside
 
 _RING = 16
 _ENTRY = 5
@@ -31,14 +31,6 @@ _TEXT_WORDS = 24
 _TEXTS_AT = _RING * _ENTRY
 #: words of one rank's strip
 STRIP_WORDS = -(-(_TEXTS_AT + _TEXTS * _TEXT_WORDS) // 8) * 8
-
-_LIBRARY = tuple(
-    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))), name)
-    + os.sep
-    for name in ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
-)
-#: source files seen so far: whether they are the user's
-_OUTSIDE: dict[str, bool] = {contextlib.__file__: False}
 
 _NO_CALL: tuple[str, CodeType | None, int, int] = ("", None, -1, 0)
 _pack_entry = struct.Struct(f"{_ENTRY}Q").pack_into
@@ -86,8 +78,8 @@ class Recorder:
         """
         frame = _getframe(depth)
         code = frame.f_code
-        while not _OUTSIDE.get(code.co_filename):
-            if _is_outside(code.co_filename) or frame.f_back is None:
+        while not OUTSIDE.get(code.co_filename):
+            if is_outside(code.co_filename) or frame.f_back is None:
                 break
             frame = frame.f_back
             code = frame.f_code
@@ -162,14 +154,6 @@ class Recorder:
         return next(turn % _TEXTS for turn in self._written if turn % _TEXTS not in named)
 
 
-def caller_line() -> str:
-    """Where the first caller outside weft is: file:line."""
-    frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_back and not _is_outside(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-
-
 def entries(words: memoryview, at: int) -> list[Entry]:
     """A strip's entries, oldest first. Any process may read; a torn entry is left out."""
     found = []
@@ -192,10 +176,3 @@ def _text(words: memoryview, at: int, index: int) -> str:
     place = at + _TEXTS_AT + index % _TEXTS * _TEXT_WORDS
     data = words[place + 1 : place + _TEXT_WORDS].tobytes()
     return data[: min(words[place], len(data))].decode(errors="replace")
-
-
-def _is_outside(filename: str) -> bool:
-    """Whether a source file is the user's, and not weft's own."""
-    if filename not in _OUTSIDE:
-        _OUTSIDE[filename] = not filename.startswith(_LIBRARY)
-    return _OUTSIDE[filename]

@@ -12,10 +12,10 @@ from typing import TextIO, cast
 
 from weft._core.work import (
     Answer,
-    CalledOff,
-    CallOff,
-    Forget,
-    Learn,
+    CacheFunction,
+    Cancel,
+    CancelAcknowledged,
+    DropFunction,
     Logged,
     Settings,
     Work,
@@ -25,7 +25,8 @@ from weft.engines.local.channel import Channel, Closed
 from weft.engines.local.frames import Frames
 from weft.engines.local.logs import replay
 from weft.engines.local.output import Lines, clear_of_bars
-from weft.engines.local.wire import Packed
+from weft.engines.local.wire import Payload
+from weft.resources import host_name
 
 #: functions that a worker keeps
 _FUNCTIONS = 64
@@ -37,18 +38,10 @@ class Worker:
     """Its connection, its outputs, and what it knows."""
 
     def __init__(
-        self,
-        number: int,
-        pid: int,
-        *,
-        pidfd: int,
-        semaphore: int,
-        frames: Frames,
-        echoes: list[Echo],
+        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[OutputRelay]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
-        #: an eventfd that counts permits: it takes one for each stretch of a batch but the first
-        self._semaphore = semaphore
+        self.host = host_name()
         self.frames = frames
         self.echoes = echoes
         #: where it answers, where it ends, where it prints
@@ -82,49 +75,39 @@ class Worker:
         self.frames.send(told)
         self._settings = settings
 
-    def give(self, function: Packed, work: Work) -> None:
+    def give(self, function: Payload, work: Work) -> None:
         """Send it work, and the function unless it knows that. Raises Closed."""
-        lesson = self.messages_to_know(function.digest, function)
-        self.frames.send(*lesson, work)
+        missing = self.messages_to_know(function.digest, function)
+        self.frames.send(*missing, work)
         self._known[function.digest] = None  # not before: an interrupt may keep it from being sent
 
-    def messages_to_know(self, digest: bytes, function: Packed) -> list[Learn | Forget]:
+    def messages_to_know(
+        self, digest: bytes, function: Payload
+    ) -> list[CacheFunction | DropFunction]:
         """What to send it so that it knows a function."""
         if digest in self._known:
             self._known.move_to_end(digest)
             return []
         forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
-        return [*map(Forget, forgotten), Learn(digest, function.payload)]
-
-    def permit(self, number: int) -> None:
-        """Let it run so many stretches of its next batch after the first."""
-        os.eventfd_write(self._semaphore, number)
-
-    def revoke(self) -> int:
-        """Take back the permits that it has not used by now; how many they are."""
-        number = 0
-        with contextlib.suppress(BlockingIOError):
-            while os.eventfd_read(self._semaphore):
-                number += 1
-        return number
+        return [*map(DropFunction, forgotten), CacheFunction(digest, function.payload)]
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""
         if digest in self._known:
             del self._known[digest]
             with contextlib.suppress(Closed):
-                self.frames.send(Forget(digest))
+                self.frames.send(DropFunction(digest))
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """End what it does, and have it say when it has answered everything. Raises Closed."""
         self.interrupt()
-        self.frames.send(CallOff())
+        self.frames.send(Cancel())
 
-    def receive(self) -> Answer | CalledOff | None:
+    def receive(self) -> Answer | CancelAcknowledged | None:
         """What it says, other than what it logs; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
-        return cast("Answer | CalledOff | None", message)
+        return cast("Answer | CancelAcknowledged | None", message)
 
     def echo(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
@@ -148,8 +131,9 @@ class Worker:
         self.frames.close()
         for echo in self.echoes:
             echo.close()
-        for descriptor in self._give_up_descriptors():
-            os.close(descriptor)
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
@@ -159,18 +143,14 @@ class Worker:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
         when Python ends and has taken the modules apart."""
-        left = [echo.descriptor for echo in self.echoes if echo.descriptor >= 0]
-        self.echoes = []
-        for descriptor in (*left, *self._give_up_descriptors()):
-            close(descriptor)
-
-    def _give_up_descriptors(self) -> list[int]:
-        """What is still open of its own: whoever asks for it closes it."""
-        both, self.pidfd, self._semaphore = (self.pidfd, self._semaphore), -1, -1
-        return [descriptor for descriptor in both if descriptor >= 0]
+        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
+        self.pidfd, self.echoes = -1, []
+        for descriptor in left:
+            if descriptor >= 0:
+                close(descriptor)
 
 
-class Echo:
+class OutputRelay:
     """A worker's stdout or stderr, line by line into this process's own."""
 
     def __init__(self, descriptor: int, name: str) -> None:

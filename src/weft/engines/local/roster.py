@@ -32,6 +32,7 @@ from weft.engines.local.processes import (
 from weft.engines.local.segment import Block
 from weft.engines.refusals import forked, left
 from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
+from weft.resources import Plan, count_sharing, host_name, plan
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")
 _LAYOUT = 1
@@ -130,6 +131,10 @@ class Roster:
     def has_left(self, rank: int) -> bool:
         return bool(self._words[self._row(rank) + _STATE])
 
+    def plan(self, ranks: Sequence[int]) -> Plan:
+        """Return what this rank may use of the cores beside these, of which it is one."""
+        return plan(len(ranks), count_sharing(self.process(rank).pid for rank in ranks))
+
     def watch(self, ranks: Iterable[int]) -> None:
         """Open what tells the death of these ranks."""
         for rank in ranks:
@@ -193,6 +198,7 @@ class Roster:
                     operation=("after " if entry.ended else "") + entry.operation,
                     seconds=max(0, now - since) / 1e9,
                     line=entry.line,
+                    host=host_name(),
                 )
             )
         return tuple(rows)

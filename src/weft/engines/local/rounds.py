@@ -1,24 +1,26 @@
-"""One procedure in the workers' hands, from sending it to their answers."""
+"""One remote function in the workers' hands, from sending it to their answers."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft._core.failures import INTERRUPTED, restore
-from weft._core.work import Answer, CalledOff, Done, Stopped, Unreadable, Work
+from weft._core.work import Answer, CancelAcknowledged, Done, Stopped, Unreadable, Work
+from weft.engines.base import NO_COMMON
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
-from weft.engines.local.guard import ComputationEnded
-from weft.engines.local.losses import lost
+from weft.engines.local.guard import ComputationInterrupted
+from weft.engines.local.losses import worker_lost_error
+from weft.engines.local.member import Arguments, pack_once
 from weft.engines.local.polling import readable
 from weft.engines.local.processes import end_as_text
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.watching import Watch
-from weft.engines.local.wire import Packed, load, pack
+from weft.engines.local.wire import Payload, load, pack
 from weft.engines.local.workers import Workers
 from weft.errors import Disagreement, PeerLost, SegmentGone, Stalled
 
@@ -39,8 +41,8 @@ class TeamWorkers:
     watch: Watch
     pool: Workers
     #: what the user writes to have the team started again
-    again: Callable[[], str]
-    #: why it is of no use until the team starts again: one was lost, and with it what it kept
+    restart_hint: str
+    #: why it is of no use until the team starts again: a worker was lost
     broken: str | None = None
 
     def rank(self, worker: Worker) -> int:
@@ -65,44 +67,51 @@ class TeamWorkers:
         self.watch.remove(worker)
         rank = self.rank(worker)
         # before it is waited for, which may be interrupted
-        self.broken = f"it has lost a worker and what that kept, rank {rank}"
+        self.broken = f"it has lost a worker and what was registered there, rank {rank}"
         ended = self.pool.end(worker)
         how = "ended" if ended is None else end_as_text(ended.code)
         self.broken += f": {how}"
-        return lost(
+        return worker_lost_error(
             worker,
             ended,
             item=rank,
             doing=f"was rank {rank} of a team",
-            advice=f"; to start the team again with the driver's values:\n    {self.again()}",
+            advice=f"; to start the team again with the driver's values:\n    {self.restart_hint}",
         )
 
 
-class Round:
+class TeamCall:
     """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
 
-    def __init__(self, team_workers: TeamWorkers, perform: Packed) -> None:
+    def __init__(self, team_workers: TeamWorkers, run_remote: Payload) -> None:
         self._team_workers = team_workers
-        self._perform = perform
+        self._run_remote = run_remote
+        #: what several workers get, packed: of use to them while this lives
+        self._common: Mapping[str, Any] = NO_COMMON
         self._values: list[Any] = [None] * len(team_workers.workers)
         #: the arguments of each that works
-        self._busy: dict[Worker, Packed] = {}
+        self._busy: dict[Worker, Payload] = {}
         self._failures: list[Exception] = []
-        #: those called off that have not said CalledOff; None before anybody is called off
+        #: those called off that have not said CancelAcknowledged; None before anybody is called off
         self._ending: set[Worker] | None = None
         self._lock = threading.Lock()
 
     def begin(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> None:
-        """Send it to those that have arguments. One that cannot be sent raises InvalidType, before
-        anybody has begun."""
-        packed: list[tuple[int, Packed]] = []
+        """Send it to those that have arguments of their own. What cannot be sent raises
+        InvalidType, before anybody has begun."""
+        busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
+        if len(busy) > 1:  # packed once for all
+            self._common = common = {name: pack_once(one, name) for name, one in common.items()}
+        packed: list[tuple[int, Payload]] = []
         try:
-            for rank, own in enumerate(arguments, 1):
-                if own is not None:
-                    task = (self._team_workers.name, procedure, own)
-                    packed.append((rank, pack([task], rank, "arguments of rank")))
+            for rank, mine in busy:
+                work = (self._team_workers.name, function, mine, dict(common))
+                packed.append((rank, pack([work], rank, "arguments of rank", Arguments())))
         except BaseException:
             for _, one in packed:
                 one.release()
@@ -143,7 +152,7 @@ class Round:
                     self._lose(worker)
         causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
         workers_own = any(error is one for one in self._failures)
-        if met or workers_own or isinstance(error, ComputationEnded):
+        if met or workers_own or isinstance(error, ComputationInterrupted):
             return next(iter(causes or self._failures), None)
         return None
 
@@ -153,8 +162,8 @@ class Round:
         self._ending = {worker for worker in self._team_workers.workers if worker.pidfd >= 0}
         for worker in list(self._ending):
             try:
-                worker.call_off()
-                self._team_workers.watch.follow_sending(worker)
+                worker.cancel()
+                self._team_workers.watch.watch_writable(worker)
             except (Closed, FileNotFoundError):  # it is not watched: losing it was interrupted
                 self._lose(worker)
         deadline = time.monotonic() + _GRACE
@@ -170,17 +179,17 @@ class Round:
         while workers and (remaining := deadline - time.monotonic()) > 0:
             self._attend(remaining)
 
-    def _send(self, worker: Worker, rank: int, packed: Packed) -> None:
-        function = self._perform
+    def _send(self, worker: Worker, rank: int, packed: Payload) -> None:
+        function = self._run_remote
         self._busy[worker] = packed
-        work = Work(function.digest, rank, packed.payload, None, keep_going=False, stretch=1)
+        work = Work(function.digest, rank, packed.payload, None, keep_going=False)
         try:
             worker.give(function, work)
         except Closed:
             self._lose(worker)
             return
         if worker.frames.unsent:
-            self._team_workers.watch.follow_sending(worker)
+            self._team_workers.watch.watch_writable(worker)
 
     def _attend(self, seconds: float) -> None:
         """Take what the workers say within so many seconds."""
@@ -198,32 +207,34 @@ class Round:
     def _hear(self, worker: Worker, events: set[int]) -> bool:
         """Take what a worker says; whether that is anything. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
-            self._team_workers.watch.follow_sending(worker)
+            self._team_workers.watch.watch_writable(worker)
         if worker.frames.fileno() not in events:
             return False
         message = worker.receive()  # also of one that is idle: its threads may log
         heard = message is not None
         while message is not None:
             self._take(worker, message)
-            # an answer and CalledOff may have been read together: no event tells of the second
+            # an answer and CancelAcknowledged may have come together: no event tells of the second
             message = worker.receive() if self._ending else None
         return heard
 
-    def _take(self, worker: Worker, message: Answer | CalledOff) -> None:
+    def _take(self, worker: Worker, message: Answer | CancelAcknowledged) -> None:
         rank = self._team_workers.rank(worker)
         where = f"rank {rank}, {worker}"
         if isinstance(message, Done):
-            self._failures += [restore(failure, where) for _, failure in message.failures]
+            self._failures += [
+                restore(failure, where, host=worker.host) for _, failure in message.failures
+            ]
         elif isinstance(message, Unreadable):
-            self._failures.append(restore(message.failure, where))
+            self._failures.append(restore(message.failure, where, host=worker.host))
         if self._ending is not None:  # nobody wants its results
-            if isinstance(message, CalledOff):
+            if isinstance(message, CancelAcknowledged):
                 self._ending.discard(worker)
                 self._release(worker)
             return
         self._release(worker)
         if isinstance(message, Stopped):
-            self._failures.append(restore(INTERRUPTED, where))
+            self._failures.append(restore(INTERRUPTED, where, host=worker.host))
         elif isinstance(message, Done):
             self._load(worker, rank, message)
 

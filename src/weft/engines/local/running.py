@@ -1,16 +1,13 @@
-"""One job, from the first batch to the last.
+"""One job, from the first chunk to the last.
 
     driver                                   worker
     schedule: which items next
     pack them         ──── Work ────>        load, run, pack
-                       ··· permits ··>       one for each stretch
     load the results  <─── Done ─────
     yield them                               waits
 
-One thread of the driver does all of it: it sends a batch to each idle worker, then sleeps until a
-worker answers, prints or ends. A worker has one batch at a time. If that takes too long while
-another is idle, the driver takes back what its worker has not begun: for each stretch of items but
-the first the worker needs a permit, and whoever takes it, worker or driver, has that stretch.
+One thread of the driver does all of it: it sends a chunk to each idle worker, then sleeps until a
+worker answers, prints or ends. A worker has one chunk at a time.
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from weft._core.failures import INTERRUPTED, restore
+from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.jobs import Finished, Job
 from weft._core.messages import Ended
-from weft._core.schedule import MOST_BYTES, OVERDUE, UNKNOWN, Batch, Draw, Schedule
-from weft._core.work import LOADING, Answer, CalledOff, Done, Stopped, Unreadable, Work
+from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
+from weft._core.work import LOADING, Answer, CancelAcknowledged, Done, Stopped, Unreadable, Work
 from weft.engines.interrupts import by_signal_handler
 from weft.engines.local.channel import Closed
 from weft.engines.local.limits import Limits
-from weft.engines.local.losses import lost
+from weft.engines.local.losses import worker_lost_error
 from weft.engines.local.polling import readable
 from weft.engines.local.remote_worker import Worker
-from weft.engines.local.watching import Wants, Watch
-from weft.engines.local.wire import Packed, TooMuch, load, pack_items
+from weft.engines.local.watching import ReadyEvents, Watch
+from weft.engines.local.wire import Payload, PayloadTooLarge, load, pack_items
 from weft.engines.local.workers import Workers
 from weft.errors import InvalidType, SegmentGone, Stalled
 
@@ -45,14 +42,10 @@ _GRACE = 0.3
 
 
 class _Task(NamedTuple):
-    """A batch in a worker's hands."""
+    """A chunk in a worker's hands."""
 
-    batch: Batch
-    packed: Packed
-    #: when it was given out
-    since: float
-    #: how many of its stretches may not have been begun yet
-    permits: int
+    chunk: Chunk
+    packed: Payload
 
 
 class Run:
@@ -123,7 +116,7 @@ class Run:
                 worker.kill()
                 continue
             with contextlib.suppress(Closed):  # its pidfd says so too
-                worker.call_off()
+                worker.cancel()
         watch = Watch(self._busy)
         deadline = time.monotonic() + _GRACE
         while self._busy and (remaining := deadline - time.monotonic()) > 0:
@@ -136,84 +129,57 @@ class Run:
     # giving out
 
     def _hand_out(self) -> list[Finished]:
-        """Give every idle worker a batch; returns what failed on the way."""
+        """Give every idle worker a chunk; returns what failed on the way."""
         failed = []
         while self._idle:
-            batch = self._next()
-            if batch is None:
+            chunk = self._next()
+            if chunk is None:
                 break
             try:
-                packed = pack_items(batch.items, batch.first, most=MOST_BYTES)
-            except TooMuch:
-                self._schedule.one_by_one(batch)
+                packed = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
+            except PayloadTooLarge:
+                self._schedule.resend_singly(chunk)
                 continue
             except Exception as error:  # it is one of the items'
                 if by_signal_handler(error):
                     raise
-                if len(batch.items) > 1:
-                    self._schedule.one_by_one(batch)
+                if len(chunk.items) > 1:
+                    self._schedule.resend_singly(chunk)
                 else:
-                    unsent = Finished(batch.first, [None], {batch.first: error}, worker=-1, pid=0)
+                    unsent = Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                     failed.append(unsent)
                 continue
-            task = _Task(batch, packed, time.monotonic(), batch.permits)
-            self._give(self._idle.pop(), task)
+            self._give(self._idle.pop(), _Task(chunk, packed))
         return failed
 
-    def _next(self) -> Batch | None:
-        """The next batch. Raises Stalled when the deadline comes before its items do."""
+    def _next(self) -> Chunk | None:
+        """The next chunk. Raises Stalled when the deadline comes before its items do."""
         if self._schedule.at_hand or self._feed is not None:
             return self._schedule.next()
-        return self._limits.within(self._schedule.next, self._where)
+        return self._limits.run_until_deadline(self._schedule.next, self._where)
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
-        batch, payload = task.batch, task.packed.payload
-        work = Work(
-            job.function.digest, batch.first, payload, job.seed, job.keep_going, batch.stretch
-        )
+        chunk, payload = task.chunk, task.packed.payload
+        work = Work(job.function.digest, chunk.first, payload, job.seed, job.keep_going)
         self._busy[worker] = task
-        if task.permits:
-            worker.permit(task.permits)
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.give(job.function, work)
         if worker.frames.unsent:
-            self._watch.follow_sending(worker)
+            self._watch.watch_writable(worker)
 
     # waiting
 
-    def _wait(self) -> Wants:
+    def _wait(self) -> ReadyEvents:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
             self._look()
-            wants = self._watch.wait(self._pause())
-            if self._take_back() or wants or self._watch.rang:
+            wants = self._watch.wait(self._limits.pause)
+            if wants or self._watch.rang:
                 return wants
 
-    def _pause(self) -> float:
-        """Seconds until the next look: at the limits, or at what may be overdue."""
-        pause = self._limits.pause
-        if self._idle and any(task.permits for task in self._busy.values()):
-            return min(pause, OVERDUE)
-        return pause
-
-    def _take_back(self) -> bool:
-        """Where a batch takes too long and a worker is idle, have that run what is not begun."""
-        if not self._idle:
-            return False
-        before = time.monotonic() - OVERDUE
-        for worker, task in self._busy.items():
-            if task.permits and task.since <= before:
-                unused = worker.revoke()
-                begun = (1 + task.permits - unused) * task.batch.stretch
-                batch = self._schedule.take_back(task.batch, begun)
-                self._busy[worker] = task._replace(batch=batch, permits=0)
-                if unused:
-                    return True
-        return False
-
     def _look(self) -> None:
-        self._limits.look(self._where)
+        self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         self._watch.echo(worker, events)
@@ -233,56 +199,45 @@ class Run:
     def _receive(self, worker: Worker) -> Answer | None:
         """What a worker says, if all of it is there. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
-            self._watch.follow_sending(worker)
+            self._watch.watch_writable(worker)
         return cast("Answer | None", worker.receive())  # nothing has been called off
 
     # answers and losses
 
     def _take_answer(self, worker: Worker, message: Answer) -> Generator[Finished, None, None]:
         task = self._busy[worker]
-        batch = task.batch
+        chunk = task.chunk
         if isinstance(message, Stopped):
             message = Unreadable(INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
             self._free(worker)
-            if len(batch.items) > 1 and not message.about_function:
-                self._schedule.one_by_one(batch)
+            if len(chunk.items) > 1 and not message.about_function:
+                self._schedule.resend_singly(chunk)
                 return
-            which = range(batch.first, batch.first + len(batch.items))
-            errors = {item: restore(message.failure, str(worker), item) for item in which}
-            yield self._finished(worker, batch, [None] * len(batch.items), errors)
+            which = range(chunk.first, chunk.first + len(chunk.items))
+            errors = {item: self._restored(worker, message.failure, item) for item in which}
+            yield self._finished(worker, chunk, [None] * len(chunk.items), errors)
             return
         try:
             values = load(message.values, self._limits.remaining)
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
-        self._free(worker, ran_all=len(values) == len(batch.items))
+        self._free(worker)
         errors = {
-            batch.first + position: restore(failure, str(worker), batch.first + position)
+            chunk.first + position: self._restored(worker, failure, chunk.first + position)
             for position, failure in message.failures
         }
-        if errors and not self._job.keep_going:
-            batch, _ = batch.cut(len(values))
-        else:  # where there are others, its function has closed what it takes its permits from
-            batch = self._schedule.take_back(batch, len(values))
-        self._schedule.done(batch, message.seconds, task.packed.shared + message.shared)
-        yield Finished(
-            batch.first,
-            values,
-            errors,
-            worker.number,
-            worker.pid,
-            message.seconds,
-            len(task.packed.payload) + task.packed.shared,
-            len(message.values) + message.shared,
+        self._schedule.done(len(values), message.seconds, task.packed.shared + message.shared)
+        yield self._finished(worker, chunk, values, errors)._replace(
+            seconds=message.seconds,
+            sent=len(task.packed.payload) + task.packed.shared,
+            received=len(message.values) + message.shared,
         )
 
-    def _free(self, worker: Worker, *, ran_all: bool = False) -> None:
-        """It has nothing left to do of its batch."""
+    def _free(self, worker: Worker) -> None:
+        """It has nothing left to do of its chunk."""
         task = self._busy.pop(worker)
-        if task.permits and not ran_all:
-            worker.revoke()  # some are left
         (self._served if self._job.one_each else self._idle).append(worker)
         task.packed.release()
 
@@ -297,26 +252,31 @@ class Run:
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
             yield from self._lose(worker)
             return
-        batch = self._busy[worker].batch
+        chunk = self._busy[worker].chunk
         if message.shared:  # what else it has sent stays pinned there
             self._replace(worker)
         else:
             self._free(worker)
-        if len(batch.items) > 1:
-            self._schedule.one_by_one(batch)
+        if len(chunk.items) > 1:
+            self._schedule.resend_singly(chunk)
             return
         failed = InvalidType(
-            f"the result of item {batch.first} has come and cannot be unpickled here: "
+            f"the result of item {chunk.first} has come and cannot be unpickled here: "
             f"{type(error).__name__}: {error}"
         )
         failed.__cause__ = error
-        yield self._finished(worker, batch, [None], {batch.first: failed})
+        yield self._finished(worker, chunk, [None], {chunk.first: failed})
 
     @staticmethod
     def _finished(
-        worker: Worker, batch: Batch, values: list[Any], errors: dict[int, Exception]
+        worker: Worker, chunk: Chunk, values: list[Any], errors: dict[int, Exception]
     ) -> Finished:
-        return Finished(batch.first, values, errors, worker.number, worker.pid)
+        ran = worker.number, worker.pid
+        return Finished(chunk.first, values, errors, *ran, host=worker.host)
+
+    @staticmethod
+    def _restored(worker: Worker, failure: Failure, item: int) -> Exception:
+        return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
         """A worker has ended: have its items run again, or failed."""
@@ -324,30 +284,30 @@ class Run:
         if task is None:
             self._drop(worker)
             return
-        batch = task.batch
+        chunk = task.chunk
         came = not worker.frames.unsent
         ended = self._replace(worker)
-        item = ended.item if ended is not None else batch.first if came else -1
-        if item == LOADING + batch.first:  # its unpickling did it: nobody knows which one's
-            item = batch.first
-            if len(batch.items) > 1:
-                self._schedule.one_by_one(batch)
+        item = ended.item if ended is not None else chunk.first if came else -1
+        if item == LOADING + chunk.first:  # its unpickling did it: nobody knows which one's
+            item = chunk.first
+            if len(chunk.items) > 1:
+                self._schedule.resend_singly(chunk)
                 return
-        if not batch.first <= item < batch.first + len(batch.items):
-            item = batch.first
-            if self._schedule.never_came(batch):
+        if not chunk.first <= item < chunk.first + len(chunk.items):
+            item = chunk.first
+            if self._schedule.resend(chunk):
                 return
-        if self._schedule.lost(batch, item):
+        if self._schedule.lost(chunk, item):
             return
         retries = self._job.retries
-        error = lost(
+        error = worker_lost_error(
             worker,
             ended,
             item=item,
             doing=f"ran item {item}" + (f" for the {retries + 1}. time" if retries else ""),
             advice="" if retries else "; retries=1 runs such items again on a fresh worker",
         )
-        one = Batch(item, [None])
+        one = Chunk(item, [None])
         yield self._finished(worker, one, [None], {item: error})
 
     def _replace(self, worker: Worker) -> Ended | None:
@@ -372,11 +332,11 @@ class Run:
         return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
-        """After CallOff: it has said that it is done, or it has ended; its answer, if one comes
+        """After Cancel: it has said that it is done, or it has ended; its answer, if one comes
         first, nobody wants."""
         try:
             while (message := worker.receive()) is not None:
-                if isinstance(message, CalledOff):
+                if isinstance(message, CancelAcknowledged):
                     self._free(worker)
                     return
             ended = worker.pidfd in events
@@ -389,7 +349,7 @@ class Run:
 
     def _where(self) -> str:
         """Who has what."""
-        found = [f"  {worker} has {task.batch.span}" for worker, task in self._busy.items()]
+        found = [f"  {worker} has {task.chunk.span}" for worker, task in self._busy.items()]
         waits = bool(self._idle) and self._schedule.total is None
         if waits:
             found.append(f"  item {self._schedule.taken} has not come out of its iterator yet")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft._core import shared
 from weft._core.copying import copy_to
 from weft.engines import threads
 from weft.engines.local import blocks
@@ -24,9 +25,9 @@ def copy_in(source: NDArray[Any]) -> SharedArray:
     """A copy of an array in a new block, in the same order. Raises OutOfMemory."""
     block = blocks.allocate(source.nbytes)
     fortran = source.flags.f_contiguous and not source.flags.c_contiguous
-    shared = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
-    _copy(shared, source)
-    return shared
+    array = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
+    _copy(array, source)
+    return array
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
@@ -58,8 +59,8 @@ def read_only(array: SharedArray) -> SharedArray:
     )
 
 
-class SharedArray(np.ndarray[Any, np.dtype[Any]]):
-    """An ndarray in shared memory. Made by `weft.share`; what is computed from it is ordinary."""
+class SharedArray(shared.SharedArray):
+    """An ndarray in a block."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         buffer = buffer_of(self)
@@ -70,16 +71,6 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         # ndarray has its own for protocol 5, which would send the bytes
         return self.__reduce__()
-
-    def __array_wrap__(
-        self, array: NDArray[Any], context: Any = None, return_scalar: bool = False
-    ) -> Any:
-        """Results of arithmetic are ordinary arrays, unless they were written into a shared one."""
-        if array is self:
-            return array
-        if return_scalar or array.shape == ():
-            return array[()]
-        return array.view(np.ndarray)
 
 
 def describe(array: SharedArray, reference: Reference) -> tuple[Any, ...]:
@@ -103,4 +94,4 @@ def attach(  # noqa: PLR0917  pickle calls it with positions only
 
 
 def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: Any) -> SharedArray:
-    return cast(SharedArray, np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout))
+    return np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout)

@@ -1,6 +1,6 @@
 """The deltas that wait for their clock under bsp, and how a clock is applied.
 
-every rank   puts its delta down, in a place of its own, and counts it
+every rank   stages its delta, in a place of its own, and counts it
 one rank     when all have: applies them in the order of ranks, part by part
                says which rows; progress += 1; updates them
              applied += 1
@@ -37,12 +37,12 @@ class Staging:
 
     @property
     def applied(self) -> int:
-        """How many clocks have been applied."""
+        """Return how many clocks have been applied."""
         count: int = self._words[APPLIED]
         return count
 
-    def put(self, delta: Array, ids: Ids | None) -> None:
-        """Put this rank's delta down until its clock is applied."""
+    def stage(self, delta: Array, ids: Ids | None) -> None:
+        """Keep this rank's delta until its clock is applied."""
         count, staged_ids, deltas = self._memory.staged(self._rank)
         if ids is None:
             np.copyto(deltas, delta)
@@ -95,7 +95,7 @@ class Staging:
             if faults.armed:
                 faults.reach("table.added")
         finally:
-            changes.ended[own] = changes.begun[own]
+            changes.write_done[own] = changes.write_begun[own]
 
     def _add(self, delta: Array, ids: Ids | None, low: int, progress: int) -> None:
         """Add to some rows, and note it: no signal handler can come between, and cost somebody his

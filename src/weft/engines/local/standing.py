@@ -1,8 +1,8 @@
-"""A standing team: a driver and workers that stay and form a group.
+"""A team: a driver and workers that stay and form a group.
 
 driver, rank 0                     worker, rank 1, 2, ...
-call(procedure, arguments)
-  ──── Work: the procedure ────>   runs it
+call(function, arguments)
+  ──── Work: the function ────>    runs it
   runs it too                      (both may meet in the group on the way)
   <─── Done ────────────────────
 
@@ -18,30 +18,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from weft.engines.base import Member, StandingTeam
-from weft.engines.local.guard import Guard
-from weft.engines.local.heap import keep_freed_memory
-from weft.engines.local.large_arrays import KINDS
-from weft.engines.local.mapped import buffer_of
+from weft.engines.base import NO_COMMON, Member, Team
+from weft.engines.local.guard import ComputationGuard
 from weft.engines.local.member import (
     Place,
     enter,
     enter_as_worker,
     has_parts,
-    keep,
     leave,
+    lies_in_shared_memory,
     pack_mentioning,
-    perform,
     places,
+    register,
     renew,
+    run_remote,
 )
-from weft.engines.local.rounds import Round, TeamWorkers
-from weft.engines.local.wire import IMMUTABLE, Once, pack_function
+from weft.engines.local.rounds import TeamCall, TeamWorkers
+from weft.engines.local.wire import pack_function
 from weft.engines.local.workers import Workers
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 from weft.errors import TeamBroken, UsedConcurrently, WorkerLost
 
 _Result = TypeVar("_Result")
@@ -52,7 +50,7 @@ _START = 60.0
 _PATIENCE, _LOOK = 2.0, 0.01
 
 
-class LocalStandingTeam(StandingTeam):
+class LocalTeam(Team):
     """Processes of this machine."""
 
     def __init__(
@@ -63,21 +61,23 @@ class LocalStandingTeam(StandingTeam):
         cores: int,
         timeout: float,
         gpus: Sequence[str] = (),
+        restart_hint: str = "team.restart()",
     ) -> None:
         self.size = size
+        self._restart_hint = restart_hint
         self._gpus = [*gpus, *[None] * size][: size - 1]
         self._pool = workers
         self._threads = max(1, cores // size)
         self._timeout = timeout
-        self._perform = pack_function(perform)
+        self._run_remote = pack_function(run_remote)
         self._nobody = SerialGroup(timeout=timeout)
         self._nobody.leave()
-        #: everything kept, with its name, and whether it is a copy for what mentions it, by number
+        #: everything registered, with its name and whether it is by value, by number
         self._objects: dict[int, tuple[Any, str, bool]] = {}
         #: the numbers of those that the workers have, by identity, and of those that have parts
         self._numbers: dict[int, int] = {}
         self._models: list[int] = []
-        self._kept_so_far = 0
+        self._registered_so_far = 0
         #: numbers of what nobody needs any more; finalizers add to it
         self._dropped: deque[int] = deque()
         self._closed = False
@@ -87,35 +87,34 @@ class LocalStandingTeam(StandingTeam):
         #: whether the last call failed, perhaps in the middle of a collective
         self._failed = False
         #: a call that has not been brought to an end
-        self._under_way: Round | None = None
-        keep_freed_memory()  # this process computes as the workers do
+        self._under_way: TeamCall | None = None
         self._start()
         _teams.add(self)
 
-    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
-        return self._use(self._keep, value, what, by_value)
+    def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
+        return self._use(self._register, value, name, by_value)
 
     def drop(self, number: int) -> None:
         self._dropped.append(number)
 
     def call(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        return self._use(self._call, procedure, arguments)
+        return self._use(self._call, function, own, common)
 
-    def for_several(self, value: Any, name: str) -> Any:
-        # what is pickled in less time than it takes to look whether it was
-        return value if isinstance(value, IMMUTABLE) else Once(value, name)
-
-    def sees(self, value: Any) -> bool:
-        return type(value) in KINDS and buffer_of(value) is not None
+    def shares(self, value: Any) -> bool:
+        return lies_in_shared_memory(value)
 
     def restart(self) -> None:
         self._check_process()
         self._check_unused()
         self.close()
         self._start()
-        self._let_go()
+        self._drop_released()
         self._use(self._send_all)
 
     def close(self) -> None:
@@ -135,7 +134,7 @@ class LocalStandingTeam(StandingTeam):
             time.sleep(_LOOK)
 
     def _take_down(self) -> None:
-        self._see_to_unfinished()
+        self._mark_broken_if_unfinished()
         leave(self._team_workers.name, peers_end=self._team_workers.end)
         self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
 
@@ -150,10 +149,10 @@ class LocalStandingTeam(StandingTeam):
         self._models.clear()
         name = secrets.token_hex(8)
         lent, watch = self._pool.lend(self._gpus, self._threads)
-        self._team_workers = TeamWorkers(name, lent, watch, self._pool, lambda: self.restart_by)
+        self._team_workers = TeamWorkers(name, lent, watch, self._pool, self._restart_hint)
         self._closed = self._failed = False
         self._under_way = None
-        pending = Round(self._team_workers, self._perform)
+        pending = TeamCall(self._team_workers, self._run_remote)
         try:
             seats = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
             pending.begin(enter_as_worker, seats)
@@ -165,25 +164,28 @@ class LocalStandingTeam(StandingTeam):
             raise (worse or error) from error.__cause__
 
     def _call(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        if self._failed and procedure is not renew:
+        if self._failed and function is not renew:
             self._call(renew, [()] * self.size)
             self._failed = False
-        mine, *others = arguments
-        pending = self._under_way = Round(self._team_workers, self._perform)
-        guard = Guard(pending.failed)
+        mine, *others = own
+        pending = self._under_way = TeamCall(self._team_workers, self._run_remote)
+        guard = ComputationGuard(pending.failed)
         result = None
         try:
-            pending.begin(procedure, others)
+            pending.begin(function, others, common)
             if mine is not None:
                 with guard:
-                    result = procedure(self.member, *mine)
+                    result = function(self.member, *mine, **common)
             values = pending.finish(self._timeout)
         except BaseException as error:
             self._failed = True
             guard.close()
-            if procedure is renew:  # some may be in the new generation, and some not
+            if function is renew:  # some may be in the new generation, and some not
                 self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
             worse = pending.abandon(error)
             self._under_way = None
@@ -193,15 +195,15 @@ class LocalStandingTeam(StandingTeam):
         self._under_way = None
         return [result, *values]
 
-    def _keep(self, value: Any, what: str, by_value: bool) -> int:
-        number = self._kept_so_far
-        self._kept_so_far += 1
-        self._send(number, value, what, by_value)
+    def _register(self, value: Any, name: str, by_value: bool) -> int:
+        number = self._registered_so_far
+        self._registered_so_far += 1
+        self._send(number, value, name, by_value)
         return number
 
-    def _send(self, number: int, value: Any, what: str, by_value: bool) -> None:
-        """Have the workers keep an object as it is now."""
-        dropped = self._let_go()
+    def _send(self, number: int, value: Any, name: str, by_value: bool) -> None:
+        """Register an object with the workers as it is now."""
+        dropped = self._drop_released()
         parts: dict[int, Place] = {}
         for model in reversed(self._models):  # the first that has it counts
             # anew each time: its parameters may be others than they were
@@ -213,9 +215,9 @@ class LocalStandingTeam(StandingTeam):
 
         packed = None
         try:
-            packed = pack_mentioning(value, place_of, what)
+            packed = pack_mentioning(value, place_of, name)
             arguments = (number, packed.payload, dropped)
-            self._call(keep, [None, *[arguments] * (self.size - 1)])
+            self._call(register, [None, *[arguments] * (self.size - 1)])
         except BaseException:
             unknown = [number] if number not in self._objects else []
             self._dropped.extend([*dropped, *unknown])
@@ -223,8 +225,8 @@ class LocalStandingTeam(StandingTeam):
         finally:
             if packed is not None:
                 packed.release()
-        self._objects[number] = (value, what, by_value)
-        self.member.kept[number] = value
+        self._objects[number] = (value, name, by_value)
+        self.member.registered[number] = value
         if by_value:
             return
         self._numbers.setdefault(id(value), number)
@@ -232,16 +234,16 @@ class LocalStandingTeam(StandingTeam):
             self._models.append(number)
 
     def _send_all(self) -> None:
-        for number, kept in list(self._objects.items()):
+        for number, registered in list(self._objects.items()):
             if number in self._objects:  # finalizers drop some meanwhile
-                self._send(number, *kept)
+                self._send(number, *registered)
 
-    def _let_go(self) -> list[int]:
+    def _drop_released(self) -> list[int]:
         """Keep here no longer what has been dropped; returns its numbers."""
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         for number in dropped:
             value, _, _ = self._objects.pop(number, (None, "", True))
-            self.member.kept.pop(number, None)
+            self.member.registered.pop(number, None)
             if self._numbers.get(id(value)) == number:
                 del self._numbers[id(value)]
                 others = (
@@ -263,11 +265,11 @@ class LocalStandingTeam(StandingTeam):
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
         if self._user is None:
-            self._see_to_unfinished()
+            self._mark_broken_if_unfinished()
         if self._team_workers.broken is not None:
             raise TeamBroken(
                 f"this team cannot go on: {self._team_workers.broken}; start it again with the "
-                f"driver's values:\n    {self.restart_by}"
+                f"driver's values:\n    {self._restart_hint}"
             )
         self._check_unused()
         try:
@@ -284,7 +286,7 @@ class LocalStandingTeam(StandingTeam):
             finally:
                 self._user = None
 
-    def _see_to_unfinished(self) -> None:
+    def _mark_broken_if_unfinished(self) -> None:
         """Nobody knows what the workers will answer after a call that was interrupted, and once
         more before they had been told to end it."""
         if self._under_way is not None and self._team_workers.broken is None:
@@ -313,7 +315,7 @@ class LocalStandingTeam(StandingTeam):
 
 
 #: of this process
-_teams: weakref.WeakSet[LocalStandingTeam] = weakref.WeakSet()
+_teams: weakref.WeakSet[LocalTeam] = weakref.WeakSet()
 
 
 def _in_child() -> None:

@@ -8,12 +8,12 @@
 So passes over the whole table exclude each other only where they meet, readers do not exclude
 readers, and a change to a few rows excludes everything for the few microseconds that it takes.
 
-A writer says `begun` before it changes anything and `ended` after. A reader that finds all begun
-writes ended, copies, and finds nothing begun since, has rows that are whole: it needs no lock
+A writer counts `write_begun` before it changes anything and `write_done` after. A reader that finds
+all writes done, copies, and finds none begun since, has rows that are whole: it needs no lock
 (stores are seen in their order: `waiting.py`). A writer that dies in between blocks nobody: the
-kernel hands its locks on, and what it had begun is what `interrupted` tells.
+kernel hands its locks on, and what it had begun is what `interrupted` lists.
 
-Under bsp an add only puts the delta down; the first rank that needs the next clock applies
+Under bsp an add only stages the delta; the first rank that needs the next clock applies
 everybody's, in the order of ranks. Nobody can need another clock before that rank adds again, so
 what it then reads does not change under it.
 """
@@ -59,7 +59,7 @@ _TRIES = 3
 def make_store(
     meeting: Meeting, recorder: Recorder, spec: TableSpec, values: Array | None, *, timeout: float
 ) -> LocalStore:
-    """A table of the ranks that meet: rank 0 makes its memory, which all of them map.
+    """Make a table of the ranks that meet: rank 0 makes its memory, which all of them map.
 
     Raises Disagreement, which shows what each rank asked for, and OutOfMemory, on every rank.
     """
@@ -158,7 +158,7 @@ class LocalStore(Store):
                 try:
                     self._in_turn = threading.get_ident()
                     needed = self.spec.consistency.before_get(self._clocks.own)
-                    self._catch_up(needed, deadline_after(timeout, self._timeout))
+                    self._apply_through(needed, deadline_after(timeout, self._timeout))
                     return rows.read(self._rows, ids, out)
                 finally:
                     self._in_turn = 0
@@ -170,17 +170,17 @@ class LocalStore(Store):
 
     def _read_whole_rows(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         """Copy rows that nobody changes meanwhile."""
-        begun, ended = self._changes.begun, self._changes.ended
+        write_begun, write_done = self._changes.write_begun, self._changes.write_done
         for _ in range(_TRIES):
-            before = ended.tolist()
-            if begun.tolist() == before:
+            before = write_done.tolist()
+            if write_begun.tolist() == before:
                 found = rows.read(self._rows, ids, out)
                 if faults.armed:
                     faults.reach("table.copied")
-                if begun.tolist() == before:
+                if write_begun.tolist() == before:
                     return found
         with self._table.exclusive(timeout=timeout):
-            self._changes.settle_deaths()
+            self._changes.mark_dead_writers()
             return rows.read(self._rows, ids, out)
 
     def _read_stripes(self, out: Array | None, deadline: float) -> Array:
@@ -238,8 +238,8 @@ class LocalStore(Store):
     def _add(self, delta: Array, ids: Ids | None, deadline: float) -> None:
         needed = self.spec.consistency.before_add(self._clocks.own)
         if self._bsp:
-            self._catch_up(needed, deadline)
-            self._staging.put(delta, ids)
+            self._apply_through(needed, deadline)
+            self._staging.stage(delta, ids)
             return
         self._clocks.await_others(needed, deadline)
         if ids is None:
@@ -268,7 +268,7 @@ class LocalStore(Store):
                         deadline = deadline_after(None, self._timeout)
                     self._add_stripe(stripe, delta)
                     if turn == count - 1:
-                        changes.ended[rank] = changes.begun[rank]
+                        changes.write_done[rank] = changes.write_begun[rank]
         except Stalled as stalled:
             if not turn:
                 raise
@@ -279,7 +279,7 @@ class LocalStore(Store):
                 stalled.states,
             ) from None
         finally:
-            changes.ended[rank] = changes.begun[rank]
+            changes.write_done[rank] = changes.write_begun[rank]
 
     @contextmanager
     def _stripe_held(self, stripe: int, deadline: float) -> Iterator[None]:
@@ -326,16 +326,16 @@ class LocalStore(Store):
                 if faults.armed:
                     faults.reach("table.added")
             finally:
-                changes.ended[rank] = changes.begun[rank]
+                changes.write_done[rank] = changes.write_begun[rank]
 
-    def _catch_up(self, clock: int, deadline: float) -> None:
-        """Wait until everybody has made so many adds, and see that exactly these are applied."""
+    def _apply_through(self, clock: int, deadline: float) -> None:
+        """Wait until everybody has made so many adds, and apply exactly these."""
         staging = self._staging
         if staging.applied >= clock:
             return
         self._clocks.await_others(clock, deadline)
         with self._table.exclusive(timeout=seconds_until(deadline)):
-            self._changes.settle_deaths()
+            self._changes.mark_dead_writers()
             while staging.applied < clock:
                 staging.apply(staging.applied + 1)
 
@@ -344,29 +344,45 @@ class LocalStore(Store):
     def interrupted(self) -> tuple[Interrupted, ...]:
         return self._changes.interrupted()
 
-    def arrays(self) -> dict[str, Array]:
+    def settle(self, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
             raise self._unusable()
         if self._bsp:
             slowest = min([self._clocks.own, *self._clocks.present().values()])
-            self._catch_up(slowest, deadline_after(None, self._timeout))
-        return {"rows": self._rows, **self._state}
+            self._apply_through(slowest, deadline_after(timeout, self._timeout))
+
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        return np.array(self._piece(name, start, stop))
+
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        self._piece(name, start, start + len(values))[...] = values
+
+    def _piece(self, name: str, start: int, stop: int) -> Array:
+        if not self._roster.is_here:
+            raise self._unusable()
+        piece: Array = (self._rows if name == "rows" else self._state[name])[start:stop]
+        return piece
 
     @property
     def steps(self) -> int:
         return int(self._steps[-1] + self._steps[:-1].max()) + self._applied_adds()
 
-    @steps.setter
-    def steps(self, value: int) -> None:
+    def set_steps(self, steps: int) -> None:
         self._steps[...] = 0
-        self._steps[-1] = value - self._applied_adds()
+        self._steps[-1] = steps - self._applied_adds()
+
+    def exclusive_rows(self) -> Array | None:
+        if self._size > 1:
+            return None
+        self.settle()
+        return self._rows
 
     def _applied_adds(self) -> int:
-        """Those of the clocks that were applied."""
+        """Count the adds of the clocks that were applied."""
         return self._staging.applied * self._size if self._bsp else 0
 
     def _let_go(self) -> None:
-        """After an interrupt: no lock is kept by a `with` that it struck as it began or ended."""
+        """Release the locks of a `with` that an interrupt struck as it began or ended."""
         for lock in (self._table, *self._stripes):
             lock.let_go()
 

@@ -1,8 +1,8 @@
 """The memory of one table, in one block that all ranks map.
 
     words 0-7      applied | progress | unused
-    for each rank  adds | begun | ended | interrupted | lowest | highest | ids | unused
-    begun          the same words `begun`, and then `ended`, of all ranks side by side
+    for each rank  adds | interrupted | lowest | highest | ids | unused
+    write_begun    of all ranks side by side, and then write_done
     flags          of sleepers, one byte for each rank
     locks          one for the table, one for each stripe
     steps          how many adds each stripe has had, and how many adds to some rows there were
@@ -53,8 +53,8 @@ class TableMemory:
         self._block = block
         self._end = 8 * _LINE
         self._lines = self._take(8 * _LINE * size)
-        self.begun_at = self._take(8 * size) // 8
-        self.ended_at = self._take(8 * size) // 8
+        self.write_begun_at = self._take(8 * size) // 8
+        self.write_done_at = self._take(8 * size) // 8
         self.flags_at = self._take(size)
         self._locks = [self._take(8 * locks.words_for(size)) for _ in range(self.stripes + 1)]
         self._steps = self._take(8 * (self.stripes + 1))
@@ -77,15 +77,15 @@ class TableMemory:
         return start
 
     def word(self, rank: int, which: int) -> int:
-        """The index of one of a rank's words."""
+        """Return the index of one of a rank's words."""
         return self._lines // 8 + _LINE * rank + which
 
     def range_of(self, stripe: int) -> tuple[int, int]:
-        """The rows of a stripe."""
+        """Return the first row of a stripe, and the row behind its last."""
         return part_of(self.spec.n_rows, self.stripes, stripe)
 
     def lock_blocks(self) -> Iterator[Block]:
-        """The memory of the table's lock, then of the stripes'."""
+        """Yield the memory of the table's lock, then of the stripes'."""
         block = self._mapped()
         for start in self._locks:
             yield Block(block.segment, block.offset + start, 8 * locks.words_for(self.size))
@@ -121,7 +121,7 @@ class TableMemory:
         return self._array(self._ids[rank], (NAMED,), np.dtype(np.int64))
 
     def staged(self, rank: int) -> tuple[Array, Array, Array]:
-        """How many rows a rank has staged, their ids and their deltas."""
+        """Return how many rows a rank has staged, their ids and their deltas."""
         start, deltas = self._staged[rank]
         whole = self._array(start, (1 + self.spec.n_rows,), np.dtype(np.int64))
         return whole[:1], whole[1:], self._array(deltas, self.spec.shape, self.spec.dtype)

@@ -1,4 +1,4 @@
-"""A driver and its workers, over sockets and shared memory. `running.py` is one job of theirs."""
+"""A pool: a driver and its workers, over sockets and shared memory. `running.py` is one job."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft._core.jobs import Finished, Job
-from weft.engines.base import Team
+from weft.engines.base import Pool
 from weft.engines.local.limits import Limits
 from weft.engines.local.running import Run
-from weft.engines.local.wire import Packed, pack_function
+from weft.engines.local.wire import Payload, pack_function
 from weft.engines.local.workers import Workers
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
 
 
-class LocalTeam(Team):
+class LocalPool(Pool):
     """Processes of this machine."""
 
     def __init__(
@@ -28,15 +28,15 @@ class LocalTeam(Team):
         self._threads = max(1, cores // self.size)
         self._workers = workers
 
-    def prepare(self, function: Callable[[Any], Any]) -> Packed:
+    def prepare(self, function: Callable[[Any], Any]) -> Payload:
         return pack_function(function)
 
-    def forget(self, prepared: Packed) -> None:
-        if prepared.refers:  # others hold nothing, and are kept for the next call
+    def forget(self, prepared: Payload) -> None:
+        if prepared.has_references:  # others hold nothing, and are kept for the next call
             self._workers.forget(prepared.digest)
             prepared.release()
 
-    def place(self, array: Array, *, readonly: bool = False) -> Any:
+    def put(self, array: Array, *, readonly: bool = False) -> Any:
         from weft.engines.local.large_arrays import place
 
         return place(array, readonly=readonly)
@@ -49,7 +49,7 @@ class LocalTeam(Team):
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
             wanted = wanted[: len(job.items)]  # more would have nothing to do
         limits = Limits(job)
-        lent, watch = self._workers.lend(wanted, self._threads, limits.look)
+        lent, watch = self._workers.lend(wanted, self._threads, limits.check)
         running = Run(job, limits, self._workers, lent, watch)
         try:
             for part in running.steps():

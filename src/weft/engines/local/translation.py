@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import resource
 
-from weft.engines.memory import amount
-from weft.errors import OutOfDescriptors, OutOfMemory
+from weft.errors import OutOfDescriptors, OutOfMemory, format_bytes
 
 
 def translated(error: OSError, size: int = 0) -> Exception:
     """What to raise in place of an OSError; `size` is how much memory was asked for."""
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return OutOfMemory(
-            f"shared memory of {amount(size)} was asked for and refused: {error.strerror}; "
+            f"shared memory of {format_bytes(size)} was asked for and refused: {error.strerror}; "
             "share less, or make room"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):

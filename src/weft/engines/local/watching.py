@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from weft.engines.local.remote_worker import Worker
 
-Wants = dict[Worker, set[int]]
+ReadyEvents = dict[Worker, set[int]]
 
 
 class Watch:
@@ -52,14 +52,14 @@ class Watch:
         self._poll.unregister(descriptor)
         del self._owners[descriptor]
 
-    def follow_sending(self, worker: Worker) -> None:
+    def watch_writable(self, worker: Worker) -> None:
         """Look also for when it takes more, if not everything was sent."""
         more = select.POLLOUT if worker.frames.unsent else 0
         self._poll.modify(worker.frames, select.POLLIN | more)
 
-    def wait(self, seconds: float) -> Wants:
+    def wait(self, seconds: float) -> ReadyEvents:
         """The workers that want something, each with the descriptors on which it does."""
-        found: Wants = {}
+        found: ReadyEvents = {}
         self.rang = False
         for descriptor, _ in self._poll.poll(seconds * 1000):
             if descriptor == self._bell:

@@ -16,14 +16,12 @@ import copyreg
 import io
 import pickle
 import sys
-import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
 import cloudpickle
 
-from weft._core.essence import essence_of
 from weft._core.unpicklable import path_to_fault
 from weft.engines.interrupts import by_signal_handler
 from weft.errors import InvalidType, WeftError
@@ -37,7 +35,7 @@ IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 _EXACTLY_THESE = frozenset(IMMUTABLE)
 
 
-class Packed:
+class Payload:
     """Something as bytes, and the shared memory that they refer to.
 
     The memory is there for as long as this object is: wherever a signal handler raises, it goes
@@ -65,7 +63,7 @@ class Packed:
         return hashlib.blake2b(self.payload, digest_size=16).digest()
 
     @property
-    def refers(self) -> bool:
+    def has_references(self) -> bool:
         """Whether it is of use only as long as the memory that it refers to is there."""
         return bool(self._held or self._pins)
 
@@ -101,9 +99,9 @@ class Packed:
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
         self.payload = file.getvalue()
-        self.let_go_of_arrays()
+        self.drop_array_cache()
 
-    def let_go_of_arrays(self) -> None:
+    def drop_array_cache(self) -> None:
         """No other pickler will come: who keeps this for the memory keeps no arrays."""
         self._reduced.clear()
 
@@ -122,7 +120,7 @@ class Packed:
             return large_arrays.reduce_small(array)
         if id(array) not in self._reduced:
             if self._most is not None and self.shared + array.nbytes > self._most:
-                raise TooMuch(f"more than {self._most} bytes")
+                raise PayloadTooLarge(f"more than {self._most} bytes")
             shared = large_arrays.in_shared_memory(array)
             reduced = large_arrays.reduce(array, shared, pin=self._pinned)
             (self._pins if self._pinned else self._held).append(
@@ -133,7 +131,7 @@ class Packed:
         return self._reduced[id(array)][1]
 
 
-class ForSeveral(Packed):
+class ForSeveral(Payload):
     """Sent to several workers, each of which may change its arrays: none sees another's changes."""
 
     def _array(self, array: Any) -> Any:
@@ -148,7 +146,7 @@ def _large_arrays() -> Any:
     return large_arrays
 
 
-class Once:
+class SharedPayload:
     """A value that several workers get, packed only once for all. It is of use while this lives."""
 
     def __init__(self, value: Any, name: str) -> None:
@@ -162,20 +160,20 @@ def _load_one(payload: bytes) -> Any:
     return load(payload)[0]
 
 
-class TooMuch(Exception):
+class PayloadTooLarge(Exception):
     """Some items have more bytes in arrays than were to be sent together."""
 
 
-def pack_items(items: list[Any], first: int, *, most: int) -> Packed:
+def pack_items(items: list[Any], first: int, *, most: int) -> Payload:
     """Items ready to be sent to a worker; `first` is the index of the first of them. If they are
-    several, their arrays have so many bytes at most: otherwise raises TooMuch.
+    several, their arrays have so many bytes at most: otherwise raises PayloadTooLarge.
 
     An array that comes several times is several arrays there: a function may change what it gets.
     Raises InvalidType, which says what in which of them is in the way.
     """
     if len(items) == 1:
         return pack(items, first)
-    return _pack(Packed(most=most), _arrays_apart(items), first, "items")
+    return _pack(Payload(most=most), _arrays_apart(items), first, "items")
 
 
 def _arrays_apart(items: list[Any]) -> list[Any]:
@@ -193,15 +191,22 @@ def _arrays_apart(items: list[Any]) -> list[Any]:
     return found
 
 
-def pack(items: list[Any], first: int, name: str = "items", *, pinned: bool = False) -> Packed:
+def pack(
+    items: list[Any],
+    first: int,
+    name: str = "items",
+    packed: Payload | None = None,
+    *,
+    pinned: bool = False,
+) -> Payload:
     """Items, or results, ready to be sent; `first` is the index of the first of them.
 
     Raises InvalidType, which says what in which of them is in the way.
     """
-    return _pack(Packed(pinned=pinned), items, first, name)
+    return _pack(packed or Payload(pinned=pinned), items, first, name)
 
 
-def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Packed:
+def _pack(packed: Payload, items: list[Any], first: int | None, name: str) -> Payload:
     """Errors call an item by the name, with its index, which is that of the first or a later one;
     without one if there is no first."""
     # a lone tuple is what most functions of a team return
@@ -212,18 +217,18 @@ def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Pac
     try:
         packed.dump(items)
         if b"__main__" not in packed.payload:
-            packed.let_go_of_arrays()
+            packed.drop_array_cache()
             return packed
     except BaseException as error:  # a class's own pickling may raise anything
         packed.payload = b""
-        if is_no_fault(error):
+        if is_interrupt(error):
             packed.release()
             raise
     try:
         packed.dump_by_value(items)
     except BaseException as error:
         packed.release()
-        if is_no_fault(error):
+        if is_interrupt(error):
             raise
         for index, item in enumerate(items, first or 0):
             if not _pickles(item):
@@ -233,35 +238,17 @@ def _pack(packed: Packed, items: list[Any], first: int | None, name: str) -> Pac
     return packed
 
 
-#: functions that are nothing but their code, as they were packed
-_packed_functions: weakref.WeakKeyDictionary[Callable[..., Any], tuple[Any, Packed]]
-_packed_functions = weakref.WeakKeyDictionary()
+def pack_function(function: Callable[..., Any]) -> Payload:
+    """Return a function ready to be sent to any number of workers, with what it uses now.
 
-
-def pack_function(function: Callable[..., Any]) -> Packed:
-    """A function ready to be sent to any number of workers. Raises InvalidType.
-
-    Most are packed anew each time: what they use may have changed.
+    Raises InvalidType.
     """
-    essence = essence_of(function)
-    if essence is None:
-        return _pack_function(function)
-    how = essence, cloudpickle.list_registry_pickle_by_value()
-    known, packed = _packed_functions.get(function, (None, None))
-    if packed is None or known != how:
-        packed = _pack_function(function)
-        if essence_of(function) == essence and not packed.refers:  # nobody has changed it
-            _packed_functions[function] = how, packed
-    return packed
-
-
-def _pack_function(function: Callable[..., Any]) -> Packed:
     packed = ForSeveral()
     try:
         packed.dump_by_value(function)
     except BaseException as error:
         packed.release()
-        if is_no_fault(error):
+        if is_interrupt(error):
             raise
         raise unpicklable(function, "fun", error) from error
     return packed
@@ -308,14 +295,14 @@ def _pickles(value: Any) -> bool:
     try:
         cloudpickle.dumps(value, _PROTOCOL)
     except Exception as error:  # see above
-        if is_no_fault(error):
+        if is_interrupt(error):
             raise
         return False
     return True
 
 
-def is_no_fault(error: BaseException) -> bool:
+def is_interrupt(error: BaseException) -> bool:
     """Whether what was raised while something was pickled does not mean that it cannot be: an
     interrupt, or weft's own word on memory."""
     interrupt = not isinstance(error, Exception) or by_signal_handler(error)
-    return interrupt or isinstance(error, (WeftError, TooMuch))
+    return interrupt or isinstance(error, (WeftError, PayloadTooLarge))

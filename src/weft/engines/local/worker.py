@@ -21,11 +21,11 @@ from weft._core.seeding import seed_torch
 from weft._core.work import (
     LOADING,
     Answer,
-    CalledOff,
-    CallOff,
+    CacheFunction,
+    Cancel,
+    CancelAcknowledged,
     Done,
-    Forget,
-    Learn,
+    DropFunction,
     Message,
     Settings,
     Stopped,
@@ -35,10 +35,9 @@ from weft._core.work import (
 from weft._core.worker import carry_out
 from weft.engines.local.channel import Closed
 from weft.engines.local.frames import Frames
-from weft.engines.local.heap import keep_freed_memory
 from weft.engines.local.logs import Forwarder
-from weft.engines.local.wire import Packed, lease_borrowed, load, load_borrowed, pack
-from weft.errors import WeftError
+from weft.engines.local.wire import Payload, lease_borrowed, load, load_borrowed, pack
+from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
 #: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
@@ -48,12 +47,13 @@ _forked = False
 #: of BLAS and the like, and the variables that say so to those still to be loaded
 _threads: tuple[int, dict[str, int]] = 1, {}
 _added: dict[str, str] = {}
-_NO_RESULTS = Packed()
+#: why nothing can be run: the driver's working folder cannot be entered
+_unfit: Failure | None = None
+_NO_RESULTS = Payload()
 
 
-def serve(connection: socket.socket, number: int, item: memoryview, semaphore: int) -> None:
-    """Do what the driver says until it hangs up. `item` is where to note what is being run,
-    `semaphore` an eventfd that has the permits for the stretches of a batch after the first."""
+def serve(connection: socket.socket, number: int, item: memoryview) -> None:
+    """Do what the driver says until it hangs up. `item` is where to note what is being run."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -71,34 +71,27 @@ def serve(connection: socket.socket, number: int, item: memoryview, semaphore: i
             os._exit(0)  # a child of the last item that has returned from its function
         item[0] = index
 
-    def take_permit() -> bool:
-        try:
-            os.eventfd_read(semaphore)
-        except OSError:  # there is none left, or a function has closed it
-            return False
-        return True
-
     try:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer, results = _reply(message, functions[message.digest], note, take_permit)
+                answer, results = _reply(message, functions[message.digest], note)
                 lease_borrowed()
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
                 del answer
-            elif isinstance(message, Learn):
+            elif isinstance(message, CacheFunction):
                 functions[message.digest] = _learn(message)
                 if faults.armed:
                     faults.reach("worker.learned")
-            elif isinstance(message, Forget):
+            elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
-            elif isinstance(message, CallOff):
+            elif isinstance(message, Cancel):
                 with contextlib.suppress(WeftError, OSError):  # else it goes with this process
                     results.release()
-                send(CalledOff())
+                send(CancelAcknowledged())
             elif isinstance(message, Settings):
                 _adopt(message)
             del message
@@ -112,7 +105,6 @@ def _set_up_process(number: int) -> None:
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
-    keep_freed_memory()
     signal.signal(signal.SIGINT, _on_interrupt)
     sys.unraisablehook = _on_unraisable
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -135,6 +127,7 @@ def _start_generators() -> None:
 
 def _adopt(settings: Settings) -> None:
     """See the world as the driver does."""
+    global _unfit
     if settings.environment is not None:
         os.environ.clear()
         os.environ.update(settings.environment)
@@ -142,10 +135,19 @@ def _adopt(settings: Settings) -> None:
     os.environ[CORES] = str(settings.threads)
     _limit_threads(settings.threads)
     sys.path[:] = settings.paths
+    _unfit = None
     try:
         os.chdir(settings.folder)
-    except OSError as error:  # the driver's folder is gone; its own would be as useless
-        print(f"weft: a worker cannot enter {settings.folder!r}: {error}", file=sys.stderr)
+    except OSError as error:
+        _unfit = describe(_folder_error(settings.folder, error))
+
+
+def _folder_error(folder: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"a worker cannot enter the driver's working folder {folder!r} ({error.strerror}), and in "
+        "another one files would not be the same; have the driver change to one that workers can "
+        "enter:\n    os.chdir(folder)"
+    )
 
 
 def _limit_threads(threads: int) -> None:
@@ -168,7 +170,7 @@ def _limit_threads(threads: int) -> None:
         set_own_threads(own)
 
 
-def _learn(message: Learn) -> Callable[[Any], Any] | Failure:
+def _learn(message: CacheFunction) -> Callable[[Any], Any] | Failure:
     try:
         function: Callable[[Any], Any] = load(message.function)
         return function
@@ -180,10 +182,11 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
-    take_permit: Callable[[], bool],
-) -> tuple[Answer, Packed]:
+) -> tuple[Answer, Payload]:
     """Run the items; the answer, and what it was made from."""
     global _interruptible
+    if _unfit is not None:
+        return Unreadable(_unfit, about_function=True), _NO_RESULTS
     if isinstance(function, Failure):
         return Unreadable(function, about_function=True), _NO_RESULTS
     try:
@@ -202,8 +205,6 @@ def _reply(
             seed=work.seed,
             keep_going=work.keep_going,
             note=note,
-            stretch=work.stretch,
-            take_permit=take_permit,
         )
         _interruptible = False
     except KeyboardInterrupt:
@@ -238,7 +239,7 @@ def _end_child(failures: list[tuple[int, Failure]]) -> None:
     os._exit(code)
 
 
-def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Packed:
+def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Payload:
     """The results, without those that cannot be sent: these are failures of their items."""
     try:
         return pack(values, first, "results", pinned=True)

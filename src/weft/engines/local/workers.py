@@ -21,7 +21,7 @@ from weft.engines.local.frames import Frames
 from weft.engines.local.limits import LOOK
 from weft.engines.local.logs import level_here
 from weft.engines.local.polling import readable
-from weft.engines.local.remote_worker import Echo, Worker
+from weft.engines.local.remote_worker import OutputRelay, Worker
 from weft.engines.local.translation import translated
 from weft.engines.local.watching import Watch
 from weft.errors import LaunchError
@@ -98,7 +98,14 @@ class Workers:
 
     @staticmethod
     def _send_settings(workers: Sequence[Worker], threads: int) -> None:
-        settings = Settings(os.getcwd(), sys.path[:], threads, level_here(), None)
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError as error:
+            raise LaunchError(
+                "the working folder of this process has been deleted, so no worker can enter it; "
+                "change to one that exists:\n    os.chdir(folder)"
+            ) from error
+        settings = Settings(folder, sys.path[:], threads, level_here(), None)
         for worker in workers:
             with contextlib.suppress(Closed):  # who sends it work finds out
                 worker.send_settings(settings)
@@ -202,24 +209,15 @@ class Workers:
                 ours.callback(connection.close)
                 theirs.callback(remote.close)
                 out, err = _pipe(ours, theirs), _pipe(ours, theirs)
-                semaphore = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-                ours.callback(os.close, semaphore)
             except OSError as error:
                 raise translated(error) from error
-            server.send(Start(number), [remote.fileno(), out[1], err[1], semaphore])
+            server.send(Start(number), [remote.fileno(), out[1], err[1]])
             pid, pidfd = self._await_start(server, number, look)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
-            echoes = [Echo(out[0], "stdout"), Echo(err[0], "stderr")]
+            echoes = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
             ours.pop_all()  # they are the worker's now
-            worker = Worker(
-                number,
-                pid,
-                pidfd=pidfd,
-                semaphore=semaphore,
-                frames=Frames(connection),
-                echoes=echoes,
-            )
+            worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), echoes=echoes)
             worker.gpu, worker.server = gpu, server
             return worker
 

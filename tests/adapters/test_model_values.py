@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft._core import models
+from weft.adapters import models
 
 
 def test_arrays_and_containers_of_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.trees import describe, flatten, rebuild
+from weft.adapters.containers import describe, flatten, rebuild
 
 Pair = namedtuple("Pair", "left right")
 

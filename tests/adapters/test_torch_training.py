@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from weft.engines.serial import SerialGroup
+from weft.engines.serial.group import SerialGroup
 
 torch = pytest.importorskip("torch")
 
-from weft._api.gradients import gradients_for  # noqa: E402  it needs torch
+from weft.adapters.torch_training import gradients_for  # noqa: E402  it needs torch
 
 
 def parameters(*shapes: tuple[int, ...], dtype: Any = torch.float32) -> list[Any]:
@@ -21,9 +21,10 @@ def step(optimizer: Any, some: list[Any], loss: float = 1.0) -> float:
     """As a step of training does: gradients of ones, a sum over one rank."""
     for one in some:
         one.grad = torch.ones_like(one)
-    made = gradients_for(optimizer, some, shared=False)
+    group = SerialGroup(timeout=10)
+    made = gradients_for(optimizer, some, group)
     made.put(loss, some)
-    made.add_up(SerialGroup(timeout=10))
+    made.add_up(group)
     return made.take(some)
 
 
@@ -49,13 +50,13 @@ def test_sets_of_parameters_have_arrays_of_their_own() -> None:
     """As where two are trained by turns; of many sets the arrays are given up at some time."""
     some = parameters((2,), (3,), (4,), (5,), (6,))
     optimizer = torch.optim.SGD(some, lr=0.1)
-    first = gradients_for(optimizer, some[:1], shared=False)
-    second = gradients_for(optimizer, some[1:2], shared=False)
-    assert gradients_for(optimizer, some[:1], shared=False) is first
-    assert gradients_for(optimizer, some[1:2], shared=False) is second
+    first = gradients_for(optimizer, some[:1], SerialGroup(timeout=10))
+    second = gradients_for(optimizer, some[1:2], SerialGroup(timeout=10))
+    assert gradients_for(optimizer, some[:1], SerialGroup(timeout=10)) is first
+    assert gradients_for(optimizer, some[1:2], SerialGroup(timeout=10)) is second
     for one in some[2:]:
-        gradients_for(optimizer, [one], shared=False)
-    assert gradients_for(optimizer, some[:1], shared=False) is not first
+        gradients_for(optimizer, [one], SerialGroup(timeout=10))
+    assert gradients_for(optimizer, some[:1], SerialGroup(timeout=10)) is not first
 
 
 def test_parameters_without_a_gradient_and_without_numbers() -> None:
@@ -63,7 +64,7 @@ def test_parameters_without_a_gradient_and_without_numbers() -> None:
     some = parameters((2,), (0,), ())
     optimizer = torch.optim.SGD(some, lr=0.1)
     some[1].grad, some[2].grad = torch.ones(0), torch.ones(())
-    made = gradients_for(optimizer, some, shared=False)
+    made = gradients_for(optimizer, some, SerialGroup(timeout=10))
     made.put(0.5, some)
     assert made.take(some) == 0.5
     assert some[0].grad is None

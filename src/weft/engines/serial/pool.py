@@ -1,24 +1,25 @@
-"""A team of nobody else: this process does the work itself, item by item."""
+"""A pool and a team of nobody else: this process does the work itself."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft._core.jobs import Finished, Job
 from weft._core.seeding import derive, seed_generators
-from weft.engines.base import Member, StandingTeam, Team
-from weft.engines.serial import SerialGroup
+from weft.engines.base import NO_COMMON, Member, Pool, Team
+from weft.engines.serial.group import SerialGroup
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
+from weft.resources import host_name
 
 if TYPE_CHECKING:
     from weft._core.elements import Array
 
 
-class SerialTeam(Team):
-    """The reference for every other team, and the debugger's friend."""
+class SerialPool(Pool):
+    """The reference for every other pool, and the debugger's friend."""
 
     size = 1
 
@@ -28,7 +29,7 @@ class SerialTeam(Team):
     def forget(self, prepared: Any) -> None:
         """Nothing is kept."""
 
-    def place(self, array: Array, *, readonly: bool = False) -> Array:
+    def put(self, array: Array, *, readonly: bool = False) -> Array:
         if readonly:
             from weft._core.read_only import read_only
 
@@ -57,45 +58,47 @@ class SerialTeam(Team):
             except Exception as error:
                 errors[index] = error  # itself: a debugger sees its frames
             seconds = time.perf_counter() - start
-            yield Finished(index, [value], errors, 0, os.getpid(), seconds, 0, 0)
+            ran = 0, os.getpid(), seconds
+            yield Finished(index, [value], errors, *ran, host=host_name())
             if errors and not job.keep_going:
                 return
 
 
-class SerialStandingTeam(StandingTeam):
+class SerialTeam(Team):
     """A driver without workers."""
 
     size = 1
 
     def __init__(self, *, timeout: float) -> None:
         self.member = Member(0, 1, SerialGroup(timeout=timeout))
-        self._kept_so_far = 0
+        self._registered_so_far = 0
         self._closed = self._busy = False
 
-    def keep(self, value: Any, what: str, *, by_value: bool = False) -> int:
+    def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
         self._check_usable()
-        number = self._kept_so_far
-        self._kept_so_far += 1
-        self.member.kept[number] = value
+        number = self._registered_so_far
+        self._registered_so_far += 1
+        self.member.registered[number] = value
         return number
 
     def drop(self, number: int) -> None:
-        self.member.kept.pop(number, None)
+        self.member.registered.pop(number, None)
 
     def call(
-        self, procedure: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
         self._check_usable()
         self._busy = True
         try:
-            return [None if own is None else procedure(self.member, *own) for own in arguments]
+            return [None if one is None else function(self.member, *one, **common) for one in own]
         finally:
             self._busy = False
 
-    def for_several(self, value: Any, name: str) -> Any:
-        return value
-
-    def sees(self, value: Any) -> bool:
+    def shares(self, value: Any) -> bool:
         return True
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""What is stuck behind an item that proves long is taken back, and run by workers that are idle."""
+"""How the items of a map are cut into chunks, where some prove longer than was expected."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import weft
+from tests.support import within
 from weft._core.schedule import MOST_BYTES
-from weft.engines.local import running
-from weft.engines.local.wire import Packed
+from weft.engines.local.wire import Payload
+
+pytestmark = pytest.mark.alone
 
 #: seconds of a long item, where time is measured
 LONG = 0.3
@@ -49,13 +51,13 @@ def all_meet(folder: Path, number: int) -> bool:
 
 
 def test_items_that_were_always_short_and_now_are_not(tmp_path: Path) -> None:
-    """Two go to one worker, as trivial ones do; then they run side by side all the same."""
+    """Each of two workers has one of two items, however short they were."""
     run_short_ones(2)
     assert all_meet(tmp_path / "met", 2)
 
 
-def test_many_idle_workers_share_what_was_stuck(tmp_path: Path) -> None:
-    """Four items in one batch come to four workers."""
+def test_as_many_items_as_workers_run_side_by_side(tmp_path: Path) -> None:
+    """Four items come to four workers."""
     run_short_ones(4)
     assert all_meet(tmp_path / "met", 4)
 
@@ -70,12 +72,12 @@ def sleep(seconds: float) -> float:
 
 @pytest.mark.parametrize("short", [20, 1000])
 def test_long_items_after_many_short_ones(short: int) -> None:
-    """Where batches have grown the long ones come together: half of them go to the other worker."""
+    """The last chunks are small: each worker gets half of the long ones."""
     items = [0.0] * short + [LONG / 2] * 8
     weft.map(sleep, [0.0] * 100, n=2)
     began = time.perf_counter()
     assert weft.map(sleep, items, n=2) == items
-    assert time.perf_counter() - began < 1.5 * sum(items) / 2
+    assert time.perf_counter() - began < within(1.3 * sum(items) / 2)
 
 
 def write_and_sleep(item: tuple[Path, float]) -> str:
@@ -89,7 +91,7 @@ def write_and_sleep(item: tuple[Path, float]) -> str:
 
 
 def test_every_item_is_begun_once(tmp_path: Path) -> None:
-    """Whoever takes the permit has the items: worker and driver never both."""
+    """Short and long ones mixed, more workers than cores."""
     paths = [tmp_path / str(index) for index in range(300)]
     for _ in range(5):
         weft.map(write_and_sleep, [(tmp_path / "before", 0.0)] * 50, n=3)
@@ -112,8 +114,8 @@ def die_once(folder: Path, item: tuple[int, float]) -> int:
     return index
 
 
-def test_a_worker_dies_in_the_item_that_the_others_were_stuck_behind(tmp_path: Path) -> None:
-    """They have been taken back by then; the item itself is run again, or named as lost."""
+def test_a_worker_dies_in_an_item_that_proves_long(tmp_path: Path) -> None:
+    """It is run again, or named as lost; the others of its chunk are run."""
     function = partial(die_once, tmp_path)
     weft.map(function, [(1, 0.0)] * 50, n=2)
     items = [(index, 0.1) for index in range(6)]
@@ -125,70 +127,6 @@ def test_a_worker_dies_in_the_item_that_the_others_were_stuck_behind(tmp_path: P
     assert caught.value.item == 0
 
 
-def close_eventfds(index: int) -> int:
-    import os
-
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            kind = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if "eventfd" in kind:
-            os.close(int(name))
-    return index
-
-
-def test_a_function_that_closes_what_it_finds_open() -> None:
-    """A worker that can take no more permits does less at a time, and all of it."""
-    assert weft.map(close_eventfds, range(100), n=2) == list(range(100))
-    assert weft.map(close_eventfds, range(100), n=2) == list(range(100))
-
-
-def fail_at_three(index: int) -> int:
-    if index == 3:
-        raise ValueError(index)
-    return index
-
-
-def test_a_failure_leaves_no_permits_behind(tmp_path: Path) -> None:
-    """What an unfinished batch did not use does not let a later one run what was taken back."""
-    for turn in range(3):
-        with pytest.raises(ValueError, match="3"):
-            weft.map(fail_at_three, range(60), n=2)
-        run_short_ones(2)
-        assert all_meet(tmp_path / str(turn), 2)
-
-
-def test_an_interrupted_map_leaves_no_permits_behind(tmp_path: Path) -> None:
-    """Nor does one whose workers were stopped in the middle."""
-    weft.map(sleep, [0.0] * 100, n=2)
-    with pytest.raises(weft.Stalled):
-        weft.map(sleep, [10.0] * 20, n=2, timeout=0.2)
-    run_short_ones(2)
-    assert all_meet(tmp_path / "met", 2)
-
-
-def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many items each batch has that is given out from now on."""
-    sizes: list[int] = []
-    original = running.pack_items
-
-    def pack_items(items: list[Any], *arguments: Any, **options: Any) -> Any:
-        sizes.append(len(items))
-        return original(items, *arguments, **options)
-
-    monkeypatch.setattr(running, "pack_items", pack_items)
-    return sizes
-
-
-def test_few_items_are_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all prove long, the first batch is taken back once, and the others are small."""
-    weft.map(sleep, [0.0] * 100, n=2)
-    sizes = count_batches(monkeypatch)
-    weft.map(sleep, [0.01] * 100, n=2)
-    assert sum(sizes) < 250
-
-
 def first_number(array: Any) -> float:
     return float(array[0])
 
@@ -197,13 +135,13 @@ def test_large_arrays_of_a_function_that_had_small_ones(monkeypatch: pytest.Monk
     """However short its items were, no more than a few megabytes are copied for one worker."""
     weft.map(first_number, [np.zeros(3)] * 100, n=2)
     sizes: list[int] = []
-    original = Packed.release
+    original = Payload.release
 
-    def release(packed: Packed) -> None:
+    def release(packed: Payload) -> None:
         sizes.append(packed.shared)
         original(packed)
 
-    monkeypatch.setattr(Packed, "release", release)
+    monkeypatch.setattr(Payload, "release", release)
     arrays = [np.full(1 << 17, float(index)) for index in range(20)]  # 1 MB each
     assert weft.map(first_number, arrays, n=2) == list(map(float, range(20)))
     assert 0 < max(sizes) <= MOST_BYTES
@@ -220,9 +158,9 @@ def print_and_sleep(seconds: float) -> float:
 
 
 def test_a_worker_that_prints_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
-    """What is stuck behind it is taken back all the same."""
+    """The other worker gets its items all the same."""
     weft.map(print_and_sleep, [0.0] * 100, n=2)
     began = time.perf_counter()
     weft.map(print_and_sleep, [LONG] * 4, n=2)
-    assert time.perf_counter() - began < 3.5 * LONG
+    assert time.perf_counter() - began < within(3.5 * LONG)
     assert "at work" in capfd.readouterr().out

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from weft import adapters
-from weft._core.elements import Array
 from weft.errors import InvalidType
 
 
-def read(model: Any) -> list[Array]:
+def read(model: Any) -> list[NDArray[Any]]:
     """Its values, in the order of its parameters. Raises InvalidType for what has none."""
     return list(_adapter(model).read(model))
 
 
-def assign(model: Any, arrays: Sequence[Array]) -> None:
+def assign(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     """Give it values, which may have other shapes than its own where its library allows it."""
     adapter = _adapter(model)
     shapes = [array.shape for array in adapter.read(model)]

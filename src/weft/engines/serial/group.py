@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft._core.timeouts import checked
-from weft.engines.base import Group, Store, make_call
+from weft.engines.base import Group, Handle, Store
 from weft.engines.refusals import checked_split, left, succeeded
+from weft.resources import host_name
 
 if TYPE_CHECKING:
+    from weft._core.calls import Call
     from weft._core.elements import Array
+    from weft._core.plans import Movement
     from weft._core.tables import TableSpec
 
 
@@ -17,7 +20,7 @@ class SerialGroup(Group):
     """A group of one. Everything a group does, it does at once."""
 
     def __init__(self, *, timeout: float, name: str = "world", generation: int = 0) -> None:
-        self.name, self.rank, self.size = name, 0, 1
+        self.name, self.rank, self.size, self.hosts = name, 0, 1, (host_name(),)
         self.generation, self.timeout = generation, timeout
         self._splits = 0
 
@@ -45,7 +48,7 @@ class SerialGroup(Group):
         self.has_left = True
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
-        from weft.engines.serial_store import SerialStore
+        from weft.engines.serial.store import SerialStore
 
         self._begin(None)
         return SerialStore(self, spec, values)
@@ -53,27 +56,13 @@ class SerialGroup(Group):
     def refuse(self, name: str, error: Exception) -> None:
         """There is nobody to tell."""
 
-    def _collective(
-        self,
-        name: str,
-        value: Any,
-        options: dict[str, Any],
-        *,
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
-        from weft.engines.serial_collectives import carry_out
-
+    def carry_out(self, call: Call, *, timeout: float) -> None:
         self._begin(timeout)
-        call = make_call(self, name, value, options)
-        try:
-            carry_out(call)
-            result = call.result()
-        except Exception as error:
-            if async_op:
-                return _Done(None, error)
-            raise
-        return _Done(result) if async_op else result
+        carry_out(call)
+
+    def _start(self, call: Call, seconds: float) -> Handle:
+        self._begin(seconds)
+        return super()._start(call, seconds)
 
     def _begin(self, timeout: float | None) -> None:
         if self.has_left:
@@ -84,18 +73,26 @@ class SerialGroup(Group):
             checked(timeout)
 
 
-class _Done:
-    """A Handle of a call that has ended."""
+def carry_out(call: Call) -> None:
+    """Do what the call plans, in this process alone."""
+    # imported here: programs without collectives do without NumPy
+    from weft._core.elements import combine
+    from weft._core.plans import Combination
 
-    def __init__(self, result: Any, error: Exception | None = None) -> None:
-        self._result, self._error = result, error
+    plan = call.settle([call.own])
+    if isinstance(plan, Combination):
+        for source, target, element in zip(call.source, plan.target, plan.elements, strict=True):
+            combine([source], target, plan.op, element, plan.weights)
+    else:
+        _move(call, plan)
+    call.finish()
 
-    def done(self) -> bool:
-        return True
 
-    def wait(self, timeout: float | None = None) -> Any:
-        if timeout is not None:
-            checked(timeout)
-        if self._error is not None:
-            raise self._error
-        return self._result
+def _move(call: Call, plan: Movement) -> None:
+    import numpy as np
+
+    for copy in plan.incoming:
+        source = call.source[copy.from_array].view(np.uint8)
+        target = plan.target[copy.to_array].view(np.uint8)
+        part = source[copy.from_byte : copy.from_byte + copy.length]
+        target[copy.to_byte : copy.to_byte + copy.length] = part

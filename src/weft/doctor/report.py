@@ -1,14 +1,16 @@
-"""Facts and problems as text or JSON."""
+"""Facts and problems as text or JSON, and the command that prints them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from weft.doctor.machine import Fact, Machine
-from weft.doctor.problems import drawbacks, obstacles, problems, roughly
+from weft.doctor.look import look
+from weft.doctor.problems import Fact, Machine, drawbacks, obstacles, problems
+from weft.errors import format_bytes
 
 _LABELS = {
     "threads": "threads per rank",
@@ -23,6 +25,14 @@ _LABELS = {
 _SIZES = ("memory",)
 #: longer values push their reason to the right
 _LABEL_WIDTH, _VALUE_WIDTH = 24, 12
+
+
+def report(*, in_json: bool) -> int:
+    """Print facts and problems; return 0 if weft can run ranks on this machine, else 1."""
+    machine = look()
+    with contextlib.suppress(BrokenPipeError):  # as in `weft doctor | head -3`
+        print(as_json(machine) if in_json else as_text(machine))
+    return 1 if obstacles(machine) else 0
 
 
 def as_text(machine: Machine) -> str:
@@ -68,7 +78,7 @@ def _fact_line(name: str, fact: Fact[Any]) -> str:
 def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return roughly(value) if name in _SIZES else str(value)
+    return format_bytes(value) if name in _SIZES else str(value)
 
 
 def _line(label: str, value: str, why: str) -> str:

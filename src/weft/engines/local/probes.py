@@ -1,4 +1,6 @@
-"""Whether one process may read another's memory, tried between two children of this one.
+"""What `weft doctor` tries of this machine. A probe returns a value and why; None: unknown.
+
+Whether one process may read another's memory is tried between two children of this one:
 
     this process ──┬── holder   allows this process and its descendants; waits
                    └── reader   reads the holder's memory; its exit code is the answer
@@ -9,27 +11,28 @@ are forked, so that a buffer has the same address in both.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from weft.doctor.machine import Fact
+from weft.engines.local import libc
+
+#: None: it is unknown
+Answer = tuple[bool | None, str]
 
 _BEFORE, _AFTER = b"weft before", b"weft after "
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _FAILED = 255  # no errno
 
 
-def between_siblings() -> Fact[bool]:
-    """Whether it is allowed. Leaves no process behind, however this one ends."""
-    import ctypes
-
-    from weft.engines.local import libc
-
+def between_siblings() -> Answer:
+    """Try whether one process may read another's memory. Leaves no process behind, however this one
+    ends."""
     memory = ctypes.create_string_buffer(_BEFORE)
     address, size = ctypes.addressof(memory), len(_BEFORE)
     here, there = socket.socketpair()
@@ -55,18 +58,18 @@ def between_siblings() -> Fact[bool]:
     return verdict(answer, seccomp=_seccomp())
 
 
-def verdict(answer: int, *, seccomp: bool) -> Fact[bool]:
+def verdict(answer: int, *, seccomp: bool) -> Answer:
     """What the reader's end means: 0, an errno, or minus a signal. Pure."""
     if answer == 0:
-        return Fact(True, "tried between two processes")
+        return True, "tried between two processes"
     if answer == -signal.SIGSYS:
-        return Fact(False, "a seccomp filter kills the process that tries")
+        return False, "a seccomp filter kills the process that tries"
     if answer in _FORBIDDEN:
         by_whom = ", perhaps by a seccomp filter" if seccomp else ""
-        return Fact(False, os.strerror(answer) + by_whom)
+        return False, os.strerror(answer) + by_whom
     if answer < 0 or answer == _FAILED:
-        return Fact(None, f"the process that tried ended with {answer}")
-    return Fact(None, os.strerror(answer))
+        return None, f"the process that tried ended with {answer}"
+    return None, os.strerror(answer)
 
 
 def _start(work: Callable[[], int]) -> int:
@@ -92,3 +95,26 @@ def _ended(pid: int) -> int:
 def _seccomp(status: Path = Path("/proc/self/status")) -> bool:
     """Whether a seccomp filter watches this process, as in most containers."""
     return status.exists() and "\nSeccomp:\t2" in status.read_text()
+
+
+def _memfd() -> Answer:
+    try:
+        os.close(os.memfd_create("weft"))
+    except OSError as error:
+        return False, f"memfd_create: {error.strerror}"
+    return True, ""
+
+
+def _pidfd() -> Answer:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return False, f"pidfd_open: {error.strerror}"
+    return True, ""
+
+
+PROBES: dict[str, Callable[[], tuple[Any, str]]] = {
+    "memfd": _memfd,
+    "pidfd": _pidfd,
+    "reading": between_siblings,
+}

@@ -1,4 +1,4 @@
-"""Processes of this machine: the line of ancestors."""
+"""Where a launcher put this process: the line of ancestors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import MARK, run_python
-from weft.engines.local.processes import ancestors, process_start
+from weft.engines.launched import ancestors
+from weft.engines.local.processes import process_start
 
 
 def test_ancestors_begin_with_the_parent() -> None:
@@ -25,7 +26,7 @@ def test_ancestors_show_what_they_were_started_with() -> None:
     """The environment is the one at the start, whatever the process has changed since."""
     code = """
 import os, sys
-from weft.engines.local.processes import ancestors
+from weft.engines.launched import ancestors
 os.environ["LATER"] = "x"
 if os.fork() == 0:
     parent = next(ancestors())
@@ -41,7 +42,7 @@ def test_ancestors_of_another_user_do_not_show_it() -> None:
     """They are named all the same."""
     code = """
 import os
-from weft.engines.local.processes import ancestors
+from weft.engines.launched import ancestors
 os.setuid(65534)
 line = list(ancestors())
 print(line[0].process.pid == os.getppid(), {ancestor.environ for ancestor in line})

@@ -22,10 +22,11 @@ class SerialStore(Store):
     def __init__(self, group: Group, spec: TableSpec, values: Array | None) -> None:
         arrays = 1 + len(spec.updater.state)
         check_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
-        self.spec, self.steps = spec, 0
+        self.spec, self._steps = spec, 0
         self._group, self._process = group, os.getpid()
         self._rows = np.zeros(spec.shape, spec.dtype)
         self._state = {name: np.zeros(spec.shape, spec.dtype) for name in spec.updater.state}
+        self._arrays = {"rows": self._rows, **self._state}
         if values is not None:
             self._rows[...] = values
         self._adder = rows.make_adder(spec.n_rows, spec.dtype)
@@ -50,7 +51,7 @@ class SerialStore(Store):
                 raise within_itself(self.spec.name)
             try:
                 self._in_turn = True
-                self.steps += 1
+                self._steps += 1
                 self._add(delta, ids)
             finally:
                 self._in_turn = False
@@ -69,9 +70,26 @@ class SerialStore(Store):
     def interrupted(self) -> tuple[Interrupted, ...]:
         return ()
 
-    def arrays(self) -> dict[str, Array]:
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def settle(self, *, timeout: float | None = None) -> None:
+        self._check_use(timeout)
+
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        piece: Array = self._arrays[name][start:stop].copy()
+        return piece
+
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        self._arrays[name][start : start + len(values)] = values
+
+    def set_steps(self, steps: int) -> None:
+        self._steps = steps
+
+    def exclusive_rows(self) -> Array:
         self._check_use(None)
-        return {"rows": self._rows, **self._state}
+        return self._rows
 
     def _check_use(self, timeout: float | None) -> None:
         if os.getpid() != self._process:

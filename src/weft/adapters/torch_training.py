@@ -1,0 +1,226 @@
+"""A step of training of a torch module. The functions are those that `_api/training.py` asks of a
+framework.
+
+A rank's gradients are one flat array, which the ranks add up where it lies:
+
+after backward   loss | which parameters it depends on | gradient | gradient | ...
+                   one array of the group's, with a copy of what torch has computed
+add up           one all_reduce of that array, in place: nobody copies anything
+take             each parameter's gradient is its part of the array, until the next step
+
+Somebody may hold a gradient for longer than that: then the next step uses another array.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from weft import adapters
+from weft.errors import InvalidType, InvalidValue
+
+#: the first gradient begins at a multiple of this: a line of the cache, in float32
+_LINE = 16
+#: different sets of parameters of one optimizer that have an array at a time
+_SETS = 4
+
+
+def validate_optimizer(model: Any, optimizer: Any) -> None:
+    """Raise InvalidValue for an optimizer of other parameters."""
+    own = set(map(id, model.parameters()))
+    if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+        raise InvalidValue(
+            f"the {type(optimizer).__name__} has none of the {type(model).__name__}'s parameters, "
+            "so no step would change it; make it with model.parameters()"
+        )
+
+
+class Values(NamedTuple):
+    """What tells whether somebody has given a model, or its optimizer, other values."""
+
+    #: the object that is replaced by others; held, so that no other has its identity
+    held: Any
+    #: of what is changed in place
+    states: list[Any]
+
+
+def values(model: Any, optimizer: Any) -> Values:
+    state = adapters.named("torch").state
+    held = getattr(optimizer, "state", None)
+    return Values(held, [state(one) for one in (*model.parameters(), *model.buffers())])
+
+
+def same_values(before: Values, now: Values) -> bool:
+    return before.held is now.held and before.states == now.states
+
+
+class Settings(NamedTuple):
+    """What a program changes of its model and optimizer between two steps."""
+
+    training: list[bool]
+    trainable: list[bool]
+    #: of each group of parameters: the learning rate, and so on
+    options: list[dict[str, Any]]
+
+
+def settings(model: Any, optimizer: Any) -> Settings:
+    """Return them. Raises InvalidValue for hooks, which workers would not call."""
+    hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    if any(getattr(optimizer, name, None) for name in hooks):
+        raise InvalidValue(
+            f"the {type(optimizer).__name__} has hooks, which torch does not send along, so they "
+            "would be called in the driver only; override step() in a class of your own instead"
+        )
+    return Settings(
+        [module.training for module in model.modules()],
+        [parameter.requires_grad for parameter in model.parameters()],
+        [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ],
+    )
+
+
+def _apply_settings(model: Any, optimizer: Any, settings: Settings) -> None:
+    for module, training in zip(model.modules(), settings.training, strict=True):
+        module.training = training
+    for parameter, trainable in zip(model.parameters(), settings.trainable, strict=True):
+        parameter.requires_grad_(trainable)
+    for group, options in zip(optimizer.param_groups, settings.options, strict=True):
+        group.update(options)
+
+
+def step(
+    member: Any,
+    numbers: Sequence[int],
+    settings: Settings,
+    batch: Sequence[Any],
+    fraction: float,
+) -> float:
+    """Remote function: take the gradients of a rank's rows, a fraction of all, average, step.
+
+    The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
+    """
+    model, optimizer, loss = (member.registered[number] for number in numbers)
+    value = 0.0
+    try:
+        if member.rank > 0:
+            _apply_settings(model, optimizer, settings)
+        optimizer.zero_grad(set_to_none=True)
+        if fraction:
+            computed = _validate_loss(loss(model, *batch))
+            (computed * fraction).backward()
+            value = float(computed.detach()) * fraction
+        parameters = [
+            one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+        ]
+        gradients = gradients_for(optimizer, parameters, member.group)
+        gradients.put(value, parameters)
+    except Exception as error:
+        member.group.refuse("train_step", error)
+        raise
+    gradients.add_up(member.group)
+    value = gradients.take(parameters)
+    # averages over rows, such as those of batch normalisation, or the same everywhere
+    buffers = [one for one in model.buffers() if one.numel()]
+    if buffers:
+        member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
+    optimizer.step()
+    return value
+
+
+def _validate_loss(computed: Any) -> Any:
+    """What a loss returned, if it is one number that can be derived."""
+    if not isinstance(computed, torch.Tensor) or computed.numel() != 1:
+        shape = f" of shape {tuple(computed.shape)}" if isinstance(computed, torch.Tensor) else ""
+        raise InvalidType(
+            f"the loss returned a {type(computed).__name__}{shape}; expected a tensor of one "
+            "number, the mean over the rows"
+        )
+    return computed
+
+
+# gradients
+
+
+#: By optimizer, and by what makes an array fit: they go with the optimizer, of which a rank may get
+#: another under the same number.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
+_made = weakref.WeakKeyDictionary()
+
+
+def gradients_for(optimizer: Any, parameters: Sequence[Any], group: Any) -> Gradients:
+    """Where the gradients of an optimizer's parameters go: at each step to the same array, unless
+    somebody holds one. The group adds them up."""
+    key = (group.size, *((one.shape, one.dtype, one.stride()) for one in parameters))
+    made = _made.setdefault(optimizer, {})
+    if key not in made or made[key].in_use:
+        if len(made) >= _SETS:
+            made.clear()
+        made[key] = Gradients(parameters, group)
+    return made[key]
+
+
+class Gradients:
+    """Those of some parameters, and the loss that they are the gradients of."""
+
+    def __init__(self, parameters: Sequence[Any], group: Any) -> None:
+        # half precision is added up in a wider type
+        self._dtype = reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
+        for one in parameters:
+            adapters.named("torch").view(one)  # refuses those on a GPU
+        first = -(-(1 + len(parameters)) // _LINE) * _LINE
+        *starts, size = accumulate((one.numel() for one in parameters), initial=first)
+        self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
+        #: where each gradient begins, and its form: as torch would lay it out, which some
+        #: optimizers rely on
+        self._forms = [
+            (one.shape, torch.empty_like(one, device="meta").stride(), start)
+            for one, start in zip(parameters, starts, strict=True)
+        ]
+        self._parts: list[Any] = []
+        #: a weak reference to the array under all gradients given out: there while one is
+        self._given: Callable[[], Any] = lambda: None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has a gradient of the last step."""
+        return self._given() is not None
+
+    def put(self, loss: float, parameters: Sequence[Any]) -> None:
+        """Put a rank's own in. Raises InvalidType for those that are not dense."""
+        array = self._flat[:]  # all tensors over it together hold this one
+        whole = torch.from_numpy(array)
+        self._given = weakref.ref(array)
+        self._parts = [whole.as_strided(*form) for form in self._forms]
+        self._flat[0] = loss
+        for place, (one, part) in enumerate(zip(parameters, self._parts, strict=True), 1):
+            self._flat[place] = one.grad is not None
+            if one.grad is None:
+                part.zero_()
+                continue
+            if one.grad.layout is not torch.strided:
+                raise InvalidType(
+                    f"a parameter of shape {tuple(one.shape)} has a gradient of layout "
+                    f"{one.grad.layout}; only dense ones can be added up: an embedding has them "
+                    "with sparse=False"
+                )
+            part.copy_(one.grad.detach())
+
+    def add_up(self, group: Any) -> None:
+        """Have them be the sums over all ranks."""
+        group.all_reduce(self._flat, out=self._flat)
+
+    def take(self, parameters: Sequence[Any]) -> float:
+        """Have the parameters get their gradients; returns the loss. A parameter that no rank's
+        loss depends on has no gradient, and is left alone."""
+        parts, self._parts = self._parts, []
+        for place, (one, part) in enumerate(zip(parameters, parts, strict=True), 1):
+            if self._flat[place]:
+                one.grad = part if self._dtype is one.dtype else part.to(one.dtype)
+        return float(self._flat[0].real)  # complex parameters make the array complex

@@ -1,0 +1,161 @@
+"""What the registry's row of the local engine names.
+
+It loads little: a first map has workers start by it while the rest is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import WeftError
+
+if TYPE_CHECKING:
+    from weft._core.launched import Launched
+    from weft._core.shared import SharedArray
+    from weft.engines.base import Command, PoolOptions, Team, TeamOptions
+    from weft.engines.local.group import LocalGroup
+    from weft.engines.local.team import LocalPool
+
+#: how often this process has joined a group: the sessions of a launch are told apart by it
+_sessions = 0
+#: whether workers were asked for before
+_has_workers = False
+
+
+def join(place: Launched | None, *, timeout: float, start_timeout: float) -> LocalGroup:
+    """Join the ranks of the launch that `place` says, or a group of one. Raises MissingRank,
+    PeerLost, Refused."""
+    global _sessions
+    from weft import faults
+    from weft._core.launched import alone
+    from weft.engines.local import group
+    from weft.engines.local.rendezvous import Identity
+
+    place = place or alone()
+    faults.set_rank(place.rank)
+    identity = Identity(place.rank, place.size, place.job, _sessions, place.memory, place.launcher)
+    joined = group.join(identity, timeout=timeout, start_timeout=start_timeout)
+    _sessions += 1
+    return joined
+
+
+def prestart() -> None:
+    """Start the interpreter of the first workers, which takes longest."""
+    if not _has_workers:
+        from weft.engines.local import interpreter
+
+        interpreter.get_ready()
+
+
+def make_pool(options: PoolOptions) -> LocalPool:
+    """Return a pool of this process's workers, or of those behind a named pipe. Raises NoSuchPipe,
+    Refused."""
+    global _has_workers
+    from weft.engines.local.team import LocalPool
+    from weft.engines.local.workers import workers
+
+    _has_workers = True
+    size, pipe = options.size or options.cores, None
+    if options.named_pipe is not None and options.named_pipe is not False:
+        from weft.engines.local import named
+
+        pipe = named.check_name(options.named_pipe)
+        channel, served = named.connect(pipe)  # now: that nobody serves it is said here
+        channel.close()
+        size = min(size, served.size)
+    return LocalPool(size, workers(pipe), cores=options.cores, gpus=options.gpus)
+
+
+def make_team(options: TeamOptions) -> Team:
+    """Return a team of this process and workers that stay; of this process alone if it is one."""
+    global _has_workers
+    size = options.size or options.cores
+    if size == 1:
+        from weft.engines.serial.pool import SerialTeam
+
+        return SerialTeam(timeout=options.timeout)
+    from weft.engines.local.standing import LocalTeam
+    from weft.engines.local.workers import workers
+
+    _has_workers = True
+    return LocalTeam(
+        size,
+        workers(),
+        cores=options.cores,
+        timeout=options.timeout,
+        gpus=options.gpus,
+        restart_hint=options.restart_hint,
+    )
+
+
+def share(array: Any, *, readonly: bool) -> SharedArray:
+    """Return a copy in shared memory; of an array that lies there already a view. Raises
+    OutOfMemory."""
+    from weft.engines.local.mapped import buffer_of
+    from weft.engines.local.shared_arrays import SharedArray, copy_in, read_only
+
+    known = isinstance(array, SharedArray) and buffer_of(array) is not None
+    shared: SharedArray = array.view() if known else copy_in(array)
+    return read_only(shared) if readonly else shared
+
+
+def close() -> None:
+    """End the workers, and give back the memory that is only kept for later."""
+    loaded = sys.modules
+    if workers := loaded.get("weft.engines.local.workers"):
+        workers.close_workers()
+    if interpreter := loaded.get("weft.engines.local.interpreter"):
+        interpreter.drop()
+    if blocks := loaded.get("weft.engines.local.blocks"):
+        blocks.clear()
+
+
+def launch(command: Command) -> int:
+    """Run `weft run`; return its exit code."""
+    from weft.engines.local.launcher import run
+
+    return run(command)
+
+
+def open_pipe(name: object, size: int) -> str:
+    """Serve workers behind a named pipe; return its name. Raises LaunchError."""
+    from weft.engines.local import named
+
+    pipe = named.check_name(name)
+    named.open_pipe(pipe, size)
+    return pipe
+
+
+def pipes() -> Iterator[str]:
+    """Yield a line for each pipe that this user has open: how busy it is, or what is wrong."""
+    from weft.engines.local import named
+
+    for pipe in named.names():
+        try:
+            channel, pool = named.connect(pipe)
+        except WeftError as error:
+            yield f"{pipe}: {error}"
+            continue
+        channel.close()
+        yield (
+            f"{pipe}: pid {pool.pid}, {pool.drivers} scripts have {pool.workers} workers, "
+            f"up to {pool.size} each"
+        )
+
+
+def close_pipe(name: object) -> str:
+    """End a pipe and its workers; return its name. Raises NoSuchPipe, Refused, Stalled."""
+    from weft.engines.local import named
+
+    pipe = named.check_name(name)
+    named.close_pipe(pipe)
+    return pipe
+
+
+def probes() -> dict[str, Callable[[], tuple[Any, str]]]:
+    """Return what `weft doctor` tries of this machine: by name, what returns a value and why."""
+    from weft.engines.local.probes import PROBES
+
+    return PROBES

@@ -1,0 +1,170 @@
+"""The engines, a row each, and which of them a call gets.
+
+Whoever needs an engine asks here and names what is to be offered:
+
+    init                   "group"       Team, function, train_step   "team"
+    map, distribute        "pool"        share                        "share"
+    weft run, named pipes  "launch"
+
+The module of a row is imported at its first use. It has, of these, what the row offers:
+
+    join(place, *, timeout, start_timeout) -> Group     group
+    make_pool(PoolOptions) -> Pool, prestart()          pool
+    make_team(TeamOptions) -> Team                      team
+    share(array, *, readonly) -> SharedArray            share
+    launch(Command) -> exit code; open_pipe, pipes, close_pipe; probes() for `weft doctor`   launch
+    close()      end what this process has of it; a later call may start it again
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from weft._core.launched import Launched, one_host_error
+from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One row."""
+
+    name: str
+    #: "" for an engine that is known by name only
+    module: str
+    #: of "group", "pool", "team", "share", "launch"
+    offers: frozenset[str]
+    #: the package that it needs, as it is imported; the extra of the same name as the engine has it
+    requires: str = ""
+    #: tells why it cannot run here, or "" where it can; does not import the module
+    obstacle: Callable[[], str] = lambda: ""
+
+    def load(self) -> Any:
+        """Import and return its module."""
+        return importlib.import_module(self.module)
+
+    def validate(self) -> None:
+        """Raise MissingPackage or EngineUnavailable where it cannot run."""
+        reason = self.obstacle()
+        if self.requires and importlib.util.find_spec(self.requires) is None:
+            raise MissingPackage(
+                f"{reason or f'engine={self.name!r}'}. It will need the package {self.requires}, "
+                f"which is not installed:\n    pip install 'weft[{self.name}]'"
+            )
+        if reason:
+            raise EngineUnavailable(reason)
+
+
+def system_obstacle() -> str:
+    """Return why the local engine cannot run here: its memory model holds on x86-64 only."""
+    machine = os.uname().machine if hasattr(os, "uname") else "an unknown machine"
+    if sys.platform == "linux" and machine == "x86_64":
+        return ""
+    return (
+        f"the local engine needs Linux on x86-64, this is {sys.platform} on {machine}; "
+        "run one process, with engine='serial'"
+    )
+
+
+def _later(name: str) -> Callable[[], str]:
+    return lambda: f"engine={name!r} is not part of this release; use 'local' for one machine"
+
+
+_IN_ONE_PROCESS = frozenset({"group", "pool", "team", "share"})
+
+ENGINES = {
+    row.name: row
+    for row in (
+        Engine("serial", "weft.engines.serial.engine", _IN_ONE_PROCESS),
+        Engine(
+            "local",
+            "weft.engines.local.engine",
+            _IN_ONE_PROCESS | {"launch"},
+            obstacle=system_obstacle,
+        ),
+        Engine("mpi", "", frozenset({"group"}), requires="mpi4py", obstacle=_later("mpi")),
+        Engine("ray", "", frozenset({"group", "pool"}), requires="ray", obstacle=_later("ray")),
+    )
+}
+
+#: whether it was said that this system has no processes
+_warned = False
+
+
+def choose(engine: str | None, offer: str, place: Launched | None = None) -> Engine:
+    """Return the row that is named; where none is, the one for this place and system.
+
+    That is local, and serial for the group of a process that no launcher started. Where the local
+    engine cannot run, what one process can do is left to serial, with one warning.
+
+    Raises UnknownEngine, MissingPackage, EngineUnavailable.
+    """
+    if engine is not None:
+        row = _named(engine, offer)
+        row.validate()
+    elif offer == "group" and place is None:
+        row = ENGINES["serial"]
+    else:
+        row = ENGINES["local"]
+        alone = place is None or place.size == 1
+        if alone and offer in ENGINES["serial"].offers and (reason := row.obstacle()):
+            _warn_once(reason)
+            return ENGINES["serial"]
+        row.validate()
+    if row.name == "local" and place is not None and (error := one_host_error(place)):
+        raise error
+    return row
+
+
+def validate_name(engine: str | None, offer: str) -> None:
+    """Raise as `choose` does for a name, without looking at where this process is."""
+    if engine is not None:
+        _named(engine, offer).validate()
+
+
+def prestart(engine: str | None) -> None:
+    """Have the engine of a pool begin to start while its caller still loads. Whether it can be had,
+    and whether the name is right, is found out later."""
+    row = ENGINES.get(engine or "local")
+    if row is not None and row.module and "pool" in row.offers and not row.obstacle():
+        row.load().prestart()
+
+
+def close_loaded() -> None:
+    """Close every engine of which this process has loaded something."""
+    for row in ENGINES.values():
+        if row.module.rpartition(".")[0] in sys.modules:
+            row.load().close()
+
+
+def _named(engine: str, offer: str) -> Engine:
+    row = ENGINES.get(engine) if isinstance(engine, str) else None
+    if row is None:
+        raise UnknownEngine(f"engine={engine!r} is unknown; known are {', '.join(ENGINES)}")
+    if offer not in row.offers:
+        fit = sorted(row.name for row in ENGINES.values() if row.module and offer in row.offers)
+        raise UnknownEngine(f"engine={engine!r}: known are {', '.join(map(repr, fit))}")
+    return row
+
+
+def _warn_once(reason: str) -> None:
+    from weft._core.failures import caller_line  # most programs need none of it here
+
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    file, _, line = caller_line().rpartition(":")
+    warnings.warn_explicit(
+        f"weft runs serially here, in this process alone: {reason.partition(';')[0]}. "
+        "With engine='serial' it does so without this warning",
+        RuntimeWarning,
+        file,
+        int(line),
+    )

@@ -1,0 +1,176 @@
+"""Engines of two "hosts" that share no memory, for what one host cannot show.
+
+Their processes are the local engine's, and meet as these do; what they send is pickled, and nobody
+uses another's memory. The first half of the ranks is on host "a", the others on "b".
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+import weft
+from weft._core.calls import Call, UnlikeArrays
+from weft._core.elements import combine
+from weft._core.plans import Combination
+from weft.adapters import models
+from weft.engines import base
+from weft.engines.local import group as local_group
+from weft.engines.local import recorder, standing
+from weft.engines.local.group import LocalGroup
+from weft.engines.local.large_arrays import Placed
+from weft.engines.local.shared_arrays import SharedArray
+from weft.engines.local.standing import LocalTeam
+from weft.engines.local.wire import Packed, unpicklable
+
+
+def hosts_of(size: int) -> tuple[str, ...]:
+    return tuple("a" if 2 * rank < size else "b" for rank in range(size))
+
+
+# a group
+
+
+def on_two_hosts(group: LocalGroup, function: Callable[..., Any], *arguments: Any) -> Any:
+    """In a rank: call a function with the group of `weft.init`, on two hosts from now on."""
+    weft.shutdown()
+    recorder._OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
+    join = local_group.join
+    local_group.join = lambda *place, **options: as_two_hosts(join(*place, **options))
+    return function(weft.init(timeout=group.timeout), *arguments)
+
+
+def as_two_hosts(group: Any) -> Any:
+    if group is not None:
+        group.__class__ = GroupOfTwoHosts
+    return group
+
+
+class GroupOfTwoHosts(LocalGroup):
+    """Every array crosses as bytes, and every table is two stores."""
+
+    allocate = base.Group.allocate
+    all_reduce = base.Group.all_reduce
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return hosts_of(self.size)
+
+    def split(self, color: int | None, *, key: int = 0, timeout: float | None = None) -> Any:
+        return as_two_hosts(super().split(color, key=key, timeout=timeout))
+
+    def survivors(self, *, timeout: float | None = None) -> Any:
+        return as_two_hosts(super().survivors(timeout=timeout))
+
+    def make_store(self, spec: Any, values: Any) -> Any:
+        return StoreOfTwoHosts(super().make_store(spec, values), self)
+
+    def _exchange(self, call: Call, seconds: float) -> None:
+        message = pickle.dumps((call.common, call.own, list(call.source)))
+        gather = base.make_call(self, "all_gather", message, {"out": None})
+        super()._exchange(gather, seconds)
+        commons, owns, sources = zip(*map(pickle.loads, gather.result()), strict=True)
+        if len(set(commons)) > 1:
+            raise self._meeting.disagreement({r: one.decode() for r, one in enumerate(commons)})
+        try:
+            plan = call.settle(owns)
+        except UnlikeArrays as unlike:
+            words = {rank: f"{call.name}({given})" for rank, given in unlike.ranks.items()}
+            raise self._meeting.disagreement(words) from None
+        if isinstance(plan, Combination):
+            for at, target in enumerate(plan.target):
+                parts = [arrays[at] for arrays in sources]
+                combine(parts, target, plan.op, plan.elements[at], plan.weights)
+        else:
+            for copy in plan.incoming:
+                part = sources[copy.from_rank][copy.from_array].view(np.uint8)[copy.from_byte :]
+                target = plan.target[copy.to_array].view(np.uint8)[copy.to_byte :]
+                target[: copy.length] = part[: copy.length]
+        call.finish()
+
+
+class StoreOfTwoHosts:
+    """A table's calls, of which those that reach one host's rows alone are every rank's to make."""
+
+    def __init__(self, inner: Any, group: base.Group) -> None:
+        vars(self).update(_inner=inner, _group=group)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    def settle(self, *, timeout: float | None = None) -> None:
+        """Where one rank calls it alone, it waits here, and the others are elsewhere."""
+        self._group.barrier(timeout=timeout)
+        self._inner.settle(timeout=timeout)
+
+    def exclusive_rows(self) -> None:
+        """Others use the rows too, however many ranks there are."""
+
+
+# a team
+
+
+class TeamOfTwoHosts(LocalTeam):
+    """What workers get is pickled for each of them; `shares` is false of everything."""
+
+    shares = base.Team.shares
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return hosts_of(self.size)
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = base.NO_COMMON,
+    ) -> list[Any]:
+        sent = [one if one is None else (apart((function, one, dict(common))),) for one in own[1:]]
+        mine = None if own[0] is None else ((function, own[0], common),)
+        if function is standing.renew:
+            return super()._call(function, own)
+        return super()._call(run_apart, [mine, *sent])
+
+
+def run_apart(member: base.Member, work: Any) -> Any:
+    """Remote function: what was sent, as a copy; in the driver what there is."""
+    function, own, common = pickle.loads(work) if isinstance(work, bytes) else work
+    return function(member, *own, **common)
+
+
+def apart(
+    value: Any, place_of: Callable[[int], Any] = lambda _: None, name: str = "arguments"
+) -> bytes:
+    """A value as bytes that refer to nobody's memory."""
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        def persistent_id(self, mentioned: Any) -> Any:
+            return place_of(id(mentioned))
+
+        def reducer_override(self, mentioned: Any) -> Any:
+            if type(mentioned) in (SharedArray, Placed):
+                return np.array, (np.array(mentioned, subok=False),)
+            reduced = models.reduce(mentioned)
+            return super().reducer_override(mentioned) if reduced is None else reduced
+
+    file = io.BytesIO()
+    try:
+        Pickler(file, 5).dump(value)
+    except Exception as error:
+        raise unpicklable(value, name, error) from error
+    return file.getvalue()
+
+
+def pack_apart(value: Any, place_of: Callable[[int], Any], name: str) -> Packed:
+    """In the place of `standing.pack_mentioning`."""
+    packed = Packed()
+    packed.payload = apart(value, place_of, name)
+    return packed
