@@ -255,6 +255,31 @@ def private_memory() -> int:
     )
 
 
+def _lock_of(group: Any) -> Any:
+    """A lock between the ranks of a group, as tables have many."""
+    from weft.engines.local import locks
+    from weft.engines.local.common_memory import make_block
+    from weft.engines.local.meeting import TABLE
+
+    meeting, size = group._meeting, 8 * locks.words_for(group.size)
+    block = make_block(
+        meeting,
+        TABLE,
+        leader=meeting.members[0],
+        size=size,
+        seconds=group.timeout,
+        prepare=locks.Lock.format,
+        point="table.made",
+    )
+    return locks.Lock(
+        block,
+        roster=meeting.roster,
+        recorder=group._recorder,
+        members=meeting.members,
+        timeout=group.timeout,
+    )
+
+
 def lock(mode: str) -> None:
     import weft
     from weft.engines.local.group import LocalGroup
@@ -262,7 +287,7 @@ def lock(mode: str) -> None:
     group = weft.init(engine="local")
     if not isinstance(group, LocalGroup):
         sys.exit("not a local group")
-    held = getattr(group.lock(), mode)
+    held = getattr(_lock_of(group), mode)
 
     def pair() -> None:
         with held():

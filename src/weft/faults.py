@@ -38,7 +38,6 @@ POINTS = (
     "collective.round",  # has filled its slot for one of several rounds
     "collective.block",  # is about to copy from or to a peer's memory, or goes on with joint work
     "collective.carried",  # has its result; others may still read its memory
-    "lock.made",  # rank 0 has made the memory of a lock
     "lock.taken",  # holds a lock exclusively
     "lock.shared",  # holds a lock in shared mode
     "table.made",  # rank 0 has made the memory of a table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.locking import MAKE_LOCK
 from tests.support import launch, run_python
 
 
@@ -71,11 +72,12 @@ owner.communicate(b"end\\n")
 def test_a_child_that_unwinds_does_not_release_the_parents_lock() -> None:
     """A child forked inside `with lock...` leaves the block; the parent still holds the lock."""
     outcome = launch(
-        """
+        MAKE_LOCK
+        + """
 import os, weft
 from weft.errors import Stalled
 group = weft.init()
-lock = group.lock()
+lock = make_lock(group)
 for mode in (lock.shared, lock.exclusive):
     group.barrier()
     if group.rank == 0:
@@ -104,10 +106,11 @@ for mode in (lock.shared, lock.exclusive):
 def test_locks_in_a_child_and_after_shutdown() -> None:
     """A lock says that it cannot be used, as its group does."""
     outcome = launch(
-        """
+        MAKE_LOCK
+        + """
 import os, weft
 group = weft.init()
-lock = group.lock()
+lock = make_lock(group)
 
 def attempt():
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.locking import MAKE_LOCK
 from tests.support import launch, run_python
 
 STRUCK = """
@@ -148,8 +149,9 @@ def test_locks_survive_interrupts() -> None:
     """After any number of interrupts the lock is free, for writers and readers."""
     outcome = run_python(
         STRUCK
+        + MAKE_LOCK
         + """
-lock = weft.init(engine="local").lock()
+lock = make_lock(weft.init(engine="local"))
 
 def both(step):
     with lock.exclusive() if step % 2 else lock.shared():
@@ -237,9 +239,10 @@ def test_an_interrupt_as_the_holder_dies(wait: str) -> None:
     lock stays usable, and the news is not lost."""
     outcome = launch(
         STRUCK
+        + MAKE_LOCK
         + f"""
 group = weft.init()
-lock = group.lock()
+lock = make_lock(group)
 group.barrier()
 if group.rank == 1:
     with lock.exclusive():

@@ -224,7 +224,7 @@ def test_a_full_descriptor_table_is_an_error_that_says_so(spare: int) -> None:
     outcome = launch(
         f"""
 import resource, sys, os
-import weft, weft.engines.local.group
+import weft, weft.engines.local.engine, weft.engines.local.group
 weft.init  # loads what it needs while there are descriptors
 from weft.engines.local import blocks
 used = max(map(int, os.listdir("/proc/self/fd")))

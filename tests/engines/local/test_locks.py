@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import weft
+from tests.locking import MAKE_LOCK, make_lock
 from tests.support import launch, run_ranks
 from weft.engines.local.group import LocalGroup
 from weft.errors import Stalled, UsageError
@@ -24,7 +25,7 @@ def test_exclusive_excludes_everybody(threads: int) -> None:
         from weft.engines.local import blocks
         from weft.engines.local.references import Reference
 
-        lock = group.lock()
+        lock = make_lock(group)
         path = os.environ["WEFT_TEST_FOLDER"] + "/reference"
         if group.rank == 0:
             block = blocks.allocate(64)
@@ -59,7 +60,7 @@ def test_readers_share_and_writers_wait_for_them() -> None:
     """All ranks hold the lock shared at once; a writer gets in only when the last has left."""
 
     def body(group: LocalGroup) -> tuple[float, float]:
-        lock = group.lock()
+        lock = make_lock(group)
         with lock.shared():
             group.barrier()  # would never return if readers excluded each other
             if group.rank == 1:
@@ -78,7 +79,7 @@ def test_a_writer_is_not_starved_by_readers() -> None:
     """Readers that come and go without pause do not keep a writer out."""
 
     def body(group: LocalGroup) -> float:
-        lock = group.lock()
+        lock = make_lock(group)
         group.barrier()
         began = time.monotonic()
         if group.rank == 0:
@@ -99,10 +100,11 @@ def test_the_death_of_a_holder_is_told_to_the_next(mode: str) -> None:
     """Killed in exclusive mode: the next holders, shared and exclusive, learn who it was, once.
     Killed in shared mode: nobody is held up, and there is nothing to tell."""
     outcome = launch(
-        f"""
+        MAKE_LOCK
+        + f"""
 import os, signal, time, weft
 group = weft.init()
-lock = group.lock()
+lock = make_lock(group)
 group.barrier()
 if group.rank == 1:
     with lock.{mode}():
@@ -136,7 +138,7 @@ def test_a_wait_with_a_deadline_says_who_holds_it() -> None:
     """Stalled names the holder in exclusive mode, and the reader that a writer waits for."""
 
     def body(group: LocalGroup) -> list[Any]:
-        lock = group.lock()
+        lock = make_lock(group)
         found = []
         for mode in (lock.exclusive, lock.shared):
             group.barrier()
@@ -165,7 +167,7 @@ def test_misuse_is_an_error_and_not_a_deadlock() -> None:
     """Taking the lock again in the same thread raises; afterwards it works as before."""
     group = weft.init(engine="local")
     assert isinstance(group, LocalGroup)
-    lock = group.lock()
+    lock = make_lock(group)
     for again in (lock.exclusive, lock.shared):
         with lock.exclusive(), pytest.raises(UsageError, match="holds the lock already"), again():
             pass
@@ -177,7 +179,7 @@ def test_ctrl_c_while_waiting_or_holding() -> None:
     """KeyboardInterrupt leaves the lock as if it had not been taken."""
     group = weft.init(engine="local")
     assert isinstance(group, LocalGroup)
-    lock = group.lock()
+    lock = make_lock(group)
     release, held = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -42,7 +42,7 @@ def test_mailboxes_carry_a_message_each_step() -> None:
     """Messages of every length up to the limit arrive whole, step after step."""
 
     def body(group: LocalGroup) -> bool:
-        call = CALLS.index("lock")
+        call = CALLS.index("table")
         for length in (0, 1, 7, 8, 500, MAILBOX_BYTES, 3, 0):
             message = bytes([group.rank + 1]) * length
             answers = group._meeting.exchange(call, message, 30.0)

@@ -11,9 +11,9 @@ from weft._core.failures import caller_line
 from weft._core.timeouts import checked
 from weft.engines.background import Background
 from weft.engines.base import Group
-from weft.engines.local import locks, rendezvous
+from weft.engines.local import rendezvous
 from weft.engines.local.common_memory import make_block, make_no_block
-from weft.engines.local.meeting import BARRIER, COLLECTIVE, LOCK, SPLIT, Meeting
+from weft.engines.local.meeting import BARRIER, COLLECTIVE, SPLIT, Meeting
 from weft.engines.local.meeting_memory import words_for
 from weft.engines.local.recorder import Recorder
 from weft.engines.local.segment import Block
@@ -134,27 +134,6 @@ class LocalGroup(Group):
             _unfinished.pop(self._meeting, None)
             self._background.close()
             return successor
-
-    def lock(self, *, timeout: float | None = None) -> locks.Lock:
-        """A lock between the ranks of this group. Every rank calls it."""
-        seconds = self.timeout if timeout is None else checked(timeout)
-        with self._calling("lock"):
-            block = make_block(
-                self._meeting,
-                LOCK,
-                leader=self._meeting.members[0],
-                size=8 * locks.words_for(self.size),
-                seconds=seconds,
-                prepare=locks.Lock.format,
-                point="lock.made",
-            )
-        return locks.Lock(
-            block,
-            roster=self._meeting.roster,
-            recorder=self._recorder,
-            members=self._meeting.members,
-            timeout=self.timeout,
-        )
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         if self.size == 1:  # nobody to share it with

@@ -39,8 +39,8 @@ from weft.engines.local.waiting import Waiter
 from weft.errors import Disagreement, InvalidValue, PeerLost, RankState, Stalled, UsageError
 
 #: what a step can be for; a call's code is its index
-CALLS = ("", "barrier", "split", "lock", "table", "collective", "collective, under way")
-BARRIER, SPLIT, LOCK, TABLE, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
+CALLS = ("", "barrier", "split", "table", "collective", "collective, under way")
+BARRIER, SPLIT, TABLE, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
 #: added to a call's code by a rank that refused its arguments
 REFUSED = 0x80
 
