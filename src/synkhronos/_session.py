@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import weft
 from weft._api import session
 from weft._api.team import set_default_team
-from weft._api.teams import check_size
+from weft._api.teams import validate_size
 from weft._core.counts import whole
 from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
 from weft.resources import visible_gpus
@@ -49,7 +49,7 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
             f"synkhronos.fork() was called before, and made {_team.size} processes; end "
             "them first:\n    synkhronos.close()"
         )
-    n = check_size(n)
+    n = validate_size(n)
     rank = whole(master)
     if rank is None:
         raise InvalidType(f"master_rank={master!r}: expected a whole number")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support import within
-from weft._api.teams import make_team
+from weft._api.teams import make_pool
 from weft._core.jobs import Finished, Job
 from weft._core.part import ColumnSlice
 from weft._core.seeding import derive
@@ -27,7 +27,7 @@ CASES = [("serial", 1), ("local", 1), ("local", 2), ("local", 4)]
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
 def pool(request: pytest.FixtureRequest) -> Pool:
-    made = make_team(*request.param)
+    made = make_pool(*request.param)
     assert made.size == request.param[1]
     return made
 

@@ -15,10 +15,10 @@ import pytest
 
 import weft
 from tests.contracts.fakes import TeamOfTwoHosts, pack_apart
-from weft._api.teams import own_workers
 from weft._core.portions import RowSlice
 from weft.engines.base import Member, Team
 from weft.engines.local import standing
+from weft.engines.local.workers import workers as own_workers
 from weft.errors import UsedConcurrently
 
 CASES = [("serial", 1), ("local", 2), ("local", 3), ("two hosts", 3)]

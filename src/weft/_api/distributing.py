@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft._api.maps import Options
 from weft._api.progress import Bar
-from weft._api.teams import make_team, put_all, share_of_cores
+from weft._api.teams import make_pool, put_all, share_of_cores
 from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
 from weft._core.collect import Collected
 from weft._core.counts import checked
@@ -78,7 +78,7 @@ def distribute(
     if machines or port is not None:
         raise _other_machines_error()
     gpus = _gpus(gpu_policy, max_gpu)
-    pool = make_team(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
+    pool = make_pool(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
     return DistributedFunction(
         fun,
         pool,

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from weft._api.progress import Bar, validate_progress
-from weft._api.teams import make_team, put_all
+from weft._api.teams import make_pool, put_all
 from weft._core import timeouts
 from weft._core.calling import bind, validate_callable
 from weft._core.collect import Collected
@@ -83,7 +83,7 @@ class Map:
                 "expected a list, an array, a generator, ..."
             ) from None
         gpus = visible_gpus(os.environ)[: options.gpus] if options.gpus else []
-        self.team = make_team(options.engine, options.n, gpus=gpus)
+        self.team = make_pool(options.engine, options.n, gpus=gpus)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._progress = options.progress
         data = put_all(self.team, options.shared_data)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
-from weft._api.teams import check_size, share_of_cores
+from weft._api.teams import share_of_cores, validate_size
 from weft._core import timeouts
 from weft._core.mentioned import State, state_of
 from weft.adapters import models
@@ -92,7 +92,7 @@ class Team:
         gpus: Sequence[str] = (),
         restart_hint: str = "team.restart()",
     ) -> None:
-        n = check_size(n)
+        n = validate_size(n)
         row = registry.choose(engine, "team")
         seconds = timeouts.seconds(timeout)
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.engines.base import Pool
 
 
-def make_team(
+def make_pool(
     engine: str | None,
     size: int | None,
     *,
@@ -26,12 +26,12 @@ def make_team(
     # workers behind a pipe come from who launches, or not at all
     offer = "pool" if named_pipe is None or named_pipe is False else "launch"
     row = registry.choose(engine, offer)
-    options = PoolOptions(check_size(size), share_of_cores(), gpus, named_pipe)
+    options = PoolOptions(validate_size(size), share_of_cores(), gpus, named_pipe)
     made: Pool = row.load().make_pool(options)
     return made
 
 
-def check_size(size: object) -> int | None:
+def validate_size(size: object) -> int | None:
     """A number of workers, if one is given."""
     if size is None:
         return None

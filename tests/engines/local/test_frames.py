@@ -18,7 +18,7 @@ from weft._core.failures import Failure
 from weft._core.work import (
     CacheFunction,
     Cancel,
-    Cancelled,
+    CancelAcknowledged,
     Done,
     DropFunction,
     Logged,
@@ -44,7 +44,7 @@ MESSAGES: list[Message] = [
     Unreadable(FAILURE, True),
     Stopped(),
     Cancel(),
-    Cancelled(),
+    CancelAcknowledged(),
     Logged({"msg": "text"}),
 ]
 

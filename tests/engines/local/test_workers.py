@@ -16,11 +16,11 @@ import pytest
 
 import weft
 from tests.support import marked_processes, run_python, wait_until
-from weft._api.teams import own_workers
 from weft._core.work import CacheFunction, Done, DropFunction, Settings, Unreadable, Work
 from weft.engines.local.frames import Frames
 from weft.engines.local.remote_worker import Worker
 from weft.engines.local.wire import Payload, pack, pack_function
+from weft.engines.local.workers import workers as own_workers
 from weft.errors import LaunchError
 
 
