@@ -257,9 +257,8 @@ def private_memory() -> int:
 
 def _lock_of(group: Any) -> Any:
     """A lock between the ranks of a group, as tables have many."""
-    from weft.engines.local import locks
-    from weft.engines.local.common_memory import make_block
-    from weft.engines.local.meeting import TABLE
+    from weft.engines.local.meeting import locks
+    from weft.engines.local.meeting.meeting import TABLE, make_block
 
     meeting, size = group._meeting, 8 * locks.words_for(group.size)
     block = make_block(
@@ -297,11 +296,11 @@ def lock(mode: str) -> None:
 
 
 def record() -> None:
-    from weft.engines.local import recorder
-    from weft.engines.local.segment import Block, Segment
+    from weft.engines.local.meeting import roster
+    from weft.engines.local.memory.segment import Block, Segment
 
-    size = 8 * recorder.STRIP_WORDS
-    log = recorder.Recorder(Block(Segment.create(size), 0, size).words, 0)
+    size = 8 * roster.STRIP_WORDS
+    log = roster.Recorder(Block(Segment.create(size), 0, size).words, 0)
     print(per_call(lambda: log.leave(log.enter("barrier")), calls=20_000))
 
 

@@ -11,9 +11,8 @@ import cloudpickle
 
 def make_lock(group: Any) -> Any:
     """A lock. Every rank calls it."""
-    from weft.engines.local import locks
-    from weft.engines.local.common_memory import make_block
-    from weft.engines.local.meeting import TABLE
+    from weft.engines.local.meeting import locks
+    from weft.engines.local.meeting.meeting import TABLE, make_block
 
     meeting = group._meeting
     block = make_block(

@@ -25,7 +25,8 @@ from weft._api import (
     tables,
     team,
 )
-from weft._core import consistency, split, unpicklable, updaters
+from weft._core import failures, partition, updaters
+from weft._core import tables as core_tables
 from weft.adapters import containers, holder
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +93,7 @@ def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
     "module",
     [
         collectives,
-        consistency,
+        tables,
         containers,
         distributing,
         functions,
@@ -103,11 +104,11 @@ def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
         replicas,
         session,
         sharing,
-        split,
+        partition,
         synkhronos._data,
-        tables,
+        core_tables,
         team,
-        unpicklable,
+        failures,
         updaters,
     ],
     ids=lambda module: module.__name__,

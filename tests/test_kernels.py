@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 
 from tests.support import run_python
 from weft import kernels
-from weft._core.adding import add_to, add_up, can_add_up
-from weft._core.copying import copy_to
+from weft._core.arithmetic import add_to, add_up, address, can_add_up, copy_to
 from weft._core.rows import CompiledAdder, make_adder
-from weft._core.rules import RULES
-from weft._core.updaters import BUILT_IN, Updater, momentum
-from weft._core.values import address
+from weft._core.updaters import BUILT_IN, RULES, Updater, momentum
 from weft.errors import InvalidValue
 
 pytestmark = pytest.mark.alone

@@ -14,7 +14,7 @@ from tests.support import run_command
 #: what a test does, and what is told to be left of it
 LEFT = {
     "process": "import subprocess; kept = subprocess.Popen(['sleep', '3'])",
-    "shared memory": "import numpy, weft; from weft.engines.local import blocks; "
+    "shared memory": "import numpy, weft; from weft.engines.local.memory import blocks; "
     "kept = blocks.allocate(4096)",
     "thread": "import threading; kept = threading.Thread(target=threading.Event().wait, "
     "daemon=True); kept.start()",

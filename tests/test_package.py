@@ -37,6 +37,16 @@ LAYERS = {
     "errors": set(),
     "_version": set(),
 }
+#: the packages of the local engine, and which of the others each may import
+LOCAL = {
+    "processes": set(),
+    "memory": {"processes"},
+    "meeting": {"processes", "memory"},
+    "collectives": {"processes", "memory", "meeting"},
+    "tables": {"processes", "memory", "meeting"},
+    "pool": {"processes", "memory"},
+    "team": {"processes", "memory", "meeting", "collectives", "tables", "group", "pool"},
+}
 #: packages whose first page lists their modules, and modules that it describes otherwise
 MAPS = {
     "_api": set(),
@@ -93,6 +103,16 @@ def test_only_the_registry_knows_engines() -> None:
             found -= {one for one in engines if f"{package}.".startswith(f"{one}.")}
             found -= {"weft.engines.serial"} if "local" in package else set()
             assert not found, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("package", LOCAL)
+def test_the_packages_of_the_local_engine_import_one_way(package: str) -> None:
+    """As the drawing in engines/local/__init__.py has it."""
+    start = "weft.engines.local."
+    for path in (SOURCE / "engines" / "local" / package).glob("*.py"):
+        names = [name.removeprefix(start) for name in imported_by(path) if name.startswith(start)]
+        wrong = {name.split(".")[0] for name in names} - LOCAL[package] - {package}
+        assert not wrong, f"{path} imports {wrong}"
 
 
 def test_older_names_stand_on_top() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import weft
 from weft import DistributedFunction
-from weft._core.counts import checked
+from weft._core.arguments import validate_count
 from weft.errors import EngineUnavailable, InvalidType, InvalidValue
 
 __all__ = ["DistributedFunction", "distribute", "finished", "shutdown"]
@@ -112,9 +112,9 @@ def _checked(dfun: DistributedFunction, where: str) -> DistributedFunction:
 
 def _check(cpu: int | None, gpu: int | None, machines: Sequence[str], where: str) -> None:
     if cpu is not None:
-        checked(cpu, where, "cpu", least=1)
+        validate_count(cpu, where, "cpu", least=1)
     if gpu is not None:
-        checked(gpu, where, "gpu", least=0)
+        validate_count(gpu, where, "gpu", least=0)
     if machines:
         raise EngineUnavailable(
             f"{where}(machines={machines!r}): other machines come with a later release of weft; "

@@ -14,7 +14,7 @@ import weft
 from synkhronos import _session
 from synkhronos._shareds import find
 from synkhronos._values import fit
-from weft._core.portions import Batch, choose, common_length, count, part
+from weft._core.partition import Batch, choose, common_length, count, part
 from weft.errors import InvalidValue
 
 OPERATIONS = {"avg": "mean", "sum": "sum", "prod": "prod", "min": "min", "max": "max"}

@@ -17,9 +17,8 @@ from synkhronos._orders import Order, run
 from synkhronos._selections import check_slices, cut_of, selections, shifted, subset_of
 from synkhronos._shareds import check_sliceable, register
 from synkhronos._values import fit
-from weft._core.outputs import Partial, join
-from weft._core.portions import Batch, RowSlice, choose, common_length, count, part
-from weft._core.rowwise import Common, Task
+from weft._core.functions import Common, Partial, Task, join
+from weft._core.partition import Batch, RowSlice, choose, common_length, count, part
 from weft.errors import InvalidType, InvalidValue
 
 #: what a call takes besides inputs by name

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from weft._core.outputs import Partial
-from weft._core.portions import Bounds, RowSlice, choose, common_length, count
-from weft._core.rowwise import Task, compute
+from weft._core.functions import Partial, Task, compute
+from weft._core.partition import Bounds, RowSlice, choose, common_length, count
 from weft.adapters import models
 from weft.engines.base import Member
 from weft.errors import InvalidValue

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft._core.portions import count
+from weft._core.partition import count
 from weft.errors import InvalidType, InvalidValue
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import weft
 from weft._api import session
+from weft._api.mapping import validate_size
 from weft._api.team import set_default_team
-from weft._api.teams import validate_size
-from weft._core.counts import whole
+from weft._core.arguments import whole
 from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
 from weft.resources import visible_gpus
 

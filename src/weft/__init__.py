@@ -34,19 +34,16 @@ if TYPE_CHECKING:
     )
     from weft._api.distributing import DistributedFunction, distribute
     from weft._api.functions import Function, function
-    from weft._api.mapping import map, map_async
-    from weft._api.maps import MapHandle
+    from weft._api.mapping import MapHandle, map, map_async
     from weft._api.models import ModelTable
     from weft._api.replicas import Replica, replicate, same
-    from weft._api.saving import load, save_all
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
-    from weft._api.tables import ArrayTable, MatrixTable
+    from weft._api.tables import ArrayTable, MatrixTable, load, save_all
     from weft._api.team import Team
     from weft._api.training import train_step
     from weft._core import updaters
-    from weft._core.consistency import ssp
-    from weft._core.tables import Interrupted
+    from weft._core.tables import Interrupted, ssp
     from weft.adapters.holder import Holder
     from weft.engines.base import Group, Handle
     from weft.errors import (
@@ -93,7 +90,7 @@ _HOMES = {
     "Interrupted": "weft._core.tables",
     "InvalidType": "weft.errors",
     "InvalidValue": "weft.errors",
-    "MapHandle": "weft._api.maps",
+    "MapHandle": "weft._api.mapping",
     "MatrixTable": "weft._api.tables",
     "Mismatch": "weft.errors",
     "MissingPackage": "weft.errors",
@@ -127,19 +124,19 @@ _HOMES = {
     "group": "weft._api.session",
     "init": "weft._api.session",
     "is_master": "weft._api.session",
-    "load": "weft._api.saving",
+    "load": "weft._api.tables",
     "map": "weft._api.mapping",
     "map_async": "weft._api.mapping",
     "rank": "weft._api.session",
     "reduce": "weft._api.collectives",
     "replicate": "weft._api.replicas",
     "same": "weft._api.replicas",
-    "save_all": "weft._api.saving",
+    "save_all": "weft._api.tables",
     "scatter": "weft._api.collectives",
     "share": "weft._api.sharing",
     "shutdown": "weft._api.session",
     "size": "weft._api.session",
-    "ssp": "weft._core.consistency",
+    "ssp": "weft._core.tables",
     "train_step": "weft._api.training",
     "updaters": "weft._core",
 }

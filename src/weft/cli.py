@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from weft._core import timeouts
+from weft._core import arguments as numbers
 from weft._version import __version__
 from weft.engines import registry
 from weft.engines.base import Command
@@ -172,7 +172,7 @@ def _command(options: argparse.Namespace) -> Command:
         program = ["-m", *options.module]
     elif program[:1] == ["--"]:
         program = program[1:]
-    timeouts.from_environment(os.environ)  # one error here, not one per rank
+    numbers.from_environment(os.environ)  # one error here, not one per rank
     return Command(
         ranks=options.ranks,
         program=tuple(_checked_program(program)),
@@ -193,7 +193,7 @@ def _whole_number(text: str) -> int:
 
 def _seconds(text: str) -> float:
     try:
-        return timeouts.checked(float(text), "--timeout")
+        return numbers.validate_seconds(float(text), "--timeout")
     except ValueError:
         raise LaunchError(f"--timeout {text}: expected 0 or more seconds, for example 60") from None
 

@@ -17,7 +17,7 @@ import pytest
 import weft
 from tests.support import marked_processes, run_script, wait_until
 from weft._api import distributing
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue, WeftError
 
 

@@ -11,7 +11,8 @@ import pytest
 
 import weft
 from tests.support import wait_until
-from weft.engines.local import large_arrays, shared_arrays
+from weft.engines.local.memory import arrays
+from weft.engines.local.pool import payload_arrays
 from weft.errors import InvalidType
 
 _last: list[Any] = []
@@ -19,7 +20,7 @@ _last: list[Any] = []
 
 def still_seen(x: Any) -> list[bool]:
     """Whether what the call before was given is mapped here still, and this is the same."""
-    from weft.engines.local.mapped import buffer_of
+    from weft.engines.local.memory.arrays import buffer_of
 
     before, buffer = (_last[0]() if _last else None), buffer_of(x)
     _last[:] = [] if buffer is None else [weakref.ref(buffer)]
@@ -28,7 +29,7 @@ def still_seen(x: Any) -> list[bool]:
 
 def questions(x: Any) -> list[str]:
     """How often this process has asked others for memory, as text."""
-    from weft.engines.local import blocks
+    from weft.engines.local.memory import blocks
 
     return [repr(blocks._here.attachments._numbers)]
 
@@ -63,7 +64,7 @@ def test_the_driver_holds_nothing() -> None:
 
 def test_references_to_what_is_mapped_hold_nothing() -> None:
     """However many there were, the memory is given back when its owner drops it."""
-    from weft.engines.local import blocks
+    from weft.engines.local.memory import blocks
 
     with weft.Team(2) as team:
         total = weft.function(np.sum, collect="sum", team=team)
@@ -83,9 +84,9 @@ def test_what_goes_whole_to_several_workers_is_packed_once(
 
     def copy_in(array: Any) -> Any:
         copies.append(array.nbytes)
-        return shared_arrays.copy_in(array)
+        return arrays.copy_in(array)
 
-    monkeypatch.setattr(large_arrays, "copy_in", copy_in)
+    monkeypatch.setattr(payload_arrays, "copy_in", copy_in)
 
     def function(x: Any, tables: dict[str, Any], scale: float) -> Any:
         tables["w"] += x[0] * scale  # no two ranks have the same row

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 import weft
 from tests.support import run_ranks
-from weft._core.elements import Array
+from weft._core.arithmetic import Array
 from weft._core.tables import Ids, TableSpec
 from weft.engines.base import Group, Store
 from weft.errors import Disagreement

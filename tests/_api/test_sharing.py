@@ -189,7 +189,8 @@ LIFETIME = """
 import gc, os, pickle, subprocess, sys, time
 import numpy as np
 import weft
-from weft.engines.local import arena, attachments
+from weft.engines.local.memory import server as arena
+from weft.engines.local.memory import blocks as attachments
 
 arena.WARM_SECONDS = attachments.WARM_SECONDS = 1.0  # so that they need not wait for longer
 
@@ -475,7 +476,7 @@ def test_releases_are_not_lost_while_the_owner_is_busy() -> None:
     outcome = run_python(
         """
 import pickle, subprocess, sys, time, numpy as np, weft
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 USER = '''
 import pickle, sys, weft
 arrays = pickle.load(sys.stdin.buffer)
@@ -548,7 +549,7 @@ def test_a_large_mapping_stays_for_a_while() -> None:
         """
 import pickle, subprocess, sys, time
 import weft
-from weft.engines.local import attachments
+from weft.engines.local.memory import blocks as attachments
 OWNER = '''
 import pickle, sys, weft, numpy as np
 large = weft.share(np.ones(1_000_000))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import weft
-from weft._api import saving, tables
+from weft._api import tables
 from weft.errors import (
     DamagedFile,
     InvalidType,
@@ -48,10 +48,9 @@ def check_refused(error: Exception, *words: str) -> None:
         assert word in str(error), f"{word!r} is not in: {error}"
 
 
-@pytest.mark.parametrize("module", [tables, saving])
-def test_the_examples_in_the_docstrings_are_true(module: Any) -> None:
+def test_the_examples_in_the_docstrings_are_true() -> None:
     """Every example prints what it says."""
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(tables).failed == 0
 
 
 def test_the_names_are_those_of_the_design() -> None:

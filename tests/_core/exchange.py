@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from weft._core.calls import Call, Reduce
-from weft._core.elements import combine
+from weft._core.arithmetic import combine
+from weft._core.calls import Call, Combination, Movement, Reduce
 from weft._core.moves import Broadcast, Gather, Scatter
-from weft._core.plans import Combination, Movement
 
 KINDS: dict[str, Any] = {
     "all_reduce": Reduce,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft._core.consistency import Consistency
+from weft._core.tables import Consistency
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
-from weft._core.part import ColumnSlice
+from weft._core.items import (
+    NOTHING,
+    ColumnSlice,
+    Unwrapping,
+    bind,
+    takes_an_item,
+    validate_callable,
+)
 from weft.errors import InvalidType
 
 DATA = {"table": 1}

@@ -23,8 +23,8 @@ from tests._core.exchange import (
     run,
     shapes,
 )
+from weft._core.arithmetic import address
 from weft._core.calls import Reduce
-from weft._core.values import address
 from weft.errors import InvalidType, InvalidValue
 
 many = settings(deadline=None, max_examples=600)

@@ -29,8 +29,8 @@ from hypothesis import strategies as st
 
 from tests.support import run_python
 from weft._core import checkpoint
+from weft._core.arithmetic import Array
 from weft._core.checkpoint import Entry, SavedTable
-from weft._core.elements import Array
 from weft.errors import DamagedFile, InvalidType, InvalidValue, WeftError
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.collect import Collected
-from weft._core.jobs import Finished
+from weft._core.items import Collected, Finished
 
 
 def part(first: int, values: list[Any], failures: dict[int, Exception] | None = None) -> Finished:

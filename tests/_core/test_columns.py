@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from weft._core.columns import cut, paste, validate_columns
-from weft._core.elements import Array
+from weft._core.arithmetic import Array
+from weft._core.partition import cut, paste, validate_columns
 from weft.errors import InvalidType, InvalidValue
 
 arrays = st.builds(

@@ -20,16 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests._core.histories import Added, Event, Gone, Got, violations
-from weft._core import consistency
-from weft._core.consistency import (
-    ASYNC,
-    BSP,
-    Consistency,
-    behind,
-    resolve,
-    ssp,
-    staleness,
-)
+from weft._core import tables
+from weft._core.tables import ASYNC, BSP, Consistency, behind, resolve, ssp, staleness
 from weft.errors import InvalidType, InvalidValue
 
 RULES = [ASYNC, BSP, ssp(1), ssp(2), ssp(5)]
@@ -44,7 +36,7 @@ def named(rule: Consistency) -> str:
 
 def test_the_example_in_the_docstring_is_true() -> None:
     """What `ssp` shows runs."""
-    result = doctest.testmod(consistency)
+    result = doctest.testmod(tables)
     assert (result.failed, result.attempted > 3) == (0, True)
 
 

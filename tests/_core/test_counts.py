@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft._core.counts import whole
+from weft._core.arguments import whole
 from weft.errors import InvalidType
 
 

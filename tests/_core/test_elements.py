@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft._core.elements import (
+from weft._core.arithmetic import (
     BFLOAT16,
     OPERATIONS,
     accumulate,

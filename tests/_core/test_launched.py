@@ -7,8 +7,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from weft._core.launched import TAKEN, Launched, alone, environment, launched, one_host_error
-from weft._core.messages import Ancestor, Process
+from weft._core.launch import (
+    TAKEN,
+    Ancestor,
+    Launched,
+    Process,
+    alone,
+    environment,
+    launched,
+    one_host_error,
+)
 from weft.errors import InvalidValue
 
 #: what each launcher sets in rank 1 of 2, on one host

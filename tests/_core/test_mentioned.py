@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.mentioned import state_of
+from weft._core.fingerprint import state_of
 
 
 def state(fun: Any) -> Any:

@@ -23,11 +23,10 @@ from tests._core.exchange import (
     run,
     shapes,
 )
-from weft._core.calls import UnlikeArrays
+from weft._core.arithmetic import address
+from weft._core.calls import Copy, Movement, UnlikeArrays
 from weft._core.moves import Broadcast, Gather, Scatter
-from weft._core.plans import Copy, Movement
-from weft._core.split import part_of
-from weft._core.values import address
+from weft._core.partition import part_of
 from weft.errors import InvalidType, InvalidValue
 
 many = settings(deadline=None, max_examples=400)

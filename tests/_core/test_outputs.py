@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from weft._core.outputs import Partial, check_modes, is_close, join
+from weft._core.functions import Partial, check_modes, is_close, join
 from weft.errors import InvalidType, InvalidValue
 
 FUNCTIONS = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod}

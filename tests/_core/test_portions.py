@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.portions import RowSlice, choose, common_length, count, part
+from weft._core.partition import RowSlice, choose, common_length, count, part
 from weft.errors import InvalidType, InvalidValue
 
 lengths = st.integers(0, 30)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft._core.read_only import read_only
+from weft._core.arrays import read_only
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft._core import rows, updaters
-from weft._core.elements import Array
+from weft._core.arithmetic import Array
 from weft._core.tables import Ids
 
 #: ids of a few rows, so that many repeat, and of any; the largest leave no bits for positions

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft._core.outputs import Partial, join
-from weft._core.portions import Bounds, RowSlice, choose
-from weft._core.rowwise import Task, compute
+from weft._core.functions import Partial, Task, compute, join
+from weft._core.partition import Bounds, RowSlice, choose
 from weft.errors import InvalidType, InvalidValue
 
 

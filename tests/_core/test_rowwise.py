@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.outputs import join
-from weft._core.portions import RowSlice, choose, part
-from weft._core.rowwise import Task, compute, select
+from weft._core.functions import Task, compute, join, select
+from weft._core.partition import RowSlice, choose, part
 from weft.errors import InvalidType, InvalidValue
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.split import LINE, Layout, layout_of, part_of
+from weft._core.calls import LINE, Layout, layout_of
+from weft._core.partition import part_of
 
 sizes = st.lists(st.integers(0, 1000), max_size=6)
 

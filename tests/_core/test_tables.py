@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core import updaters
-from weft._core.consistency import BSP, ssp
 from weft._core.tables import (
+    BSP,
     TableSpec,
     as_array,
     as_delta,
     as_ids,
     as_out,
+    ssp,
     validate_dtype,
     validate_size,
 )

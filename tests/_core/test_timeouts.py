@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from weft._core.timeouts import checked, deadline_after, from_environment, seconds_until
+from weft._core.arguments import deadline_after, from_environment, seconds_until, validate_seconds
 from weft.errors import InvalidType, InvalidValue
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, math.inf])
 def test_seconds(value: float) -> None:
     """Any number from 0 on, infinity too."""
-    assert checked(value) == float(value)
+    assert validate_seconds(value) == float(value)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_seconds(value: float) -> None:
 def test_anything_else_is_named(value: Any, error: type[Exception]) -> None:
     """The error shows the value and the way to say "no deadline"."""
     with pytest.raises(error, match=rf"limit={value!r}: expected.*math\.inf"):
-        checked(value, "limit")
+        validate_seconds(value, "limit")
 
 
 def test_deadlines() -> None:

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core import together
-from weft._core.together import Together
-from weft._core.values import Arrays, address, flat
+from weft._core import arrays as core_arrays
+from weft._core.arithmetic import address
+from weft._core.arrays import Arrays, Together, flat
 
 DTYPES = ("float32", "float64", "int8")
 #: lengths around the border, in bytes of int8
-lengths = st.sampled_from([0, 1, 3, 1000, together._LARGE - 1, together._LARGE])
+lengths = st.sampled_from([0, 1, 3, 1000, core_arrays._LARGE - 1, core_arrays._LARGE])
 
 
 def arrays_of(kinds: list[tuple[str, int]]) -> tuple[Together, list[Any]]:
@@ -43,8 +43,8 @@ def test_small_ones_of_a_kind_are_one(kinds: list[tuple[str, int]]) -> None:
     """One array for the small ones of each dtype, and each large one where it is."""
     groups, arrays = arrays_of(kinds)
     joined = groups.join(arrays)
-    large = [array for array in arrays if array.nbytes >= together._LARGE]
-    small = {array.dtype for array in arrays if array.nbytes < together._LARGE}
+    large = [array for array in arrays if array.nbytes >= core_arrays._LARGE]
+    small = {array.dtype for array in arrays if array.nbytes < core_arrays._LARGE}
     assert len(joined) == len(groups.elements) == len(large) + len(small)
     assert {address(one) for one in large} <= {address(one) for one in joined}
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.unpicklable import path_to_fault
+from weft._core.failures import path_to_fault
 
 LOCK = threading.Lock()
 

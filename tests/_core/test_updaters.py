@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft import kernels
-from weft._core import rules, updaters
-from weft._core.rules import BLOCK
+from weft._core import updaters
 from weft._core.updaters import (
+    BLOCK,
     BUILT_IN,
     Updater,
     adagrad,
@@ -171,7 +171,7 @@ def test_blocks_change_no_bit(rule: str, dtype: str, shape: tuple[int, ...], blo
     whole = after(updater, rows, deltas)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "rule_loop", lambda *_: None)
-        patch.setattr(rules, "BLOCK", block)
+        patch.setattr(updaters, "BLOCK", block)
         assert same_bits(after(updater, rows, deltas), whole)
 
 
@@ -197,7 +197,7 @@ def test_memory_is_allocated_once_per_call(
     import tracemalloc
 
     monkeypatch.setattr(kernels, "rule_loop", lambda *_: None)
-    monkeypatch.setattr(rules, "BLOCK", BLOCK // 16)
+    monkeypatch.setattr(updaters, "BLOCK", BLOCK // 16)
     updater = resolve(name)
     rows, delta = fresh(shape, "float64"), fresh(shape, "float64", seed=1)
     state = zeros(updater, rows)

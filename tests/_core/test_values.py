@@ -11,17 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft import adapters
-from weft._core import values
-from weft._core.values import (
-    Arrays,
-    Leaf,
-    Target,
-    address,
-    copy_if_aliased,
-    flat,
-    in_words,
-    same_buffer,
-)
+from weft._core import arrays
+from weft._core.arithmetic import address, same_buffer
+from weft._core.arrays import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
 
 FLOAT = np.dtype(np.float64)
 
@@ -63,12 +55,12 @@ def test_what_is_remembered_of_arrays_is_bounded_and_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thousands of shapes are described rightly, and not all of them are kept."""
-    monkeypatch.setattr(values, "_plain", {})
+    monkeypatch.setattr(arrays, "_plain", {})
     for turn in range(3000):
         length = turn % 1500
         assert leaves_of(np.empty(length, np.int8))[0].shape == (length,)
         assert leaves_of(np.empty(length, ">i2"))[0].dtype == np.dtype("=i2")
-    assert len(values._plain) <= 1024
+    assert len(arrays._plain) <= 1024
 
 
 def test_leaves_match_whosever_they_are() -> None:

@@ -15,18 +15,18 @@ import cloudpickle
 import numpy as np
 
 import weft
-from weft._core.calls import Call, UnlikeArrays
-from weft._core.elements import combine
-from weft._core.plans import Combination
+from weft._core.arithmetic import combine
+from weft._core.calls import Call, Combination, UnlikeArrays
 from weft.adapters import models
 from weft.engines import base
 from weft.engines.local import group as local_group
-from weft.engines.local import recorder, standing
 from weft.engines.local.group import LocalGroup
-from weft.engines.local.large_arrays import Placed
-from weft.engines.local.shared_arrays import SharedArray
-from weft.engines.local.standing import LocalTeam
-from weft.engines.local.wire import Packed, unpicklable
+from weft.engines.local.meeting import roster
+from weft.engines.local.memory.arrays import SharedArray
+from weft.engines.local.pool.payload import Payload, unpicklable
+from weft.engines.local.pool.payload_arrays import Placed
+from weft.engines.local.team import team as local_team
+from weft.engines.local.team.team import LocalTeam
 
 
 def hosts_of(size: int) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def hosts_of(size: int) -> tuple[str, ...]:
 def on_two_hosts(group: LocalGroup, function: Callable[..., Any], *arguments: Any) -> Any:
     """In a rank: call a function with the group of `weft.init`, on two hosts from now on."""
     weft.shutdown()
-    recorder._OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
+    roster._OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
     join = local_group.join
     local_group.join = lambda *place, **options: as_two_hosts(join(*place, **options))
     return function(weft.init(timeout=group.timeout), *arguments)
@@ -135,7 +135,7 @@ class TeamOfTwoHosts(LocalTeam):
     ) -> list[Any]:
         sent = [one if one is None else (apart((function, one, dict(common))),) for one in own[1:]]
         mine = None if own[0] is None else ((function, own[0], common),)
-        if function is standing.renew:
+        if function is local_team.renew:
             return super()._call(function, own)
         return super()._call(run_apart, [mine, *sent])
 
@@ -169,8 +169,8 @@ def apart(
     return file.getvalue()
 
 
-def pack_apart(value: Any, place_of: Callable[[int], Any], name: str) -> Packed:
+def pack_apart(value: Any, place_of: Callable[[int], Any], name: str) -> Payload:
     """In the place of `standing.pack_mentioning`."""
-    packed = Packed()
+    packed = Payload()
     packed.payload = apart(value, place_of, name)
     return packed

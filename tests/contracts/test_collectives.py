@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
-from weft.engines.local.slots import ROOM
+from weft.engines.local.collectives.transport import ROOM
 from weft.errors import Disagreement, InvalidType, InvalidValue, NotInitialized, Stalled, UsageError
 
 BODIES = Bodies(each_in="subgroup")

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from tests.support import within
-from weft._api.teams import make_pool
-from weft._core.jobs import Finished, Job
-from weft._core.part import ColumnSlice
+from weft._api.mapping import make_pool
+from weft._core.items import ColumnSlice, Finished, Job
 from weft._core.seeding import derive
 from weft.engines.base import Pool
 from weft.errors import Cancelled, RemoteTraceback, Stalled

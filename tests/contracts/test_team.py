@@ -15,10 +15,10 @@ import pytest
 
 import weft
 from tests.contracts.fakes import TeamOfTwoHosts, pack_apart
-from weft._core.portions import RowSlice
+from weft._core.partition import RowSlice
 from weft.engines.base import Member, Team
-from weft.engines.local import standing
-from weft.engines.local.workers import workers as own_workers
+from weft.engines.local.pool.workers import workers as own_workers
+from weft.engines.local.team import team as local_team
 from weft.errors import UsedConcurrently
 
 CASES = [("serial", 1), ("local", 2), ("local", 3), ("two hosts", 3)]
@@ -33,7 +33,7 @@ def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def made_team(engine: str, size: int, monkeypatch: pytest.MonkeyPatch) -> weft.Team:
     if engine != "two hosts":
         return weft.Team(size, engine=engine)
-    monkeypatch.setattr(standing, "pack_mentioning", pack_apart)
+    monkeypatch.setattr(local_team, "pack_mentioning", pack_apart)
     made = weft.Team(1)
     made.backend = TeamOfTwoHosts(size, own_workers(), cores=size, timeout=60.0)
     return made

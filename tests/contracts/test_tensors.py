@@ -15,7 +15,7 @@ import numpy as np
 import weft
 from tests.contracts.bodies import Bodies
 from weft.engines.base import Group
-from weft.engines.local.slots import ROOM
+from weft.engines.local.collectives.transport import ROOM
 from weft.errors import InvalidType
 
 BODIES = Bodies(each_in="session")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft.engines.interrupts import by_signal_handler
+from weft.engines.interruption import by_signal_handler
 
 
 @pytest.fixture(autouse=True)

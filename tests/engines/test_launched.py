@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import MARK, run_python
 from weft.engines.launched import ancestors
-from weft.engines.local.processes import process_start
+from weft.engines.local.processes.linux import process_start
 
 
 def test_ancestors_begin_with_the_parent() -> None:

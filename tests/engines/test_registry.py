@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import weft
-from weft._core.launched import Launched
+from weft._core.launch import Launched
 from weft.engines import registry
 from weft.engines.registry import ENGINES, choose
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine

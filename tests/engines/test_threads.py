@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.support import run_python
-from weft.engines import threads
+from weft.engines import interruption
 
 pytestmark = pytest.mark.alone
 
@@ -18,11 +18,11 @@ def test_a_thread_starts() -> None:
 
     def from_another() -> None:
         inner = threading.Thread(target=ran.append, args=("inner",))
-        threads.start(inner)
+        interruption.start(inner)
         inner.join(10)
 
     outer = threading.Thread(target=from_another)
-    threads.start(outer)
+    interruption.start(outer)
     outer.join(10)
     assert ran == ["inner"]
     assert not outer.is_alive()
@@ -31,10 +31,10 @@ def test_a_thread_starts() -> None:
 def test_a_thread_starts_once() -> None:
     """What `Thread.start` says comes out here."""
     thread = threading.Thread(target=print, args=("",), kwargs={"end": ""})
-    threads.start(thread)
+    interruption.start(thread)
     thread.join(10)
     with pytest.raises(RuntimeError, match="can only be started once"):
-        threads.start(thread)
+        interruption.start(thread)
 
 
 def test_starts_survive_interrupts() -> None:
@@ -43,7 +43,7 @@ def test_starts_survive_interrupts() -> None:
     outcome = run_python(
         """
 import signal, threading, time
-from weft.engines import threads
+from weft.engines import interruption as threads
 
 class Interrupt(Exception):
     pass

@@ -42,7 +42,8 @@ import json, os, signal, sys, threading, time
 import numpy as np
 import weft
 from weft import faults
-from weft.engines.local import direct, slots
+from weft.engines.local.collectives.collective import transport as direct
+from weft.engines.local.collectives.collective import transport as slots
 from weft.errors import Disagreement, NotInitialized, PeerLost, SetupError, Stalled, UsageError
 from weft.errors import UsedAfterFork
 

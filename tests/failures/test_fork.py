@@ -12,7 +12,7 @@ def test_memory_that_a_child_sees_is_not_reused() -> None:
     outcome = run_python(
         """
 import multiprocessing, os, time, numpy as np, weft
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 
 def read(array, go, answer):
     go.wait()

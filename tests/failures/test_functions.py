@@ -20,8 +20,9 @@ import pytest
 import weft
 from tests.support import marked_processes, run_python, wait_until, within, write_script
 from weft.engines.base import Member
-from weft.engines.local import rounds, workers
-from weft.engines.local.polling import readable
+from weft.engines.local.pool import workers
+from weft.engines.local.processes.linux import readable
+from weft.engines.local.team import team as local_team
 from weft.errors import UsedConcurrently
 
 
@@ -337,7 +338,7 @@ def test_a_function_that_stalls() -> None:
 @pytest.mark.parametrize("collective", [False, True])
 def test_a_worker_that_is_stopped(collective: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot even be interrupted is ended, and the team restarts."""
-    monkeypatch.setattr(rounds, "_GRACE", 1.0)  # so that it need not wait for longer
+    monkeypatch.setattr(local_team, "_GRACE", 1.0)  # so that it need not wait for longer
     with weft.Team(2, timeout=0.5) as team:
         values = np.ones(3)
         copies = weft.replicate(values, team=team)

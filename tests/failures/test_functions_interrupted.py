@@ -11,9 +11,11 @@ import pytest
 
 import weft
 from tests.support import run_python, wait_until, within
-from weft.engines.local import blocks, guard, standing
-from weft.engines.local.guard import ComputationGuard, ComputationInterrupted
-from weft.engines.local.remote_worker import Worker
+from weft.engines import interruption
+from weft.engines.interruption import ComputationGuard, ComputationInterrupted
+from weft.engines.local.memory import blocks
+from weft.engines.local.pool.workers import Worker
+from weft.engines.local.team import team as local_team
 
 INTERRUPTED = """
 import random, signal, sys, time
@@ -110,7 +112,7 @@ def test_a_guard_whose_end_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> N
             patch.setattr(ComputationGuard, "__exit__", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f(np.ones(4))
-        assert not guard._watcher.guards
+        assert not interruption._watcher.guards
         assert f(np.ones(4)) == 4
 
 
@@ -118,7 +120,7 @@ def test_a_guard_whose_signal_somebody_else_has_taken() -> None:
     """The computation is ended all the same, and the program goes on; the next one has the signal
     again."""
     for handler in (signal.SIG_DFL, signal.SIG_IGN):
-        signal.signal(guard._SIGNAL, handler)
+        signal.signal(interruption._SIGNAL, handler)
         with pytest.raises(ComputationInterrupted), ComputationGuard(lambda: True):
             _compute(seconds=20)
         with pytest.raises(ComputationInterrupted), ComputationGuard(lambda: True):
@@ -150,7 +152,7 @@ def test_a_second_interrupt_before_the_workers_were_told(monkeypatch: pytest.Mon
 
 TRACED = """
 import sys, threading, weft
-from weft.engines.local.guard import ComputationInterrupted, ComputationGuard
+from weft.engines.interruption import ComputationInterrupted, ComputationGuard
 
 def compute():
     try:
@@ -187,7 +189,7 @@ def test_a_team_that_could_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ValueError, match="negative"):
             f(-np.ones(4))
         with monkeypatch.context() as patch:
-            patch.setattr(standing, "renew", interrupted)
+            patch.setattr(local_team, "renew", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f(np.ones(4))
         with pytest.raises(weft.TeamBroken, match=r"could not meet again.*Interrupt.*\n *team\."):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.failures.test_collectives import TOOLS
 from tests.support import Outcome, launch, marked_processes
-from weft._core.joint_work import has_loops
+from weft.engines.local.collectives.pipelined import has_loops
 
 #: far longer than any of these tests takes
 TIMEOUT = 60
@@ -258,7 +258,7 @@ def test_no_memory_for_the_slots(rank: int, spare: int) -> None:
         f"""
 import resource
 group = weft.init(timeout=60)
-import weft.engines.local.collectives, weft._core.moves
+import weft.engines.local.collectives.collective, weft._core.moves
 group.barrier()
 none = resource.getrlimit(resource.RLIMIT_AS)
 if group.rank == {rank}:

@@ -15,7 +15,7 @@ STRUCK = """
 import os, pickle, signal, subprocess, sys, threading, time
 import numpy as np
 import weft
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 
 class Interrupt(Exception):
     pass
@@ -179,7 +179,7 @@ def test_attaching_survives_interrupts() -> None:
         + """
 OWNER = '''
 import pickle, sys, time, weft, numpy as np
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 arrays = [weft.share(np.full(1000, float(k))) for k in range(50)]
 pickle.dump([pickle.dumps(array) for array in arrays], sys.stdout.buffer)
 sys.stdout.flush()

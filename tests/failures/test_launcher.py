@@ -226,7 +226,7 @@ def test_a_full_descriptor_table_is_an_error_that_says_so(spare: int) -> None:
 import resource, sys, os
 import weft, weft.engines.local.engine, weft.engines.local.group
 weft.init  # loads what it needs while there are descriptors
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 used = max(map(int, os.listdir("/proc/self/fd")))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + {spare}, used + {spare}))
 try:
@@ -268,7 +268,7 @@ def test_too_little_address_space_is_an_error() -> None:
     outcome = run_python(
         """
 import resource, weft
-from weft.engines.local import blocks
+from weft.engines.local.memory import blocks
 resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
 try:
     blocks.allocate(1 << 30)

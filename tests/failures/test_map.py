@@ -20,8 +20,9 @@ import pytest
 
 import weft
 from tests.support import marked_processes, wait_until
-from weft.engines.local import blocks, workers
-from weft.engines.local.processes import oom_kills
+from weft.engines.local.memory import blocks
+from weft.engines.local.pool import workers
+from weft.engines.local.processes.linux import oom_kills
 
 
 def once(folder: Path) -> Callable[[object], bool]:

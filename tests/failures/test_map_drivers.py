@@ -28,8 +28,8 @@ from tests.support import (
     within,
     write_script,
 )
-from weft.engines.local import workers
-from weft.engines.local.polling import readable
+from weft.engines.local.pool import workers
+from weft.engines.local.processes.linux import readable
 
 pytestmark = pytest.mark.alone
 

@@ -14,8 +14,8 @@ import pytest
 
 import weft
 from tests.support import wait_until, within
-from weft.engines.local.feeding import Feed
-from weft.engines.local.workers import workers
+from weft.engines.local.pool.pool import Feed
+from weft.engines.local.pool.workers import workers
 
 pytestmark = pytest.mark.alone
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import run_command, wait_until, within
-from weft.engines.local import named
+from weft.engines.local.pool import named_pipe
 from weft.errors import LaunchError, Refused, Stalled
 
 pytestmark = pytest.mark.alone
@@ -24,19 +24,19 @@ PIPE = f"test-{os.getpid()}"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The process that serves the pipe, for which this side has little patience."""
-    key = {named.KEY_VARIABLE: "a key of this test's"}
+    key = {named_pipe.KEY_VARIABLE: "a key of this test's"}
     monkeypatch.setenv(*next(iter(key.items())))
     assert run_command([sys.executable, "-m", "weft", "open", "--pipe", PIPE], env=key).code == 0
-    channel, pool = named.connect(PIPE)
+    channel, pool = named_pipe.connect(PIPE)
     channel.close()
-    monkeypatch.setattr(named, "_PATIENCE", 1)
-    monkeypatch.setattr(named, "_END", 0.5)
+    monkeypatch.setattr(named_pipe, "_PATIENCE", 1)
+    monkeypatch.setattr(named_pipe, "_END", 0.5)
     yield pool.pid
-    if PIPE in named.names():
+    if PIPE in named_pipe.names():
         os.kill(pool.pid, signal.SIGCONT)
-        monkeypatch.setattr(named, "_END", 10.0)
-        named.close_pipe(PIPE)
-    wait_until(lambda: PIPE not in named.names())
+        monkeypatch.setattr(named_pipe, "_END", 10.0)
+        named_pipe.close_pipe(PIPE)
+    wait_until(lambda: PIPE not in named_pipe.names())
 
 
 def test_a_stopped_server_lets_nobody_wait_for_ever(server: int) -> None:
@@ -47,7 +47,7 @@ def test_a_stopped_server_lets_nobody_wait_for_ever(server: int) -> None:
     def come() -> None:
         began = time.monotonic()
         with pytest.raises(Refused, match="does not answer"):
-            named.connect(PIPE)
+            named_pipe.connect(PIPE)
         refused.append(time.monotonic() - began)
 
     comers = [threading.Thread(target=come) for _ in range(80)]
@@ -63,7 +63,7 @@ def test_a_server_that_is_stopped_before_it_has_closed(
     server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who closes it is told which process has not ended; once that goes on, it ends."""
-    connect = named.connect
+    connect = named_pipe.connect
 
     def connect_and_stop(name: str) -> Any:
         found = connect(name)
@@ -71,16 +71,16 @@ def test_a_server_that_is_stopped_before_it_has_closed(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(named, "connect", connect_and_stop)
+        patch.setattr(named_pipe, "connect", connect_and_stop)
         with pytest.raises(Stalled, match=f"told to close .* process {server}, which serves it"):
-            named.close_pipe(PIPE)
+            named_pipe.close_pipe(PIPE)
     os.kill(server, signal.SIGCONT)
-    wait_until(lambda: PIPE not in named.names())
+    wait_until(lambda: PIPE not in named_pipe.names())
 
 
 def test_a_server_that_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, and whoever wanted it is told."""
-    monkeypatch.setattr(named, "_START", 0.0)
+    monkeypatch.setattr(named_pipe, "_START", 0.0)
     with pytest.raises(LaunchError, match="was not open after"):
-        named.open_pipe(PIPE, 1)
-    assert PIPE not in named.names()
+        named_pipe.open_pipe(PIPE, 1)
+    assert PIPE not in named_pipe.names()

@@ -31,8 +31,8 @@ PROGRAM = (
 import json, os, sys, time
 import weft
 from weft import faults
-from weft.engines.local import blocks
-from weft.engines.local.references import Reference
+from weft.engines.local.memory import blocks
+from weft.engines.local.memory.segment import Reference
 
 folder, part = sys.argv[1:]
 rank = int(os.environ["WEFT_RANK"])
@@ -66,7 +66,8 @@ try:
     half.barrier()
     if part == "collective":
         import numpy as np
-        from weft.engines.local import direct, slots
+        from weft.engines.local.collectives.collective import transport as direct
+        from weft.engines.local.collectives.collective import transport as slots
         direct.ALLOWED = "IN_ROUNDS" not in os.environ
         group.all_reduce(np.ones(10))
         group.all_reduce(np.ones(slots.ROOM // 8 + 1))

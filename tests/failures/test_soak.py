@@ -21,7 +21,7 @@ PROGRAM = """
 import os, random, signal, sys, time
 import numpy as np
 import weft
-from weft.engines.local import slots
+from weft.engines.local.collectives.collective import transport as slots
 seed = int(sys.argv[1])
 group = weft.init(timeout=30)
 rng = random.Random(seed)

@@ -20,7 +20,7 @@ import pytest
 
 from tests._core.histories import Added, Event, Gone, Got, violations
 from tests.support import launch
-from weft._core.consistency import Consistency, resolve, ssp
+from weft._core.tables import Consistency, resolve, ssp
 
 SIZE, TURNS = 4, 20
 RULES: dict[str, Consistency] = {

@@ -8,8 +8,8 @@ from typing import Any
 from synkhronos import _session
 from synkhronos._function import CallOptions, Function, function
 from synkhronos._orders import Order, run
-from weft._core.outputs import Partial
-from weft._core.portions import Batch
+from weft._core.functions import Partial
+from weft._core.partition import Batch
 from weft.adapters import models
 from weft.engines.base import Member
 

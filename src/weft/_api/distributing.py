@@ -9,19 +9,24 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from weft._api.maps import Options
-from weft._api.progress import Bar
-from weft._api.teams import make_pool, put_all, share_of_cores
-from weft._core.calling import NOTHING, Unwrapping, bind, takes_an_item, validate_callable
-from weft._core.collect import Collected
-from weft._core.counts import checked
-from weft._core.jobs import Finished, Job
-from weft._core.split import part_of
+from weft._api.mapping import Bar, Options, make_pool, put_all, share_of_cores
+from weft._core.arguments import validate_count
+from weft._core.items import (
+    NOTHING,
+    Collected,
+    Finished,
+    Job,
+    Unwrapping,
+    bind,
+    takes_an_item,
+    validate_callable,
+)
+from weft._core.partition import part_of
 from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue, format_bytes
 from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
-    from weft._core.elements import Array
+    from weft._core.arithmetic import Array
     from weft.engines.base import Pool
 
 POLICIES = ("no_gpu", "prefer_gpu", "require_all")
@@ -99,13 +104,13 @@ def _other_machines_error() -> EngineUnavailable:
 
 def _size(max_cpu: int | None) -> int:
     if max_cpu is not None:
-        max_cpu = checked(max_cpu, "distribute", "max_cpu", least=1)
+        max_cpu = validate_count(max_cpu, "distribute", "max_cpu", least=1)
     return min(max_cpu or sys.maxsize, share_of_cores())
 
 
 def _gpus(policy: str, most: int | None) -> list[str]:
     if most is not None:
-        most = checked(most, "distribute", "max_gpu", least=0)
+        most = validate_count(most, "distribute", "max_gpu", least=0)
     if policy not in POLICIES:
         known = ", ".join(map(repr, POLICIES))
         raise InvalidValue(f"distribute(gpu_policy={policy!r}): expected one of {known}")
@@ -196,7 +201,7 @@ class DistributedFunction:
             return self._on_sublists if self._accept_lists else self._on_list
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(x, numpy.ndarray):
-            from weft._core.columns import validate_columns
+            from weft._core.partition import validate_columns
 
             validate_columns(x)
             return self._on_array
@@ -227,7 +232,7 @@ class DistributedFunction:
         return [result for part in parts for result in part]
 
     def _on_array(self, array: Array) -> Array:
-        from weft._core.columns import FIXED, cut, paste
+        from weft._core.partition import FIXED, cut, paste
 
         # with a seed the parts are the same for any number of workers, so the numbers are too
         count = self._pool.size if self._options.seed is None else FIXED

@@ -8,11 +8,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft._api.team import RegisteredFunction, Team, default_team
-from weft._core.calling import validate_callable
-from weft._core.counts import whole
-from weft._core.outputs import Modes, Partial, check_modes, is_close, join
-from weft._core.portions import Batch, RowSlice, choose, common_length, count, part
-from weft._core.rowwise import Common, Task, compute, select
+from weft._core.arguments import whole
+from weft._core.functions import (
+    Common,
+    Modes,
+    Partial,
+    Task,
+    check_modes,
+    compute,
+    is_close,
+    join,
+    select,
+)
+from weft._core.items import validate_callable
+from weft._core.partition import Batch, RowSlice, choose, common_length, count, part
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, Mismatch
 

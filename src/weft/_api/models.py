@@ -24,10 +24,9 @@ from weft import adapters
 from weft._api import session
 from weft._api.tables import ArrayTable
 from weft._core import updaters
-from weft._core.counts import whole
-from weft._core.elements import Array
+from weft._core.arguments import whole
+from weft._core.arithmetic import Array, address
 from weft._core.updaters import Updater
-from weft._core.values import address
 from weft.errors import InvalidType, InvalidValue
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from weft import adapters
 from weft._api.team import Team, default_team
-from weft._core.counts import whole
-from weft._core.elements import OPERATIONS
-from weft._core.portions import Batch, choose, common_length, count, part
+from weft._core.arguments import whole
+from weft._core.arithmetic import OPERATIONS
+from weft._core.partition import Batch, choose, common_length, count, part
 from weft.adapters import containers, models
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, UsageError

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft import faults
-from weft._core import seeding, timeouts
-from weft._core.counts import whole
+from weft._core import arguments, seeding
+from weft._core.arguments import whole
 from weft._core.failures import caller_line
-from weft._core.launched import Launched
+from weft._core.launch import Launched
 from weft.engines import launched, registry
 from weft.engines.base import Group
 from weft.engines.refusals import forked
@@ -86,8 +86,8 @@ def init(
             )
         if seed is not None and whole(seed) is None:
             raise InvalidType(f"seed={seed!r}: expected a whole number")
-        seconds = None if timeout is None else timeouts.checked(timeout)
-        seconds = seconds if seconds is not None else timeouts.from_environment(os.environ)
+        seconds = None if timeout is None else arguments.validate_seconds(timeout)
+        seconds = seconds if seconds is not None else arguments.from_environment(os.environ)
         registry.validate_name(engine, "group")
         _launched = _launched or launched.place()
         group = _join(engine, seconds)
@@ -203,7 +203,7 @@ def _living(session: _Session) -> list[Table]:
 
 def _join(engine: str | None, seconds: float | None) -> Group:
     row = registry.choose(engine, "group", _launched)
-    timeout, start = (timeouts.DEFAULT, timeouts.START) if seconds is None else (seconds, seconds)
+    timeout, start = (arguments.DEFAULT, arguments.START) if seconds is None else (seconds, seconds)
     joined: Group = row.load().join(_launched, timeout=timeout, start_timeout=start)
     return joined
 

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._api import session
-from weft._api.teams import share_of_cores, validate_size
-from weft._core import timeouts
-from weft._core.mentioned import State, state_of
+from weft._api.mapping import share_of_cores, validate_size
+from weft._core import arguments
+from weft._core.fingerprint import State, state_of
 from weft.adapters import models
 from weft.engines import registry
 from weft.engines.base import TeamOptions
@@ -94,7 +94,7 @@ class Team:
     ) -> None:
         n = validate_size(n)
         row = registry.choose(engine, "team")
-        seconds = timeouts.seconds(timeout)
+        seconds = arguments.seconds(timeout)
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
         #: by identity of the object: its number, and the object, so that the identity stays its own
         self._replicas: dict[int, tuple[int, Any]] = {}

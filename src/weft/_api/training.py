@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from weft._api.team import RegisteredFunction, Team, default_team
-from weft._core.calling import validate_callable
-from weft._core.portions import RowSlice, choose, common_length, count, part
+from weft._core.items import validate_callable
+from weft._core.partition import RowSlice, choose, common_length, count, part
 from weft.adapters import models
 from weft.adapters.holder import Holder
 from weft.engines.base import Member

@@ -11,6 +11,10 @@
     call.result()                                 of the type of what was given
 
 This module has what all calls share and those that compute; `moves.py` has those that move.
+
+What a collective comes to, once the ranks have told each other what they have: two kinds.
+
+An engine carries them out; the planning is in `calls.py` and `moves.py`.
 """
 
 from __future__ import annotations
@@ -18,19 +22,90 @@ from __future__ import annotations
 import operator
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft import adapters
-from weft._core.elements import NUMERIC, OPERATIONS, Array
-from weft._core.plans import Combination, Plan
-from weft._core.split import Layout, layout_of
-from weft._core.together import together
-from weft._core.values import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
+from weft._core.arithmetic import NUMERIC, OPERATIONS, Array
+from weft._core.arrays import Arrays, Leaf, Target, copy_if_aliased, flat, in_words, together
+from weft._core.partition import part_of
 from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
+
+#: where arrays of one call begin in their common buffer; every item size divides it
+LINE = 64
+
+
+class Piece(NamedTuple):
+    """A part of one array: its bytes `start` to `stop`, which lie at `at` in some window."""
+
+    array: int
+    start: int
+    stop: int
+    at: int
+
+
+class Layout:
+    """Several arrays as one flat buffer: each begins on a line of its own.
+
+    >>> layout = Layout([100, 8])
+    >>> layout.starts, layout.size
+    ((0, 128), 136)
+    >>> layout.window(64, 192)
+    [Piece(array=0, start=64, stop=100, at=0), Piece(array=1, start=0, stop=8, at=64)]
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        starts, end = [], 0
+        for size in self.sizes:
+            start = -(-end // LINE) * LINE
+            starts.append(start)
+            end = start + size
+        self.starts = tuple(starts)
+        #: bytes from the beginning of the first array to the end of the last
+        self.size = end
+        #: all of it
+        self.pieces = self.window(0, end)
+
+    def window(self, first: int, last: int) -> list[Piece]:
+        """What lies between two places of the buffer; `at` counts from the first."""
+        pieces = []
+        for index, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
+            low, high = max(first, start), min(last, start + size)
+            if low < high:
+                pieces.append(Piece(index, low - start, high - start, low - first))
+        return pieces
+
+    def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
+        """The blocks that one of `size` ranks works on: every byte is in one block of one rank.
+
+        Blocks are cut on lines, so that no element is in two of them; a block is of one array.
+        """
+        lines = -(-self.size // LINE)
+        first, last = part_of(lines, size, rank)
+        for index, start, stop, _ in self.window(first * LINE, last * LINE):
+            for begin in range(start, stop, block):
+                yield Piece(index, begin, min(begin + block, stop), 0)
+
+
+def elements(arrays: Sequence[Array], piece: Piece) -> Array:
+    """The elements of a piece, as a view."""
+    array = arrays[piece.array]
+    if piece.stop - piece.start == array.nbytes:
+        return array
+    width = array.dtype.itemsize
+    return array[piece.start // width : piece.stop // width]
+
+
+@lru_cache(maxsize=256)
+def layout_of(sizes: tuple[int, ...]) -> Layout:
+    """The layout of arrays of these sizes; calls are often alike."""
+    return Layout(sizes)
+
 
 _WEIGHT = struct.Struct("d")
 
@@ -242,3 +317,43 @@ def _as_float(given: Arrays, index: int) -> Arrays:
     views[index] = views[index].astype(np.float64)
     leaves[index] = leaves[index]._replace(element="float64", dtype=views[index].dtype)
     return Arrays(tuple(leaves), views, given.structure)
+
+
+class Combination(NamedTuple):
+    """Corresponding arrays of all ranks are to be combined, element by element: in rank order
+    within a host, then in the order of hosts, which is that of their lowest ranks."""
+
+    op: str
+    elements: Sequence[str]
+    weights: Sequence[float] | None
+    #: who gets the result: one rank, or None for all
+    root: int | None
+    #: this rank's results; empty where it gets none
+    target: Sequence[Array]
+
+
+class Copy(NamedTuple):
+    """Bytes of one rank's array that go to another's."""
+
+    from_rank: int
+    from_array: int
+    from_byte: int
+    to_rank: int
+    to_array: int
+    to_byte: int
+    length: int
+
+
+class Movement(NamedTuple):
+    """Bytes are to go from the ranks' sources to their targets."""
+
+    #: what this rank gets, and what others get from it
+    incoming: Sequence[Copy]
+    outgoing: Sequence[Copy]
+    #: for every rank the bytes of each of its source arrays
+    sizes: Sequence[Sequence[int]]
+    #: this rank's results
+    target: Sequence[Array]
+
+
+Plan = Combination | Movement

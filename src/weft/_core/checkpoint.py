@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weft._core.elements import Array
+from weft._core.arithmetic import Array
 from weft.errors import DamagedFile, InvalidType, InvalidValue
 
 VERSION = 2

@@ -18,11 +18,20 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from weft._core.calls import Call, UnlikeArrays, check_out, checked_root, shown, taken_arrays
-from weft._core.elements import Array
-from weft._core.plans import Copy, Movement
-from weft._core.split import layout_of, part_of
-from weft._core.values import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
+from weft._core.arithmetic import Array
+from weft._core.arrays import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
+from weft._core.calls import (
+    Call,
+    Copy,
+    Movement,
+    UnlikeArrays,
+    check_out,
+    checked_root,
+    layout_of,
+    shown,
+    taken_arrays,
+)
+from weft._core.partition import part_of
 from weft.errors import InvalidType, InvalidValue
 
 

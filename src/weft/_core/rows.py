@@ -13,11 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft import kernels
-from weft._core.copying import copy_to
-from weft._core.elements import Array
+from weft._core.arithmetic import Array, address, copy_to
 from weft._core.tables import Ids
 from weft._core.updaters import Updater
-from weft._core.values import address
 from weft.errors import InvalidValue
 
 #: the bytes that NumPy's void dtypes are shorter than

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from weft import kernels
-from weft._core import timeouts
+from weft._core import arguments
 from weft._version import __version__
 from weft.doctor.problems import Fact, Machine, Value, thread_number
 from weft.engines import registry
@@ -30,7 +30,7 @@ PACKAGES = ("numpy", "torch", "jax", "keras", "pytensor", "mpi4py", "ray")
 VARIABLES = (
     *THREAD_VARIABLES,
     "CUDA_VISIBLE_DEVICES",
-    timeouts.VARIABLE,
+    arguments.VARIABLE,
     "WEFT_KERNELS",
     "WEFT_FAULT",
 )

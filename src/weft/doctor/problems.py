@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from weft._core import timeouts
+from weft._core import arguments
 from weft.errors import InvalidValue, format_bytes
 from weft.resources import THREAD_VARIABLES
 
@@ -106,7 +106,7 @@ def drawbacks(machine: Machine) -> list[str]:
 def _causes(machine: Machine) -> Iterator[str]:
     """What would explain that ranks do not meet."""
     try:
-        timeouts.from_environment(machine.environment)
+        arguments.from_environment(machine.environment)
     except InvalidValue as error:
         yield str(error)
     if machine.memfd.value is False:

@@ -3,10 +3,8 @@
 base.py         the contracts: Group, Store, Pool, Team
 registry.py     which engines there are, what they offer, and which one a call gets
 launched.py     where a launcher put this process
-refusals.py     what every engine says of what cannot be used
-memory.py       whether there is memory for what is about to be made
-threads.py      threads that start whole or not at all
-interrupts.py   exceptions that signal handlers raise
+refusals.py     what every engine says of what cannot be used or allocated
+interruption.py threads that start whole, exceptions of signal handlers, a computation that is ended
 background.py   the thread behind async calls
 
 The folder serial/ has this process alone, the reference for every other engine; local/ has

@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from weft._core.timeouts import checked
-from weft.engines import threads
+from weft._core.arguments import validate_seconds
+from weft.engines import interruption
 from weft.engines.refusals import forked
 from weft.errors import Stalled
 
@@ -63,7 +63,7 @@ class PendingCall:
         return self._ended
 
     def wait(self, timeout: float | None = None) -> Any:
-        if not self._await(float("inf") if timeout is None else checked(timeout)):
+        if not self._await(float("inf") if timeout is None else validate_seconds(timeout)):
             raise Stalled(f"{self._name} was not done after {timeout:g} s; it goes on, wait again")
         self._waited_for = True
         if self._error is not None:
@@ -173,7 +173,7 @@ class Background:
             self._threads.append(thread)
             self._thread = thread
             try:
-                threads.start(thread)
+                interruption.start(thread)
             except BaseException:
                 self._thread = None
                 raise

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft._core.timeouts import checked
+from weft._core.arguments import validate_seconds
 from weft.errors import InvalidValue
 from weft.resources import Plan, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
+    from weft._core.arithmetic import Array
     from weft._core.calls import Call
-    from weft._core.elements import Array
-    from weft._core.jobs import Finished, Job
+    from weft._core.items import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
 
 
@@ -55,7 +55,7 @@ class Done:
 
     def wait(self, timeout: float | None = None) -> Any:
         if timeout is not None:
-            checked(timeout)
+            validate_seconds(timeout)
         if self._error is not None:
             raise self._error
         return self._result
@@ -182,7 +182,7 @@ class Group(ABC):
     ) -> Any:
         """Make a call, carry it out, return its result; with `async_op` a Handle."""
         try:
-            seconds = self.timeout if timeout is None else checked(timeout)
+            seconds = self.timeout if timeout is None else validate_seconds(timeout)
             call = make_call(self, name, value, options)
         except Exception as error:
             self.refuse(name, error)

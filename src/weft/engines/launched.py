@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from weft._core.launched import Launched, launched
-from weft._core.messages import Ancestor, Process
+from weft._core.launch import Ancestor, Launched, Process, launched
 
 
 def place() -> Launched | None:

@@ -1,6 +1,8 @@
 """What every engine says of a group or table that cannot be used, and of a wrong color or key.
 
 One text for all engines, so that a program meets the same errors wherever it runs.
+
+Whether there is memory for what is about to be made.
 """
 
 from __future__ import annotations
@@ -8,8 +10,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weft._core.counts import whole
-from weft.errors import InvalidType, InvalidValue, NotInitialized, UsageError, UsedAfterFork
+from weft._core.arguments import whole
+from weft.errors import (
+    InvalidType,
+    InvalidValue,
+    NotInitialized,
+    OutOfMemory,
+    UsageError,
+    UsedAfterFork,
+    format_bytes,
+)
+from weft.resources import available_memory
 
 if TYPE_CHECKING:
     from weft.engines.base import Group
@@ -60,3 +71,17 @@ def left(what: str) -> NotInitialized:
         f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
         "group that it is still in:\n    group = weft.init()"
     )
+
+
+#: left to the rest of the machine
+_MARGIN = 64 << 20
+
+
+def check_memory(what: str, size: int, remedy: str) -> None:
+    """Raise OutOfMemory unless `size` more bytes can be had now."""
+    free, reason = available_memory()
+    if size + _MARGIN > free:
+        raise OutOfMemory(
+            f"{what} of {format_bytes(size)} was asked for, but {format_bytes(free)} are free "
+            f"({reason}); {remedy}"
+        )

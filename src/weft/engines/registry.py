@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft._core.launched import Launched, one_host_error
+from weft._core.launch import Launched, one_host_error
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
 
 

@@ -133,7 +133,7 @@ def test_data_stays_mapped() -> None:
 
 def questions(member: Any) -> str:
     """How often this process has asked others for memory, as text."""
-    from weft.engines.local import blocks
+    from weft.engines.local.memory import blocks
 
     return repr(blocks._here.attachments._numbers)
 

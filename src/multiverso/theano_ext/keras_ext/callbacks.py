@@ -6,7 +6,7 @@ from typing import Any
 
 from multiverso._packages import need
 from multiverso.theano_ext.keras_ext.param_manager import KerasParamManager
-from weft._core.counts import whole
+from weft._core.arguments import whole
 from weft.errors import InvalidType, InvalidValue
 
 _Callback: Any = need("keras", "multiverso.theano_ext.keras_ext.callbacks").callbacks.Callback

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import WeftError
 
 if TYPE_CHECKING:
-    from weft._core.launched import Launched
+    from weft._core.launch import Launched
     from weft._core.shared import SharedArray
     from weft.engines.base import Command, PoolOptions, Team, TeamOptions
     from weft.engines.local.group import LocalGroup
-    from weft.engines.local.team import LocalPool
+    from weft.engines.local.pool.pool import LocalPool
 
 #: how often this process has joined a group: the sessions of a launch are told apart by it
 _sessions = 0
@@ -29,9 +29,9 @@ def join(place: Launched | None, *, timeout: float, start_timeout: float) -> Loc
     PeerLost, Refused."""
     global _sessions
     from weft import faults
-    from weft._core.launched import alone
+    from weft._core.launch import alone
     from weft.engines.local import group
-    from weft.engines.local.rendezvous import Identity
+    from weft.engines.local.meeting.rendezvous import Identity
 
     place = place or alone()
     faults.set_rank(place.rank)
@@ -44,7 +44,7 @@ def join(place: Launched | None, *, timeout: float, start_timeout: float) -> Loc
 def prestart() -> None:
     """Start the interpreter of the first workers, which takes longest."""
     if not _has_workers:
-        from weft.engines.local import interpreter
+        from weft.engines.local.pool import interpreter
 
         interpreter.get_ready()
 
@@ -53,16 +53,16 @@ def make_pool(options: PoolOptions) -> LocalPool:
     """Return a pool of this process's workers, or of those behind a named pipe. Raises NoSuchPipe,
     Refused."""
     global _has_workers
-    from weft.engines.local.team import LocalPool
-    from weft.engines.local.workers import workers
+    from weft.engines.local.pool.pool import LocalPool
+    from weft.engines.local.pool.workers import workers
 
     _has_workers = True
     size, pipe = options.size or options.cores, None
     if options.named_pipe is not None and options.named_pipe is not False:
-        from weft.engines.local import named
+        from weft.engines.local.pool import named_pipe
 
-        pipe = named.check_name(options.named_pipe)
-        channel, served = named.connect(pipe)  # now: that nobody serves it is said here
+        pipe = named_pipe.check_name(options.named_pipe)
+        channel, served = named_pipe.connect(pipe)  # now: that nobody serves it is said here
         channel.close()
         size = min(size, served.size)
     return LocalPool(size, workers(pipe), cores=options.cores, gpus=options.gpus)
@@ -76,8 +76,8 @@ def make_team(options: TeamOptions) -> Team:
         from weft.engines.serial.pool import SerialTeam
 
         return SerialTeam(timeout=options.timeout)
-    from weft.engines.local.standing import LocalTeam
-    from weft.engines.local.workers import workers
+    from weft.engines.local.pool.workers import workers
+    from weft.engines.local.team.team import LocalTeam
 
     _has_workers = True
     return LocalTeam(
@@ -93,8 +93,7 @@ def make_team(options: TeamOptions) -> Team:
 def share(array: Any, *, readonly: bool) -> SharedArray:
     """Return a copy in shared memory; of an array that lies there already a view. Raises
     OutOfMemory."""
-    from weft.engines.local.mapped import buffer_of
-    from weft.engines.local.shared_arrays import SharedArray, copy_in, read_only
+    from weft.engines.local.memory.arrays import SharedArray, buffer_of, copy_in, read_only
 
     known = isinstance(array, SharedArray) and buffer_of(array) is not None
     shared: SharedArray = array.view() if known else copy_in(array)
@@ -104,37 +103,37 @@ def share(array: Any, *, readonly: bool) -> SharedArray:
 def close() -> None:
     """End the workers, and give back the memory that is only kept for later."""
     loaded = sys.modules
-    if workers := loaded.get("weft.engines.local.workers"):
+    if workers := loaded.get("weft.engines.local.pool.workers"):
         workers.close_workers()
-    if interpreter := loaded.get("weft.engines.local.interpreter"):
+    if interpreter := loaded.get("weft.engines.local.pool.interpreter"):
         interpreter.drop()
-    if blocks := loaded.get("weft.engines.local.blocks"):
+    if blocks := loaded.get("weft.engines.local.memory.blocks"):
         blocks.clear()
 
 
 def launch(command: Command) -> int:
     """Run `weft run`; return its exit code."""
-    from weft.engines.local.launcher import run
+    from weft.engines.local.meeting.launcher import run
 
     return run(command)
 
 
 def open_pipe(name: object, size: int) -> str:
     """Serve workers behind a named pipe; return its name. Raises LaunchError."""
-    from weft.engines.local import named
+    from weft.engines.local.pool import named_pipe
 
-    pipe = named.check_name(name)
-    named.open_pipe(pipe, size)
+    pipe = named_pipe.check_name(name)
+    named_pipe.open_pipe(pipe, size)
     return pipe
 
 
 def pipes() -> Iterator[str]:
     """Yield a line for each pipe that this user has open: how busy it is, or what is wrong."""
-    from weft.engines.local import named
+    from weft.engines.local.pool import named_pipe
 
-    for pipe in named.names():
+    for pipe in named_pipe.names():
         try:
-            channel, pool = named.connect(pipe)
+            channel, pool = named_pipe.connect(pipe)
         except WeftError as error:
             yield f"{pipe}: {error}"
             continue
@@ -147,10 +146,10 @@ def pipes() -> Iterator[str]:
 
 def close_pipe(name: object) -> str:
     """End a pipe and its workers; return its name. Raises NoSuchPipe, Refused, Stalled."""
-    from weft.engines.local import named
+    from weft.engines.local.pool import named_pipe
 
-    pipe = named.check_name(name)
-    named.close_pipe(pipe)
+    pipe = named_pipe.check_name(name)
+    named_pipe.close_pipe(pipe)
     return pipe
 
 

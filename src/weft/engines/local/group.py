@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from weft._core.arguments import validate_seconds
 from weft._core.failures import caller_line
-from weft._core.timeouts import checked
 from weft.engines.background import Background
 from weft.engines.base import Group
-from weft.engines.local import rendezvous
-from weft.engines.local.common_memory import make_block, make_no_block
-from weft.engines.local.meeting import BARRIER, COLLECTIVE, SPLIT, Meeting
-from weft.engines.local.meeting_memory import words_for
-from weft.engines.local.recorder import Recorder
-from weft.engines.local.segment import Block
+from weft.engines.local.meeting import rendezvous
+from weft.engines.local.meeting.meeting import (
+    BARRIER,
+    COLLECTIVE,
+    SPLIT,
+    Meeting,
+    make_block,
+    make_no_block,
+    words_for,
+)
+from weft.engines.local.meeting.roster import Recorder
+from weft.engines.local.memory.segment import Block
 from weft.engines.refusals import checked_split, left, succeeded
 from weft.errors import (
     Disagreement,
@@ -30,11 +36,11 @@ from weft.errors import (
 from weft.resources import Plan, host_name
 
 if TYPE_CHECKING:
+    from weft._core.arithmetic import Array
     from weft._core.calls import Call
-    from weft._core.elements import Array
     from weft._core.tables import TableSpec
     from weft.engines.base import Handle, Store
-    from weft.engines.local.collectives import Collectives
+    from weft.engines.local.collectives.collective import Collectives
 
 _COLOR = struct.Struct("?qq")
 #: What collectives that were left half way were given. Peers may still write to this memory, so it
@@ -102,7 +108,7 @@ class LocalGroup(Group):
         return self._meeting.roster.plan(self._meeting.members)
 
     def barrier(self, *, timeout: float | None = None) -> None:
-        seconds = self.timeout if timeout is None else checked(timeout)
+        seconds = self.timeout if timeout is None else validate_seconds(timeout)
         current = [self._barrier]
         try:
             self._begin(current)
@@ -115,13 +121,13 @@ class LocalGroup(Group):
     def split(
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> LocalGroup | None:
-        seconds = self.timeout if timeout is None else checked(timeout)
+        seconds = self.timeout if timeout is None else validate_seconds(timeout)
         color, key = checked_split(color, key)
         with self._calling("split"):
             return self._split(color, key, seconds)
 
     def survivors(self, *, timeout: float | None = None) -> LocalGroup:
-        seconds = self.timeout if timeout is None else checked(timeout)
+        seconds = self.timeout if timeout is None else validate_seconds(timeout)
         with self._calling("survivors", after_giving_up=True):
             places = self._meeting.agree_on_survivors(seconds)
             following = self._meeting.next_generation(places)
@@ -141,7 +147,7 @@ class LocalGroup(Group):
 
             self._check_usable()
             return SerialStore(self, spec, values)
-        from weft.engines.local.store import make_store
+        from weft.engines.local.tables.store import make_store
 
         with self._calling(spec.kind):
             return make_store(self._meeting, self._recorder, spec, values, timeout=self.timeout)
@@ -199,7 +205,7 @@ class LocalGroup(Group):
             return zeros
         import numpy as np
 
-        from weft.engines.local.shared_arrays import copy_in
+        from weft.engines.local.memory.arrays import copy_in
 
         # as an array of NumPy's own class, which is described more quickly
         return copy_in(zeros).view(np.ndarray)
@@ -257,7 +263,7 @@ class LocalGroup(Group):
             self._collectives = None
 
     def _new_collectives(self) -> Collectives:
-        from weft.engines.local.collectives import Collectives
+        from weft.engines.local.collectives.collective import Collectives
 
         self._collectives = Collectives(self._meeting)
         return self._collectives

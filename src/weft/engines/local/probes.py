@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from weft.engines.local import libc
+from weft.engines.local.processes import linux
 
 #: None: it is unknown
 Answer = tuple[bool | None, str]
@@ -40,13 +40,13 @@ def between_siblings() -> Answer:
     def hold() -> int:
         here.close()
         memory.value = _AFTER
-        libc.allow_reading_by(os.getppid())
+        linux.allow_reading_by(os.getppid())
         there.send(b"!")
         there.recv(1)  # ends when the parent closes its end, or dies
         return 0
 
     def read() -> int:
-        libc.read_memory(holder, address, address, size)
+        linux.read_memory(holder, address, address, size)
         return 0 if memory.value == _AFTER else _FAILED
 
     with here:

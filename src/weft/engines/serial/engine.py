@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft._core.launched import Launched
+    from weft._core.launch import Launched
     from weft._core.shared import SharedArray
     from weft.engines.base import PoolOptions, TeamOptions
     from weft.engines.serial.group import SerialGroup

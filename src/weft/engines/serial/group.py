@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft._core.timeouts import checked
+from weft._core.arguments import validate_seconds
 from weft.engines.base import Group, Handle, Store
 from weft.engines.refusals import checked_split, left, succeeded
 from weft.resources import host_name
 
 if TYPE_CHECKING:
-    from weft._core.calls import Call
-    from weft._core.elements import Array
-    from weft._core.plans import Movement
+    from weft._core.arithmetic import Array
+    from weft._core.calls import Call, Movement
     from weft._core.tables import TableSpec
 
 
@@ -70,14 +69,14 @@ class SerialGroup(Group):
         if self.successor is not None:
             raise succeeded(self)
         if timeout is not None:
-            checked(timeout)
+            validate_seconds(timeout)
 
 
 def carry_out(call: Call) -> None:
     """Do what the call plans, in this process alone."""
     # imported here: programs without collectives do without NumPy
-    from weft._core.elements import combine
-    from weft._core.plans import Combination
+    from weft._core.arithmetic import combine
+    from weft._core.calls import Combination
 
     plan = call.settle([call.own])
     if isinstance(plan, Combination):

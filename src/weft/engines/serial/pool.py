@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft._core.jobs import Finished, Job
+from weft._core.items import Finished, Job
 from weft._core.seeding import derive, seed_generators
 from weft.engines.base import NO_COMMON, Member, Pool, Team
 from weft.engines.serial.group import SerialGroup
@@ -15,7 +15,7 @@ from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 from weft.resources import host_name
 
 if TYPE_CHECKING:
-    from weft._core.elements import Array
+    from weft._core.arithmetic import Array
 
 
 class SerialPool(Pool):
@@ -31,7 +31,7 @@ class SerialPool(Pool):
 
     def put(self, array: Array, *, readonly: bool = False) -> Array:
         if readonly:
-            from weft._core.read_only import read_only
+            from weft._core.arrays import read_only
 
             return read_only(array)
         return array

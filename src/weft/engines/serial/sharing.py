@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft._core import shared
-from weft.engines.memory import check_memory
+from weft.engines.refusals import check_memory
 
 
 class _Memory(bytearray):

@@ -8,12 +8,11 @@ import threading
 import numpy as np
 
 from weft._core import rows
-from weft._core.elements import Array
+from weft._core.arguments import validate_seconds
+from weft._core.arithmetic import Array
 from weft._core.tables import Ids, Interrupted, TableSpec
-from weft._core.timeouts import checked
 from weft.engines.base import Group, Store
-from weft.engines.memory import check_memory
-from weft.engines.refusals import forked, left, within_itself
+from weft.engines.refusals import check_memory, forked, left, within_itself
 
 
 class SerialStore(Store):
@@ -97,4 +96,4 @@ class SerialStore(Store):
         if self._group.latest.has_left:
             raise left(f"table {self.spec.name!r}'s group")
         if timeout is not None:
-            checked(timeout)
+            validate_seconds(timeout)

@@ -1,0 +1,106 @@
+"""Whole numbers as users give them.
+
+The one rule for how long a call may wait.
+
+`timeout=` on the call, else `timeout=` of `weft.init`, else the environment
+variable WEFT_TIMEOUT, else `DEFAULT`. A number of seconds, 0 or more;
+`math.inf` waits for as long as the peers live.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import time
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from weft.errors import InvalidType, InvalidValue
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as Python's own; None for what is none.
+
+    NumPy's integers are whole numbers. True and 2.0 are not.
+
+    >>> import numpy
+    >>> whole(numpy.int64(2)), whole(2.0), whole(True)
+    (2, None, None)
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def validate_count(value: Any, where: str, name: str, *, least: int | None = None) -> int:
+    """A whole number, and not below the least: the option `name` of `where`. Raises InvalidType,
+    InvalidValue."""
+    rule = "a whole number" + ("" if least is None else f", {least} or more")
+    number = whole(value)
+    if number is None:
+        got = type(value).__name__
+        raise InvalidType(f"{where}({name}={value!r}): expected {rule}, got {got}")
+    if least is not None and number < least:
+        raise InvalidValue(f"{where}({name}={value!r}): expected {rule}")
+    return number
+
+
+VARIABLE = "WEFT_TIMEOUT"
+
+#: seconds; long enough for a master that evaluates while the others wait at a barrier
+DEFAULT = 1800.0
+
+#: seconds that a group without an explicit timeout has to assemble
+START = 120.0
+
+
+def validate_seconds(timeout: object, name: str = "timeout") -> float:
+    """`timeout` as seconds, or the error that names it."""
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):  # NumPy's numbers too
+        raise InvalidType(
+            f"{name}={timeout!r}: expected a number of seconds, got {type(timeout).__name__}; "
+            "for no deadline pass math.inf"
+        )
+    if math.isnan(timeout) or timeout < 0:
+        raise InvalidValue(
+            f"{name}={timeout!r}: expected 0 or more seconds; for no deadline pass math.inf"
+        )
+    return float(timeout)
+
+
+def seconds(timeout: object) -> float:
+    """The seconds that a call may wait: as said, else as WEFT_TIMEOUT says, else the default."""
+    if timeout is not None:
+        return validate_seconds(timeout)
+    said = from_environment(os.environ)
+    return DEFAULT if said is None else said
+
+
+def deadline_after(timeout: float | None, default: float) -> float:
+    """When a call gives up, on the monotonic clock: as it was said, else after the default."""
+    return time.monotonic() + (default if timeout is None else validate_seconds(timeout))
+
+
+def seconds_until(deadline: float) -> float:
+    """The seconds that are left until a deadline; 0 when it has passed."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def from_environment(environ: Mapping[str, str]) -> float | None:
+    """What WEFT_TIMEOUT says, if it is set."""
+    text = environ.get(VARIABLE, "")
+    if not text:
+        return None
+    try:
+        return validate_seconds(float(text))
+    except ValueError:
+        raise InvalidValue(
+            f"{VARIABLE}={text!r}: expected 0 or more seconds, or inf; for example {VARIABLE}=60"
+        ) from None

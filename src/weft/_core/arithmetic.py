@@ -1,0 +1,231 @@
+"""What the numbers of an array are, and in what they are summed.
+
+    stored                   sum, prod            mean              min, max
+    bool                     or, and              float64           as stored
+    integers                 as stored (wraps)    float64           as stored
+    float16, bfloat16        float32              float32           as stored (bfloat16: float32)
+    float32 and wider        as stored            as stored         as stored
+    complex                  as stored            as stored         as stored, NumPy's order
+
+A weighted mean is taken in double precision at the least. The result is cast back to what is
+stored, as NumPy casts: once, after the totals of all hosts have been accumulated.
+
+    parts of a host  --accumulate-->  its total, wide  --accumulate-->  total  --finish-->  result
+                     in rank order                     in the order of hosts   divide, narrow
+
+Sums of integers wrap around in any width to the same result, so they need no wider one. NumPy
+has no bfloat16: it is stored in the upper half of a float32, here as uint16.
+
+Copying one array to another, past the cache if it is large.
+
+Adding arrays, by the quickest loop that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft import kernels
+
+Array = NDArray[Any]
+
+OPERATIONS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+#: the kinds of dtypes that can be reduced
+NUMERIC = "biufc"
+
+BFLOAT16 = "bfloat16"
+
+
+def combine(
+    parts: Iterable[Array],
+    out: Array,
+    op: str,
+    element: str,
+    weights: Sequence[float] | None = None,
+) -> None:
+    """Write to `out` what the parts, in the order of their ranks, come to.
+
+    A part may be overwritten once the one after the next is asked for, and may be `out` itself.
+    `weights`, one per part, are for the mean; a part of weight 0 does not count at all. `element`
+    names the kind of number, which the dtype does not tell for bfloat16.
+    """
+    wide = wide_type(out.dtype, op, element, weighted=weights is not None)
+    total = out if weights is None and wide == out.dtype else np.empty(out.shape, wide)
+    weight = accumulate(parts, total, op, element, weights)
+    finish(total, out, op, element, weight)
+
+
+def accumulate(
+    parts: Iterable[Array],
+    total: Array,
+    op: str,
+    element: str,
+    weights: Sequence[float] | None = None,
+) -> float:
+    """Write to `total`, which has the `wide_type`, what the parts come to before `finish`.
+
+    Returns their weight: their number, or the sum of their weights. Where that is 0, `total` is
+    left as it is. Totals of several hosts are accumulated likewise, in the order of hosts, with
+    their dtype's name as `element` and without those of weight 0; their weights are added.
+    Of parts that have the type of `total` and no weights `combine` says what may be overwritten.
+    """
+    function, iterator = OPERATIONS[op], iter(parts)
+    first = next(iterator)
+    if weights is None and first.dtype == total.dtype:
+        result, count = first, 1
+        for part in iterator:
+            result = function(result, part, out=total)
+            count += 1
+        if result is not total:
+            np.copyto(total, first)
+        return count
+    weight = 0.0
+    for rank, part in enumerate(chain((first,), iterator)):
+        share = 1.0 if weights is None else weights[rank]
+        if share == 0:
+            continue  # the mean of no rows is often NaN
+        term = widen(part, total.dtype, element, out=None if weight else total)
+        if weights is not None:
+            term *= share
+        if weight:
+            function(total, term, out=total)
+        weight += share
+    return weight
+
+
+def finish(total: Array, out: Array, op: str, element: str, weight: float) -> None:
+    """Write to `out`, which may be `total` itself, the result of all parts: of a mean the total
+    divided by their weight. Changes `total`."""
+    if weight == 0:
+        raise ValueError("all weights are 0")  # refused before any part is asked for
+    if op == "mean" and weight != 1:
+        np.true_divide(total, weight, out=total)
+    if total is not out:
+        narrow(total, out, element)
+
+
+def wide_type(dtype: np.dtype[Any], op: str, element: str, *, weighted: bool) -> np.dtype[Any]:
+    """Return the type in which totals are accumulated."""
+    wide = _wide(dtype, op, element) or dtype
+    return np.result_type(wide, np.float64) if weighted else wide
+
+
+def accumulates_as_stored(dtype: np.dtype[Any], op: str) -> bool:
+    """Whether numbers of a dtype of NumPy's are combined in that dtype."""
+    return _wide(dtype, op, dtype.name) is None
+
+
+@lru_cache(maxsize=256)
+def _wide(dtype: np.dtype[Any], op: str, element: str) -> np.dtype[Any] | None:
+    """In what to accumulate; None for what is stored."""
+    if element == BFLOAT16:
+        return np.dtype(np.float32)
+    if op in ("min", "max"):
+        return None
+    if dtype == np.float16:
+        return np.dtype(np.float32)
+    if op == "mean" and dtype.kind in "biu":
+        return np.dtype(np.float64)
+    return None
+
+
+def widen(stored: Array, wide: np.dtype[Any], element: str, *, out: Array | None = None) -> Array:
+    """Return a copy in another type, in `out` if it is given."""
+    if element == BFLOAT16:
+        bits: Array = stored.astype(np.uint32) << np.uint32(16)
+        stored = bits.view(np.float32)
+    if out is None:
+        return stored.astype(wide, copy=element != BFLOAT16)
+    np.copyto(out, stored)
+    return out
+
+
+def narrow(wide: Array, out: Array, element: str) -> None:
+    """Write to `out` what was computed in another type; bfloat16 is rounded to the nearest, ties
+    to even, as every conversion to floats rounds."""
+    if element != BFLOAT16:
+        np.copyto(out, wide, casting="unsafe")
+        return
+    wide = np.ascontiguousarray(wide, np.float32)
+    bits = wide.view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    # rounding could carry a NaN into infinity: it keeps its upper bits, one of them set
+    nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    np.copyto(out, np.where(np.isnan(wide), nan, rounded), casting="unsafe")
+
+
+#: bytes from which on a copy would push everything else out of the cache, and soon itself
+_LARGE = 16 << 20
+
+
+def copy_to(array: Array, source: Array) -> None:
+    """array[...] = source"""
+    loop = kernels.copy_loop() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
+    if loop is not None and can_change_in_c(array, source):
+        loop(address(array), address(source), source.nbytes)
+    else:
+        np.copyto(array, source)
+
+
+#: bytes from which on arrays are taken to be in no cache: there the loop in C is the quicker one on
+#: some processors
+_LARGE_ADD = 2 << 20
+
+
+def add_to(array: Array, delta: Array) -> None:
+    """array += delta"""
+    quicker = array.nbytes >= _LARGE_ADD and kernels.adding_side_by_side_pays()
+    loop = kernels.add_loop(array.dtype.name) if quicker else None
+    if loop is not None and can_change_in_c(array, delta):
+        loop(address(array), address(delta), array.size)
+    else:
+        np.add(array, delta, out=array)
+
+
+def can_add_up(array: Array, element: str) -> bool:
+    """Whether `add_up` takes arrays like this one. `element` is what its numbers are: those of
+    bfloat16 have the dtype of uint16."""
+    native = array.dtype.isnative and array.dtype.name == element
+    return native and kernels.add_up_loop(element) is not None
+
+
+def add_up(arrays: Sequence[Array]) -> None:
+    """Have each of several arrays, which are alike and contiguous, be the sum of all, in their
+    order, in one pass over memory."""
+    loop = kernels.add_up_loop(arrays[0].dtype.name)
+    if loop is None:
+        raise TypeError(f"there is no loop that adds arrays of {arrays[0].dtype} up")
+    loop([address(array) for array in arrays], arrays[0].size)
+
+
+def same_buffer(source: Array, target: Array) -> bool:
+    """Whether two flat arrays are one."""
+    return source.nbytes == target.nbytes and address(source) == address(target)
+
+
+def can_change_in_c(array: Array, given: Array) -> bool:
+    """Whether a loop in C, number by number, makes of one array and what it is given what NumPy
+    would: they lie in memory alike, and apart."""
+    alike = array.dtype == given.dtype and array.shape == given.shape and array.dtype.isnative
+    in_order = array.flags.carray and given.flags.c_contiguous and given.flags.aligned
+    return alike and in_order and not np.may_share_memory(array, given)
+
+
+def address(array: Array) -> int:
+    """Where an array begins."""
+    found: int = array.__array_interface__["data"][0]
+    return found

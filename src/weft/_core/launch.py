@@ -1,0 +1,275 @@
+"""What the environment says about this process's place among others.
+
+`weft run` gives each rank WEFT_RANK, WEFT_SIZE and WEFT_JOB, and the
+descriptor of the job's memory. Ranks of the other launchers, in the table
+below, find their place in that launcher's variables:
+
+    environment, ancestors ->  which launcher  ->  rank, size, job, those here  ->  Launched
+
+Where several launchers have left their variables, the nearest one counts: the
+one whose launching process is the closest ancestor. `weft run` goes first.
+
+A place is taken once, and not by the programs that a rank starts. Our own
+variables are taken out of the environment when they are read. The others have
+more readers (mpi4py) and stay; WEFT_TAKEN, set beside them, says that these
+values are somebody's place already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.errors import EngineUnavailable, InvalidValue
+
+
+class Process(NamedTuple):
+    """A process, told apart from a later one with the same pid by its start time."""
+
+    pid: int
+    start: int
+
+
+class Ancestor(NamedTuple):
+    """A process above this one, and the environment that it was started with. Stays here."""
+
+    process: Process
+    #: None where this process may not see it
+    environ: dict[str, str] | None
+
+
+VARIABLES = ("WEFT_RANK", "WEFT_SIZE", "WEFT_JOB", "WEFT_MEMORY", "WEFT_LAUNCHER")
+
+TAKEN = "WEFT_TAKEN"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This process's place, as its launcher said."""
+
+    rank: int
+    size: int
+    #: unique to the launch; empty where the ranks cannot all see the process that started them
+    job: str
+    #: a descriptor of the job's memory, under `weft run`; else -1
+    memory: int = -1
+    #: the pid of `weft run`; else 0
+    launcher: int = 0
+    #: its place among the ranks of this host, and their number; fewer than `size` on several hosts
+    local_rank: int = field(kw_only=True)
+    local_size: int = field(kw_only=True)
+    #: the variables that told the sizes, for messages
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Another launcher: the names of the variables that it gives to each rank."""
+
+    name: str
+    rank: str
+    size: str
+    #: the place among the ranks of this host, and their number; not every launcher says them
+    local_rank: str
+    local_size: str
+    #: the number of this host, where `local_size` is of all
+    host: str = ""
+    #: together the same in all ranks of a launch
+    job: tuple[str, ...] = ()
+    #: further ones that a launch inside a launch sets anew
+    own: tuple[str, ...] = ()
+    #: those without which it was not this launcher, and what they look like
+    needs: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def place(self, environ: Mapping[str, str]) -> str:
+        """Its variables with their values, or "" where it did not start the process."""
+        if self.rank not in environ or self.size not in environ:
+            return ""
+        if any(not re.fullmatch(look, environ.get(name, "")) for name, look in self.needs.items()):
+            return ""
+        names = (self.rank, self.size, self.local_size, *self.job, *self.own)
+        return " ".join(f"{name}={environ[name]}" for name in names if name in environ)
+
+
+#: of two that are equally near the first one counts
+_LAUNCHERS = (
+    _Launcher(
+        "torchrun",
+        rank="RANK",
+        size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
+        job=("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+        needs={"TORCHELASTIC_RUN_ID": ".+"},  # many programs have a variable called RANK
+    ),
+    _Launcher(
+        "Open MPI",
+        rank="OMPI_COMM_WORLD_RANK",
+        size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        job=("PMIX_NAMESPACE",),  # its host and pid, so it may come again
+    ),
+    _Launcher(
+        "srun",
+        rank="SLURM_PROCID",
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
+        local_size="SLURM_STEP_TASKS_PER_NODE",  # of every host, like 2(x3),1
+        host="SLURM_NODEID",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        # a step that srun started; batch scripts and interactive shells count from 4294967280
+        needs={"SLURM_JOB_ID": ".+", "SLURM_STEP_ID": "[0-9]{1,9}"},
+    ),
+    _Launcher(  # also Intel MPI; and srun where it speaks PMI
+        "MPICH",
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
+        own=("PMI_FD",),
+    ),
+)
+
+
+def environment(*, rank: int, size: int, job: str, memory: int, launcher: int) -> dict[str, str]:
+    """The variables that tell a rank its place. `launched` reads them."""
+    values = (rank, size, job, memory, launcher)
+    return dict(zip(VARIABLES, map(str, values), strict=True))
+
+
+def launched(
+    environ: MutableMapping[str, str], ancestors: Callable[[], Iterable[Ancestor]]
+) -> Launched | None:
+    """This process's place, or None where no launcher started it. Takes the place.
+
+    `ancestors` gives the processes above this one, the parent first.
+    """
+    places = {
+        launcher: place for launcher in _LAUNCHERS if (place := launcher.place(environ)) != ""
+    }
+    taken = environ.get(TAKEN, "").split("\n")
+    free = {launcher: place for launcher, place in places.items() if place not in taken}
+    ours = {name: environ.pop(name) for name in VARIABLES if name in environ}
+    found = None
+    if ours:
+        found = _by_weft_run(ours)
+    elif free:
+        found = _by_another(free, environ, list(ancestors()))
+    if places:
+        environ[TAKEN] = "\n".join(places.values())
+    return found
+
+
+def alone() -> Launched:
+    """The place of a process that no launcher started: a job of one."""
+    return Launched(0, 1, os.urandom(16).hex(), local_rank=0, local_size=1)
+
+
+def one_host_error(place: Launched) -> EngineUnavailable | None:
+    """Return why the ranks cannot meet through the memory of one host; None where they can."""
+    if place.local_size < place.size:
+        return EngineUnavailable(
+            f"this job's {place.size} ranks span hosts ({', '.join(place.told)}): "
+            "ranks of several hosts need the mpi engine, which is not part of this release; start "
+            "all ranks on one host, or let each work alone with engine='serial'"
+        )
+    if not place.job:
+        return EngineUnavailable(
+            f"the process that started this job's {place.size} ranks ({place.told[-1]}) cannot be "
+            "seen from this one, as if each rank had a container of its own: ranks meet where they "
+            "see each other; start them inside one container, for example with "
+            f"`weft run -n {place.size}`, or let each work alone with engine='serial'"
+        )
+    return None
+
+
+def _by_weft_run(found: Mapping[str, str]) -> Launched:
+    try:
+        rank, size = int(found["WEFT_RANK"]), int(found["WEFT_SIZE"])
+        job = found["WEFT_JOB"]
+        memory = int(found.get("WEFT_MEMORY", -1))
+        launcher = int(found.get("WEFT_LAUNCHER", 0))
+    except (KeyError, ValueError) as error:
+        raise InvalidValue(
+            f"the environment has {found}, which is not what `weft run` sets ({error!r}); "
+            "unset these variables or start the program with `weft run -n N`"
+        ) from None
+    if not 0 <= rank < size:
+        raise InvalidValue(f"WEFT_RANK={rank} is not in 0 to {size - 1} (WEFT_SIZE={size})")
+    return Launched(rank, size, job, memory, launcher, local_rank=rank, local_size=size)
+
+
+def _by_another(
+    places: Mapping[_Launcher, str], environ: Mapping[str, str], above: Sequence[Ancestor]
+) -> Launched:
+    depths = {launcher: _depth(launcher, place, above) for launcher, place in places.items()}
+    launcher = min(depths, key=depths.__getitem__)
+    rank, size = _rank_and_size(launcher, environ)
+    if size == 1:
+        return alone()
+    local_size = _local_size(launcher, environ, size)
+    met = local_size == size and depths[launcher] < len(above)
+    names = (name for name in (launcher.local_size, launcher.size) if name in environ)
+    return Launched(
+        rank,
+        size,
+        _job(launcher, environ, above[depths[launcher]].process) if met else "",
+        local_rank=_number(environ.get(launcher.local_rank, ""), rank),
+        local_size=local_size,
+        told=tuple(f"{name}={environ[name]}" for name in names),
+    )
+
+
+def _depth(launcher: _Launcher, place: str, above: Sequence[Ancestor]) -> int:
+    """How far above this process the one is that started the ranks; len(above) if out of sight.
+
+    It is the nearest one that does not have this place itself: what lies between, a shell
+    or `env`, has inherited it. Processes of the system (srun's) do not show what they have;
+    if there is nothing else, the last of them serves, which is the same one for all ranks.
+    """
+    for depth, ancestor in enumerate(above):
+        if ancestor.environ is not None and launcher.place(ancestor.environ) != place:
+            return depth
+    hidden = bool(above) and above[-1].environ is None
+    return len(above) - 1 if hidden else len(above)
+
+
+def _rank_and_size(launcher: _Launcher, environ: Mapping[str, str]) -> tuple[int, int]:
+    try:
+        rank, size = int(environ[launcher.rank]), int(environ[launcher.size])
+        if 0 <= rank < size:
+            return rank, size
+    except ValueError:
+        pass
+    raise InvalidValue(
+        f"{launcher.rank}={environ[launcher.rank]!r} and {launcher.size}="
+        f"{environ[launcher.size]!r}: expected a rank from 0 to size - 1, as {launcher.name} "
+        "sets them; unset both, or start the program with `weft run -n N`"
+    )
+
+
+def _local_size(launcher: _Launcher, environ: Mapping[str, str], size: int) -> int:
+    """Return how many ranks are on this host; all of them where the launcher does not say."""
+    counts: list[int] = []
+    for part in environ.get(launcher.local_size, "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        counts += [int(found[1])] * int(found[2] or 1) if found else []
+    host = _number(environ.get(launcher.host, ""), 0)
+    return counts[host] if host < len(counts) else size
+
+
+def _number(text: str, otherwise: int) -> int:
+    return int(text) if text.isdecimal() else otherwise
+
+
+def _job(launcher: _Launcher, environ: Mapping[str, str], above: Process) -> str:
+    """A name that all ranks of the launch find, and no other launch's."""
+    parts = [launcher.name, *(environ.get(name, "") for name in launcher.job)]
+    text = "\n".join([*parts, f"{above.pid} {above.start}"])
+    import hashlib
+
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

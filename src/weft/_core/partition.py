@@ -1,0 +1,226 @@
+"""Which rank gets what: rows, and bytes in blocks. Functions of numbers.
+
+Which rows of its inputs a rank works on, and in which slices. Functions of values.
+
+An array cut along its last axis, and the results pasted together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft._core.arithmetic import Array
+from weft._core.items import ColumnSlice
+from weft.errors import InvalidType, InvalidValue
+
+
+def part_of(length: int, size: int, rank: int) -> tuple[int, int]:
+    """The rows `start` to `stop` that one of `size` ranks gets of `length`.
+
+    Parts are contiguous and in rank order; they differ by one row at most, the first ones are
+    the longer.
+
+    >>> [part_of(7, 3, rank) for rank in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    >>> part_of(1, 3, 2)
+    (1, 1)
+    """
+    each, more = divmod(length, size)
+    return each * rank + min(rank, more), each * (rank + 1) + min(rank + 1, more)
+
+
+#: how a user chooses rows: the first n, a slice, or their indexes
+Batch = int | slice | Sequence[int] | Any
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """Some rows of an array, taken where they are needed.
+
+    Pickled, it has only the rows that are needed; an engine whose workers have the array anyway
+    may pickle it by `reduce_whole`.
+    """
+
+    array: Any
+    #: a slice, or an array of indexes
+    rows: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        taken = self.take()
+        return _between, (taken, 0, len(taken))
+
+    def reduce_whole(self) -> tuple[Any, ...]:
+        """Return what pickle takes for the whole array and which rows are meant."""
+        rows = self.rows
+        if isinstance(rows, slice):
+            return _between, (self.array, rows.start, rows.stop)
+        return RowSlice, (self.array, rows)
+
+    def take(self) -> Any:
+        if isinstance(self.array, (list, tuple)) and not isinstance(self.rows, slice):
+            return type(self.array)([self.array[row] for row in self.rows])
+        return getattr(self.array, "iloc", self.array)[self.rows]  # a table of pandas: its rows
+
+
+def _between(array: Any, start: int, stop: int) -> RowSlice:
+    return RowSlice(array, slice(start, stop))
+
+
+class Bounds:
+    """Rows by their numbers: as an array of a RowSlice, it gives the first and the one after the
+    last of some rows, for a function that cuts what it has by itself."""
+
+    def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
+        return np.array([rows.start, rows.stop])
+
+
+def choose(batch: Batch | None, length: int, option: str = "batch") -> slice | np.ndarray[Any, Any]:
+    """The rows that a batch means, of an array of this length: a slice, or indexes from 0 on."""
+    if batch is None:
+        return slice(0, length)
+    if isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
+        if not 0 <= batch <= length:
+            raise InvalidValue(
+                f"{option}={batch}: expected the first 0 to {length} rows, as there are {length}"
+            )
+        return slice(0, int(batch))
+    if isinstance(batch, slice):
+        chosen = range(length)[batch]
+        if chosen.step == 1:
+            return slice(chosen.start, max(chosen.start, chosen.stop))
+        return np.asarray(chosen, dtype=np.intp)
+    indexes = np.asarray(batch)
+    if indexes.ndim != 1 or (indexes.size and indexes.dtype.kind not in "iu"):
+        raise InvalidType(
+            f"{option} is a {type(batch).__name__} of shape {indexes.shape} and dtype "
+            f"{indexes.dtype}; expected a number of rows, a slice, or a list of row indexes"
+        )
+    wrong = (indexes < -length) | (indexes >= length)
+    if wrong.any():
+        raise InvalidValue(
+            f"{option} has the row {indexes[wrong][0]}; expected rows of -{length} to {length - 1}"
+        )
+    indexes = indexes.astype(np.intp)  # first: a sum of narrow integers could not hold the length
+    return np.where(indexes < 0, indexes + length, indexes)
+
+
+def count(rows: slice | np.ndarray[Any, Any]) -> int:
+    """How many rows were chosen."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def part(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
+    """One of several parts of the chosen rows, as even as can be."""
+    start, stop = part_of(count(rows), parts, index)
+    if isinstance(rows, slice):
+        return slice(rows.start + start, rows.start + stop)
+    return rows[start:stop]
+
+
+def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
+    """How many rows the split inputs have: all the same. Errors say what to do `otherwise`."""
+    lengths = {}
+    for name, value in inputs.items():
+        try:
+            lengths[name] = len(value)
+        except TypeError:
+            raise InvalidType(
+                f"{name} is a {type(value).__name__} without rows; expected an array, which is "
+                f"split along its first axis{otherwise}"
+            ) from None
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise InvalidValue(
+            f"the split inputs have different numbers of rows: {found}; expected as many in each"
+            f"{otherwise}"
+        )
+    return next(iter(lengths.values()), 0)
+
+
+#: with one column NumPy and BLAS may take another way, and differ in the last bit
+_FEWEST = 2
+
+#: into how many parts an array is cut where the cut must not depend on the workers
+FIXED = 32
+
+#: as elements of an array: rows that NumPy could not make a matrix of
+_ROWS = (list, tuple, np.ndarray)
+
+
+def validate_columns(array: Array) -> None:
+    """Raise unless an array can be cut."""
+    if array.ndim == 0:
+        raise InvalidType(
+            f"a distributed function got an array without axes, {array!r}; expected a list, or an "
+            "array that can be split along its last axis"
+        )
+    if array.shape[-1] == 0:
+        raise InvalidValue(
+            f"a distributed function got an array of shape {array.shape}, which has no columns; "
+            "expected one column or more along its last axis"
+        )
+    if array.dtype.hasobject and any(isinstance(row, _ROWS) for row in array.flat):
+        raise InvalidValue(
+            f"a distributed function got a ragged matrix: an array of objects of shape "
+            f"{array.shape} with {_lengths(array)}; expected rows of one length, or a list to call "
+            "the function on each row"
+        )
+
+
+def cut(array: Array, parts: int, handle: Any = None) -> list[ColumnSlice]:
+    """Return an array as at most so many parts, as even as can be; `handle` stands for it."""
+    columns = array.shape[-1]
+    parts = max(1, min(parts, columns // _FEWEST))
+    whole = array if handle is None else handle
+    return [ColumnSlice(whole, *part_of(columns, parts, part)) for part in range(parts)]
+
+
+def paste(array: Array, parts: Sequence[ColumnSlice], results: Sequence[object]) -> Array:
+    """Return the results of an array's parts as one array, joined along the last axis."""
+    arrays = [_as_array(part, result) for part, result in zip(parts, results, strict=True)]
+    for part, result in zip(parts, arrays, strict=True):
+        columns = part.stop - part.start
+        if result.ndim == 0 or result.shape[-1] != columns:
+            raise InvalidValue(
+                f"the function got columns {part.start} to {part.stop - 1} as an array of shape "
+                f"{(*array.shape[:-1], columns)} and returned {_described(result)}; expected one "
+                f"result for each column: a last axis of {columns}"
+            )
+        if result.shape[:-1] != arrays[0].shape[:-1]:
+            raise InvalidValue(
+                f"the function's results do not fit together: {_described(arrays[0])} for columns "
+                f"{parts[0].start} to {parts[0].stop - 1}, {_described(result)} for columns "
+                f"{part.start} to {part.stop - 1}; expected the same shape but for the last axis"
+            )
+    if len(arrays) == 1:
+        return arrays[0]
+    if any(isinstance(one, np.ma.MaskedArray) for one in arrays):
+        # np.concatenate would lose the masks
+        joined: Array = np.ma.concatenate(arrays, axis=-1)  # type: ignore[no-untyped-call]
+        return joined
+    return np.concatenate(arrays, axis=-1)
+
+
+def _as_array(part: ColumnSlice, result: object) -> Array:
+    try:
+        return np.asanyarray(result)
+    except ValueError as error:  # lists of different lengths
+        raise InvalidValue(
+            f"the function got columns {part.start} to {part.stop - 1} and returned a "
+            f"{type(result).__name__} that is no array ({error}); expected one result for each "
+            f"column: a last axis of {part.stop - part.start}"
+        ) from None
+
+
+def _described(array: Array) -> str:
+    return "a single value" if array.ndim == 0 else f"an array of shape {array.shape}"
+
+
+def _lengths(array: Array) -> str:
+    rows = [row for row in array.flat if isinstance(row, _ROWS)]
+    lengths = {1 if isinstance(row, np.ndarray) and row.ndim == 0 else len(row) for row in rows}
+    return f"rows of {', '.join(map(str, sorted(lengths)))} elements"

@@ -1,0 +1,241 @@
+"""The driver's own part of a call, ended when a worker fails meanwhile.
+
+The driver computes like the workers, so nobody hears them while it does. A thread listens instead,
+but only once the computation has taken a while: short calls pay nothing for it. When a worker has
+failed, the thread has `ComputationInterrupted` raised in the computing one. In the main thread a
+signal does that, which ends sleeps and other system calls too; elsewhere Python raises it between
+two steps of the program.
+
+Threads that start whole or not at all, wherever a signal handler raises.
+
+Exceptions that signal handlers raise, in the middle of whatever is going on.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+#: seconds until anybody listens, and between two looks
+_LOOK = 0.05
+
+#: seconds without a call after which the thread ends
+_REST = 0.3
+
+#: one that neither programs nor libraries use
+_SIGNAL = signal.SIGRTMIN + 11
+
+
+class ComputationInterrupted(BaseException):
+    """Raised in a computation of this process that there is no use in going on with."""
+
+
+class _TakenBack(BaseException):
+    """Raised in the place of a ComputationInterrupted that came too late."""
+
+
+class ComputationGuard:
+    """Used as `with`: the block may end with ComputationInterrupted once `failed()` is true.
+
+    `failed` is called in another thread, and never after the block.
+    """
+
+    def __init__(self, failed: Callable[[], bool]) -> None:
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        self._by_signal = threading.current_thread() is threading.main_thread()
+        self._open = True
+        self.raised = False
+        self._since = time.monotonic()
+
+    def __enter__(self) -> None:
+        try:
+            if self._by_signal:
+                _listen()
+            _watcher.watch(self)
+        except BaseException:  # a Ctrl-C: then there will be no exit
+            self._open = False
+            _watcher.guards.pop(self, None)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Once or several times: an interrupt may have come before the block's own end of it."""
+        self._open = False  # from here on the signal means nothing
+        _watcher.guards.pop(self, None)
+        with self._lock:  # a look may be under way
+            if self.raised and not self._by_signal:
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """Let no ComputationInterrupted that is still on its way come out after the block.
+
+        Clearing it is not enough: CPython 3.11 then goes on looking for it at every step, and with
+        a tracer never gets past one. So another takes its place, and is waited for here.
+        """
+        try:
+            while _raise_in(self._thread, _TakenBack):
+                time.sleep(0)
+        except (_TakenBack, ComputationInterrupted):
+            pass
+
+    def look(self) -> None:
+        """Interrupt the block if there is a reason to, once."""
+        with self._lock:
+            if not self._open or self.raised or time.monotonic() - self._since < _LOOK:
+                return
+            if self._failed():
+                self.raised = True
+                self._by_signal = self._by_signal and _is_listening()
+                if self._by_signal:
+                    signal.pthread_kill(self._thread, _SIGNAL)
+                else:
+                    _raise_in(self._thread, ComputationInterrupted)
+
+    def raise_in_main_thread(self) -> None:
+        if self._open and self.raised and self._by_signal:
+            self._open = False
+            raise ComputationInterrupted
+
+
+class _Watcher:
+    """The thread, while it is needed."""
+
+    def __init__(self) -> None:
+        #: in the order in which they began; several threads may have teams
+        self.guards: dict[ComputationGuard, None] = {}
+        self._lock = threading.Lock()
+        self._running = False
+
+    def watch(self, guard: ComputationGuard) -> None:
+        self.guards[guard] = None
+        with self._lock:
+            if not self._running:
+                self._running = True
+                thread = threading.Thread(target=self._run, name="weft guard", daemon=True)
+                try:
+                    start(thread)
+                except BaseException:  # it may run all the same, beside the next one
+                    self._running = False
+                    raise
+
+    def _run(self) -> None:
+        rested = time.monotonic()
+        while True:
+            time.sleep(_LOOK)
+            for guard in list(self.guards):
+                guard.look()
+                rested = time.monotonic()
+            with self._lock:  # a guard that comes now finds either this thread or none
+                if not self.guards and time.monotonic() - rested > _REST:
+                    self._running = False
+                    return
+
+
+def _listen() -> None:
+    """Have the signal end computations. The handler stays: it costs nothing while none comes."""
+    global _listening
+    if not _listening:
+        signal.signal(_SIGNAL, _on_signal)
+        _listening = True
+
+
+def _is_listening() -> bool:
+    """Whether the handler is still there: the program may have put back those of before."""
+    global _listening
+    _listening = signal.getsignal(_SIGNAL) is _on_signal
+    return _listening
+
+
+def _on_signal(_: int, __: FrameType | None) -> None:
+    for guard in list(_watcher.guards):
+        guard.raise_in_main_thread()
+
+
+def _raise_in(thread: int, error: type[BaseException]) -> bool:
+    """Inject an exception into a thread. Return whether the thread is alive."""
+    raise_later = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    return bool(raise_later(ctypes.c_ulong(thread), ctypes.py_object(error)))
+
+
+def _in_child() -> None:
+    global _watcher
+    _watcher = _Watcher()  # the thread is the parent's
+
+
+_watcher = _Watcher()
+
+#: whether the signal has its handler
+_listening = False
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. Whoever is interrupted in here does not know whether it runs.
+
+    `Thread.start` takes several steps, and a signal handler that raises between two of them leaves
+    a thread that dies as it begins. Handlers run in the main thread only, so the steps are taken in
+    another one, which begins in a single step. Raises RuntimeError if there can be no more threads.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        thread.start()
+        return
+    started = threading.Lock()
+    started.acquire()
+    errors: list[RuntimeError] = []
+    _thread.start_new_thread(_start, (thread, started, errors))
+    started.acquire()
+    for error in errors:
+        raise error
+
+
+def _start(thread: threading.Thread, started: threading.Lock, errors: list[RuntimeError]) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        errors.append(error)
+    finally:
+        started.release()
+
+
+def by_signal_handler(error: BaseException) -> bool:
+    """Whether an exception is one that a handler of this program's raised: it says nothing of what
+    was going on then, and is the user's to catch. Its traceback shows it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False  # handlers run in the main thread only
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: Any) -> CodeType | None:
+    """What a handler runs, if it is written in Python: a function, a method, or an object that can
+    be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = getattr(handler, "__call__", None)  # noqa: B004  what it is, not whether
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    return code if isinstance(code, CodeType) else None

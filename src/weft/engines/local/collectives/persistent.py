@@ -1,0 +1,191 @@
+"""The quick way for arrays that were reduced before: everything but the numbers is prepared.
+
+A sum of a thousand numbers takes less time than describing them, so a loop that reduces arrays of
+the same shape again and again should do neither twice. The same goes for one array in shared
+memory that is summed in place at each step of a training, after which nothing of this code is in
+the processor's cache. What is prepared says and does exactly what `Collectives` does for such a
+call: not every rank need have prepared it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft import faults
+from weft._core.arguments import seconds_until
+from weft._core.arithmetic import OPERATIONS, Array, accumulates_as_stored, combine
+from weft.engines.local.collectives.carry_out import SumInPlace
+from weft.engines.local.collectives.pipelined import JointMemory
+from weft.engines.local.collectives.transport import Heard, Location, Transport
+from weft.engines.local.meeting.meeting import COLLECTIVE
+from weft.engines.local.memory.arrays import buffer_of
+from weft.errors import WeftError
+
+#: carries out an all_reduce of which the ranks have said something else: of this array, to this
+#: one, by this operation; what was heard, and the deadline
+GoOn = Callable[[Array, Array, str, Heard, float], None]
+
+
+class PreparedJointSum:
+    """all_reduce of large arrays of one dtype and shape, which the ranks sum together."""
+
+    def __init__(
+        self, memory: JointMemory, transport: Transport, *, message: bytes, op: str, go_on: GoOn
+    ) -> None:
+        self._memory, self._meeting = memory, transport.meeting
+        self._message, self._op, self._go_on = message, op, go_on
+
+    def takes(self, value: Array, out: Any) -> bool:
+        """Whether this way is open to an array of the prepared dtype and shape: it lies as one in
+        memory, and not in shared memory, where it may be summed as it is."""
+        return (
+            value.flags.c_contiguous
+            and value.flags.aligned
+            and buffer_of(value) is None
+            and (out is None or _can_take(value, out))
+        )
+
+    def run(self, value: Array, out: Array | None, seconds: float) -> Array:
+        """The result."""
+        meeting, deadline = self._meeting, time.monotonic() + seconds
+        step = meeting.begin_step(seconds)
+        answers = meeting.exchange_alike(COLLECTIVE, self._message, seconds_until(deadline))
+        if out is None:
+            out = np.empty_like(value)
+        if answers is not None:
+            heard = Heard(step, self._message, answers)
+            self._go_on(value, out, self._op, heard, deadline)
+            return out
+        if faults.armed:
+            faults.reach("collective.met")
+        self._memory.add_up(
+            value.reshape(-1), out.reshape(-1), mean=self._op == "mean", deadline=deadline
+        )
+        if faults.armed:
+            faults.reach("collective.carried")
+        return out
+
+
+def _can_take(value: Array, out: Any) -> bool:
+    """Whether an array's results can be written there without a further look."""
+    return (
+        type(out) is np.ndarray
+        and out.shape == value.shape
+        and out.dtype is value.dtype
+        and out.flags.carray
+        and (out is value or not np.may_share_memory(value, out))
+    )
+
+
+class PreparedSum:
+    """all_reduce of one array, in place, where all ranks' arrays are mapped and lie where they lay
+    at the last call."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        heard: Heard,
+        locations: Sequence[Sequence[Location]],
+        pieces: Sequence[SumInPlace],
+        go_on: GoOn,
+    ) -> None:
+        """`locations` are where the ranks' arrays are, `pieces` this rank's part of the sum."""
+        self._transport, self._heard, self._locations = transport, heard, locations
+        self._pieces, self._go_on = pieces, go_on
+
+    def run(self, value: Array, out: Array, seconds: float) -> Array:
+        """The result, which is `value` and `out`: the array that this was prepared for."""
+        meeting, deadline = self._transport.meeting, time.monotonic() + seconds
+        step = meeting.begin_step(seconds)
+        # all of it: it was heard in one step
+        answers = meeting.exchange(COLLECTIVE, self._heard.message, seconds_until(deadline))
+        # asked on every rank alike: which blocks stay mapped depends on which were used
+        if answers != self._heard.answers or self._transport.mapped.new(self._locations):
+            heard = self._heard._replace(step=step, answers=answers)
+            self._go_on(value, out, "sum", heard, deadline)
+            return out
+        if faults.armed:
+            faults.reach("collective.met")
+        for piece in self._pieces:
+            piece.add_up(value)
+        if faults.armed:
+            faults.reach("collective.carried")
+        self._transport.step(seconds_until(deadline))
+        return out
+
+
+class PreparedReduction:
+    """all_reduce of arrays of one dtype and shape by one operation."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        message: bytes,
+        like: Array,
+        op: str,
+        disagreement: Callable[[Sequence[bytes]], WeftError],
+    ) -> None:
+        self._meeting, self._message, self._op = transport.meeting, message, op
+        self._disagreement = disagreement
+        self._rank = transport.rank
+        self._dtype, self._shape = like.dtype, like.shape
+        self._element = like.dtype.name
+        self._parts = tuple(
+            [
+                transport.slots.view(half, rank, 0, like.nbytes, like.dtype).reshape(like.shape)
+                for rank in range(transport.size)
+            ]
+            for half in (0, 1)
+        )
+        self._own = tuple(parts[transport.rank] for parts in self._parts)
+        self._function = OPERATIONS[op]
+        self._quick = (
+            op != "mean" and len(self._parts[0]) > 1 and accumulates_as_stored(like.dtype, op)
+        )
+
+    def takes(self, _value: Array, out: Any) -> bool:
+        """Whether results can be written there without a further look."""
+        return out is None or (
+            type(out) is np.ndarray
+            and out.shape == self._shape
+            and out.dtype is self._dtype
+            and out.flags.behaved
+        )
+
+    def run(self, value: Array, out: Array | None, seconds: float) -> Array:
+        """The result. `value` is of the prepared dtype and shape; it is read before `out`, which
+        may be the same or overlap it, is written."""
+        meeting = self._meeting
+        half = meeting.begin_step(seconds) & 1
+        self._own[half][...] = value
+        if faults.armed:
+            faults.reach("collective.filled")
+        answers = meeting.exchange_alike(COLLECTIVE, self._message, seconds)
+        if answers is not None:
+            raise self._disagreement(answers)
+        if faults.armed:
+            faults.reach("collective.met")
+        parts = self._parts[half]
+        if out is None or self._rank < 2:
+            # a sixth faster than from its slot. In place, the numbers of ranks 0 and 1 have been
+            # read when the first result is written, and others' would be overwritten before
+            parts = [*parts]
+            parts[self._rank] = value
+        if out is None:
+            out = np.empty(self._shape, self._dtype)
+        if self._quick:
+            function = self._function
+            total = function(parts[0], parts[1], out=out)
+            for part in parts[2:]:
+                function(total, part, out=out)
+        else:
+            combine(parts, out, self._op, self._element)
+        if faults.armed:
+            faults.reach("collective.carried")
+        return out

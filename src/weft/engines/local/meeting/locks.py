@@ -1,0 +1,259 @@
+"""Locks between processes and threads that survive the death of their holder.
+
+    words 0-7    a robust pthread mutex
+    word  8      the place of the exclusive holder, plus one
+    word  9      the place of a holder that died in exclusive mode, plus one, until the next
+                 exclusive holder has been told
+    words 10-    flags of sleepers, one byte for each place
+    then         for each place a line of 8 words: entered | left
+
+Exclusive: take the mutex, then wait until everyone who has entered has left;
+keep the mutex. Shared: take the mutex, count oneself in, release it; leaving
+is one store. So readers do not exclude readers, a waiting writer stops new
+readers, and a reader costs one short mutex operation, not two.
+
+If the holder of the mutex dies the kernel hands it to the next in line with
+the news. A dead reader has changed nothing: the writer sees that it is gone
+and stops waiting for it. A robust mutex is owned by a thread, so threads of
+one process exclude each other too. (OFD locks were the alternative: they know
+both modes, but cost 2-4 us a pair, cannot wait with a deadline, and are shared
+by accident when a descriptor is inherited.)
+
+A signal handler may raise at any call. What must not be lost is therefore done
+without calls: in CPython a handler runs, and threads change, only at calls and
+backward jumps, so `words[i] += 1` is atomic between threads of a process. A
+handler that strikes as a `with` begins or ends can keep it from ending; what is
+held then goes when the exception does. Who cannot wait for that calls `let_go`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from weft import faults
+from weft._core.arguments import deadline_after
+from weft.engines.local.meeting.roster import Recorder, Roster
+from weft.engines.local.meeting.waiting import SLICE, Waiter
+from weft.engines.local.memory.segment import Block
+from weft.engines.local.processes import linux
+from weft.errors import Stalled, UsageError
+
+_HOLDER, _DIED, _FLAGS = 8, 9, 10
+
+#: how often a lock is tried before sleeping, where every rank has a core: some 400 us, in which a
+#: table's change of a thousand rows ends
+_TRIES = 1000
+
+
+def words_for(size: int) -> int:
+    """The words that a lock between `size` places takes."""
+    return _lines_at(size) + 8 * size
+
+
+def _lines_at(size: int) -> int:
+    return -(-(_FLAGS + -(-size // 8)) // 8) * 8
+
+
+class Lock:
+    """One process's handle on a lock between the ranks `members` of a job.
+
+    The handle is safe to share between threads. Not reentrant: a thread that holds the lock, in
+    either mode, does not take it again.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        *,
+        roster: Roster,
+        recorder: Recorder,
+        members: Sequence[int],
+        timeout: float,
+        free_cores: bool = False,
+    ) -> None:
+        size = len(members)
+        self._block = block
+        self._address = block.address
+        self._words = block.words
+        self._roster = roster
+        self._recorder = recorder
+        self._members = tuple(members)
+        self._place = self._members.index(roster.rank)
+        self._timeout = timeout
+        self._tries = range(_TRIES if free_cores else 0)
+        self._lines = [_lines_at(size) + 8 * place for place in range(size)]
+        self._line = self._lines[self._place]
+        #: threads of this process, and how they hold the lock: an object for each time. A dict,
+        #: because an item is set and deleted without a call
+        self._holding: dict[int, list[str]] = {}
+        self._waiter = Waiter(
+            block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
+        )
+
+    @staticmethod
+    def format(block: Block) -> None:
+        """Make memory, fresh or used, a lock that nobody holds."""
+        block.clear()
+        linux.mutex_init(block.address)
+
+    @contextmanager
+    def exclusive(self, *, timeout: float | None = None) -> Iterator[int | None]:
+        """Hold the lock alone.
+
+        Gives the place of a previous holder that died while it held the lock alone, and so may
+        have left things half done; None if there is no such news.
+
+        Raises Stalled, UsageError, and what a group raises after shutdown or in a forked child.
+        """
+        thread = self._check_use()
+        deadline = deadline_after(timeout, self._timeout)
+        words, holding, hold = self._words, self._holding, ["exclusive"]
+        try:
+            died = self._take(deadline)
+            holding[thread] = hold
+            words[_HOLDER] = self._place + 1
+            for place, line in enumerate(self._lines):
+                if words[line + 1] < words[line]:
+                    self._await_reader(place, line, deadline)
+            words[_DIED] = 0
+            if faults.armed:
+                faults.reach("lock.taken")
+            yield died
+        finally:
+            if thread in holding and holding[thread] is hold and self._roster.is_here:
+                words[_HOLDER] = 0
+                del holding[thread]
+                linux.raw_unlock(self._address)
+
+    @contextmanager
+    def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
+        """Hold the lock together with other readers. Gives and raises what `exclusive` does."""
+        thread = self._check_use()
+        deadline = deadline_after(timeout, self._timeout)
+        words, line = self._words, self._line
+        holding, hold = self._holding, ["shared"]
+        try:
+            died = self._take(deadline)
+            words[line] += 1
+            holding[thread] = hold
+            linux.raw_unlock(self._address)
+            if faults.armed:
+                faults.reach("lock.shared")
+            yield died
+        finally:
+            if thread in holding and holding[thread] is hold and self._roster.is_here:
+                words[line + 1] += 1
+                del holding[thread]
+                self._waiter.wake_sleepers(line + 1)
+
+    def let_go(self) -> None:
+        """Release what this thread holds, where an interrupt kept a `with` from doing so."""
+        thread = threading.get_ident()
+        hold = self._holding.get(thread)
+        if hold is None or not self._roster.is_here:
+            return
+        if hold[0] == "exclusive":
+            self._words[_HOLDER] = 0
+            del self._holding[thread]
+            linux.raw_unlock(self._address)
+        else:
+            self._words[self._line + 1] += 1
+            del self._holding[thread]
+            self._waiter.wake_sleepers(self._line + 1)
+
+    def _take(self, deadline: float) -> int | None:
+        """Take the mutex; the place of a dead exclusive holder that is still to be told.
+
+        If anything is raised, the mutex is not held.
+        """
+        words = self._words
+        try:
+            code = linux.raw_try(self._address)
+            if code == errno.EBUSY:
+                for _ in self._tries:
+                    code = linux.raw_try(self._address)
+                    if code != errno.EBUSY:
+                        break
+                else:
+                    code = self._wait_for_mutex(deadline)
+            if code == errno.EOWNERDEAD:
+                self._recover()
+            elif code:
+                raise OSError(code, f"a lock is broken: {os.strerror(code)}")
+            return words[_DIED] - 1 if words[_DIED] else None
+        except BaseException:
+            # a signal may have come when the mutex was taken but `code` not yet assigned, and
+            # another may come here: what it raises gives way to what was raised first
+            while True:
+                try:
+                    if linux.mutex_is_mine(self._address):
+                        self._recover()
+                        linux.raw_unlock(self._address)
+                    break
+                except BaseException:
+                    continue
+            raise
+
+    def _recover(self) -> None:
+        """If the last holder died: note who it was, and declare the mutex sound.
+
+        A living holder takes its name off before it unlocks, so a name that the next one finds is
+        that of a dead one.
+        """
+        words = self._words
+        if words[_HOLDER]:
+            words[_DIED] = words[_DIED] or words[_HOLDER]
+            words[_HOLDER] = 0
+        linux.mutex_consistent(self._address)
+
+    def _wait_for_mutex(self, deadline: float) -> int:
+        entry = self._recorder.enter("waiting for a lock")
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise self._stalled("held", self._words[_HOLDER] - 1)
+                code = linux.mutex_wait(self._address, min(now + SLICE, deadline))
+                if code != errno.ETIMEDOUT:
+                    return code
+        finally:
+            self._recorder.leave(entry)
+
+    def _await_reader(self, place: int, line: int, deadline: float) -> None:
+        def check() -> bool:
+            if self._roster.gone([self._members[place]]):
+                return True
+            if time.monotonic() >= deadline:
+                raise self._stalled("read", place)
+            return False
+
+        entry = self._recorder.enter("waiting for readers of a lock")
+        try:
+            if not self._waiter.wait(line + 1, self._words[line], deadline, check):
+                self._words[line] = self._words[line + 1]  # it is gone, and will never leave
+        finally:
+            self._recorder.leave(entry)
+
+    def _check_use(self) -> int:
+        """This thread, if it may take the lock."""
+        if not self._roster.is_here:
+            raise self._roster.unusable("the lock")
+        thread = threading.get_ident()
+        if thread in self._holding:
+            raise UsageError(
+                "this thread holds the lock already; release it before taking it again"
+            )
+        return thread
+
+    def _stalled(self, how: str, place: int) -> Stalled:
+        by = f"by rank {place}" if place >= 0 else "by nobody for long, but never free"
+        return Stalled(
+            f"a lock was not free in time: it is {how} {by}",
+            [place] if place >= 0 else [],
+            self._roster.states(self._members),
+        )

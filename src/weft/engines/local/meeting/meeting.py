@@ -1,0 +1,563 @@
+"""Where the ranks of a group meet: counters and small messages in shared memory
+(`meeting_memory.py` has the layout).
+
+A step is one meeting of all. Each rank writes `step << 8 | code of the call`
+into its own arrival word and waits until every other has reached the step;
+then nobody can have gone further than the next step, which uses the other
+word, so each word still tells which call its rank made: ranks that made
+different calls all find out, at the same step, and can go on afterwards. For
+the same reason a mailbox is safe to read until its reader's next step.
+
+A rank whose call refuses its arguments comes to the step too, but does not
+wait: it publishes the code with `REFUSED` and its reason in the mailbox, and
+raises. It waits for the others when it makes its next call. So a refusal on
+one rank is seen by all, and on all ranks costs nothing.
+
+A rank that leaves a call of several steps half way, by an interrupt or for
+lack of memory, gives up: it can make no further call in this generation, and
+who waits for it is told so instead of waiting until the deadline.
+
+The memory that the ranks of a group meet in: where its counters and mailboxes lie.
+
+    head        for each place: present | decided | left | gave up, then who is in, one byte per
+                place
+    area 0      the even generations
+    area 1      the odd generations
+
+and an area is
+
+    lines       for each place 8 words: arrival at even steps | arrival at odd steps
+    flags       for each place one byte: asleep
+    mailboxes   for even and for odd steps, for each place: a length and 1,016 bytes
+
+Memory that one rank makes and all, or all who name it, see.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from weft import faults
+from weft.engines.local.meeting.roster import Roster
+from weft.engines.local.meeting.waiting import Waiter
+from weft.engines.local.memory import blocks
+from weft.engines.local.memory.segment import Block, Reference
+from weft.errors import (
+    Disagreement,
+    InvalidValue,
+    PeerLost,
+    RankState,
+    SetupError,
+    Stalled,
+    UsageError,
+    WeftError,
+)
+
+#: what a step can be for; a call's code is its index
+CALLS = ("", "barrier", "split", "table", "collective", "collective, under way")
+
+BARRIER, SPLIT, TABLE, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
+
+#: added to a call's code by a rank that refused its arguments
+REFUSED = 0x80
+
+
+class Meeting:
+    """One generation of a group, as seen from one rank.
+
+    `ranks` are the job's ranks of all places in the block; `places` those that take part in
+    this generation, in the order of the group's ranks.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        *,
+        roster: Roster,
+        ranks: Sequence[int],
+        places: Sequence[int],
+        name: str,
+        generation: int,
+        free_cores: bool,
+    ) -> None:
+        self.block, self.roster, self.name, self.generation = block, roster, name, generation
+        self.ranks, self.places = tuple(ranks), tuple(places)
+        self.members = [ranks[place] for place in places]
+        self.step = 0
+        self._ended = False
+        #: whether this rank has published its last step without waiting for the others
+        self._owes_wait = False
+        #: how the recorder names this group, generation and step: add the step
+        self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
+        self._place = self.ranks.index(roster.rank)
+        self._memory = MeetingMemory(block, size=len(ranks), generation=generation)
+        self._words = block.words
+        self.free_cores = free_cores
+        self._waiter = Waiter(
+            block,
+            flags_at=self._memory.flags_at,
+            size=len(ranks),
+            place=self._place,
+            free_cores=free_cores,
+        )
+        #: the word that says that this rank has given up, and what it is then: one more if it gave
+        #: up because it lost another
+        self.given_up_at = self._memory.head(self._place, GAVE_UP)
+        self.gives_up = 2 * (generation + 1)
+        self.rank = self.places.index(self._place)
+        self._own = [self._memory.arrival(half, self._place) for half in (0, 1)]
+        self._other_places = [place for place in places if place != self._place]
+        self._others = tuple(
+            [self._memory.arrival(half, place) for place in self._other_places] for half in (0, 1)
+        )
+        #: what this rank's mailboxes hold
+        self._said: list[bytes | None] = [None, None]
+        #: for even and odd steps, by rank: the index of the length, and the text
+        self._boxes = tuple(
+            [self._memory.mailbox(half, place) for place in places] for half in (0, 1)
+        )
+
+    def meet(self, call: int, timeout: float) -> None:
+        """Return when every rank has come to this step.
+
+        Raises PeerLost, Stalled, or Disagreement if one came for another call.
+        """
+        step = self.begin_step(timeout)
+        value = step << 8 | call
+        if faults.armed:
+            faults.reach("meet.before")
+        self._waiter.publish(self._own[step & 1], value)
+        if faults.armed:
+            faults.reach("meet.after")
+        agreed = self._await_all(step, timeout, value)
+        self.step = step
+        if not agreed:
+            raise self.disagreement()
+
+    def _await_all(self, step: int, timeout: float, value: int = 0) -> bool:
+        """Wait until every other rank has reached a step; whether all came for the same."""
+        words = self._words
+        half, target = step & 1, step << 8
+        agreed = True
+        deadline = 0.0
+        for index in self._others[half]:
+            if words[index] < target and not self._waiter.spin(index, target):
+                deadline = deadline or time.monotonic() + timeout
+                check = self._watch_arrivals(half, target, deadline)
+                self._waiter.sleep(index, target, deadline, check)
+            if words[index] != value:
+                agreed = False
+        return agreed
+
+    def exchange(self, call: int, message: bytes, timeout: float) -> list[bytes]:
+        """Meet, and tell each other a little; every rank's message, by rank."""
+        boxes = self._fill_mailbox(message, timeout)
+        self.meet(call, timeout)
+        words = self._words
+        return [box[: words[length_at]].tobytes() for length_at, box in boxes]
+
+    def exchange_alike(self, call: int, message: bytes, timeout: float) -> list[bytes] | None:
+        """As `exchange`, but None if all said the same, which is quicker to find out."""
+        boxes = self._fill_mailbox(message, timeout)
+        self.meet(call, timeout)
+        words, length = self._words, len(message)
+        for length_at, box in boxes:
+            if words[length_at] != length or box[:length] != message:
+                return [box[: words[length_at]].tobytes() for length_at, box in boxes]
+        return None
+
+    def refuse(self, call: int, reason: str, timeout: float) -> None:
+        """Come to the step of a call that this rank cannot make, without waiting for the others.
+
+        They get a Disagreement with the reason.
+        """
+        self._fill_mailbox(reason.encode()[:MAILBOX_BYTES], timeout)
+        step = self.step + 1
+        self._waiter.publish(self._own[step & 1], step << 8 | call | REFUSED)
+        self.step = step
+        self._owes_wait = True
+
+    def begin_step(self, timeout: float) -> int:
+        """The number of the next step, once this rank may write its mailbox and its slot for it.
+
+        After a step that it refused it first waits for the others there: until they have come,
+        what it told and gave them at the step before may still be read.
+        """
+        if self._owes_wait:
+            self._await_all(self.step, timeout)
+            self._owes_wait = False
+        return self.step + 1
+
+    def _fill_mailbox(self, message: bytes, timeout: float) -> list[tuple[int, memoryview]]:
+        """Write what the next step tells; all ranks' mailboxes at that step."""
+        if len(message) > MAILBOX_BYTES:
+            raise InvalidValue(f"a message of {len(message)} bytes; {MAILBOX_BYTES} fit a mailbox")
+        half = self.begin_step(timeout) & 1
+        boxes = self._boxes[half]
+        if self._said[half] is not message:
+            length_at, box = boxes[self.rank]
+            self._said[half] = None  # should a signal handler raise before all is written
+            box[: len(message)] = message
+            self._words[length_at] = len(message)
+            self._said[half] = message
+        return boxes
+
+    def give_up(self) -> None:
+        """Have everyone who waits for this rank in this generation see that it will not come."""
+        self._words[self.given_up_at] = self.gives_up
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have everyone who waits for this rank's next step look again."""
+        for index in self._own:
+            self._waiter.wake(index)
+
+    def lost(self, rank: int) -> PeerLost | None:
+        """The error, if a rank has ended, has left or has given up."""
+        place = [self.places[rank]]
+        lost = self._gone_places(place) or self._given_up(place)
+        return self._lost(lost) if lost else None
+
+    def check_that_this_rank_is_here(self) -> None:
+        """Raise what a group raises after `leave`, and in a forked child, and what becomes of
+        pending calls when this rank gives up."""
+        if self._ended or not self.roster.is_here:
+            raise self.roster.unusable(f"group {self.name!r}")
+        if self._given_up([self._place]):
+            raise UsageError(
+                f"group {self.name!r} goes on as a new generation, which ends the calls that were "
+                "pending; wait for them before:\n    handle.wait()\n    group = group.survivors()"
+            )
+
+    def agree_on_survivors(self, timeout: float) -> list[int]:
+        """The places still here, the same list for every rank that calls it.
+
+        The lowest living place decides: it waits until every living one is present, then writes
+        down who that is. If it dies before, the next lowest takes over; if after, its decision
+        stands, because it is looked for after deaths are.
+        """
+        deadline = time.monotonic() + timeout
+        wanted = self.generation + 1
+        self._waiter.publish(self._memory.head(self._place, PRESENT), wanted)
+        while True:
+            gone = self._gone_places(self.places)
+            for place in self.places:
+                if self._words[self._memory.head(place, DECIDED)] >= wanted:
+                    return self._memory.read_members(place)
+            here = [place for place in self.places if place not in gone]
+            if here[0] != self._place:
+                self._await_head(here[0], DECIDED, wanted, deadline)
+                continue
+            absent = [p for p in here if self._words[self._memory.head(p, PRESENT)] < wanted]
+            if absent:
+                self._await_head(absent[0], PRESENT, wanted, deadline)
+            else:
+                self._memory.clear_next_generation()
+                self._memory.write_members(self._place, here)
+                self._waiter.publish(self._memory.head(self._place, DECIDED), wanted)
+
+    def next_generation(self, places: Sequence[int]) -> Meeting:
+        return Meeting(
+            self.block,
+            roster=self.roster,
+            ranks=self.ranks,
+            places=places,
+            name=self.name,
+            generation=self.generation + 1,
+            free_cores=self.free_cores,
+        )
+
+    def end(self) -> None:
+        """Have this rank's own threads that wait here stop waiting."""
+        self._ended = True
+
+    def leave(self) -> None:
+        """Have everyone who waits for this rank see that it will not come."""
+        self._ended = True
+        self._words[self._memory.head(self._place, LEFT)] = 1
+        heads = [self._memory.head(self._place, word) for word in (PRESENT, DECIDED)]
+        for index in (*self._own, *heads):
+            self._waiter.wake(index)
+
+    # waiting, and why it may end
+
+    def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
+        def check() -> bool:
+            self.check_that_this_rank_is_here()
+            absent = self._absent(self._other_places, half, target)
+            # one that came and then ended has come: look again
+            lost = self._absent(self._gone_places(absent), half, target)
+            lost = lost or self._absent(self._given_up(absent), half, target)
+            if lost:
+                raise self._lost(lost)
+            if absent and time.monotonic() >= deadline:
+                raise self.stalled(map(self.places.index, absent))
+            return False
+
+        return check
+
+    def _absent(self, places: Sequence[int], half: int, target: int) -> list[int]:
+        return [
+            place for place in places if self._words[self._memory.arrival(half, place)] < target
+        ]
+
+    def _await_head(self, place: int, word: int, wanted: int, deadline: float) -> None:
+        def check() -> bool:
+            if self._gone_places([place]):
+                return True
+            if time.monotonic() >= deadline:
+                raise self.stalled([self.places.index(place)])
+            return False
+
+        self._waiter.wait(self._memory.head(place, word), wanted, deadline, check)
+
+    def _gone_places(self, places: Sequence[int]) -> list[int]:
+        gone = self.roster.gone([self.ranks[place] for place in places])
+        return [
+            p for p in places if self.ranks[p] in gone or self._words[self._memory.head(p, LEFT)]
+        ]
+
+    def _died(self, places: Sequence[int]) -> list[int]:
+        """Who has ended without leaving."""
+        return [
+            place
+            for place in self._gone_places(places)
+            if not self._words[self._memory.head(place, LEFT)]
+            and not self.roster.has_left(self.ranks[place])
+        ]
+
+    def _given_up(self, places: Sequence[int]) -> list[int]:
+        """Who will not come to a further step of this generation: who said so, and who waits for
+        the next."""
+        now = self.generation + 1
+        words, head = self._words, self._memory.head
+        return [
+            place
+            for place in places
+            if words[head(place, GAVE_UP)] >> 1 == now or words[head(place, PRESENT)] >= now
+        ]
+
+    def _gave_up_first(self, places: Sequence[int]) -> list[int]:
+        """Who gave up by itself."""
+        words, head = self._words, self._memory.head
+        return [place for place in places if words[head(place, GAVE_UP)] == self.gives_up]
+
+    def _lost(self, places: Sequence[int]) -> PeerLost:
+        if not self._died(places):
+            # who left or gave up may have done so because of one that had come to this step before
+            # it died or gave up
+            others = self._other_places
+            failed = [place for place in others if self.roster.failed(self.ranks[place])]
+            places = self._died(others) or failed or self._gave_up_first(others) or places
+        ranks = [self.places.index(place) for place in places]
+        self.roster.blame(self.ranks[places[0]])
+        states = self.roster.states(self.members)
+        how = "; ".join(
+            f"rank {rank} (pid {states[rank].pid}): {self._how(states[rank])}" for rank in ranks
+        )
+        return PeerLost(
+            f"group {self.name!r} lost {_ranks(ranks)} while rank {self.rank} waited: {how}",
+            ranks,
+            states,
+        )
+
+    def _how(self, state: RankState) -> str:
+        """How a rank was lost."""
+        if not state.alive:
+            return state.status
+        entries = self.roster.entries(self.members[state.rank])
+        calls = [e.operation for e in entries if e.tag >> 32 == self.tag >> 32]
+        calls = [operation for operation in calls if not operation.startswith("survivors")]
+        return f"gave up {calls[-1] if calls else state.operation}"
+
+    def stalled(self, ranks: Iterable[int]) -> Stalled:
+        """The error of ranks that have not come when the time is up."""
+        ranks = list(ranks)
+        return Stalled(
+            f"{_ranks(ranks)} of group {self.name!r} did not come in time, but "
+            f"{'is' if len(ranks) == 1 else 'are'} alive. Every rank must make the call, also "
+            "those that are not the master; if they are only slow, raise timeout=",
+            ranks,
+            self.roster.states(self.members),
+        )
+
+    def disagreement(self, words: Mapping[int, str] | None = None) -> Disagreement:
+        """The error of ranks whose calls at the last step do not go together.
+
+        It shows each rank's call: in these words, if there are some for it, else as it said
+        itself or as its recorder has it.
+        """
+        calls = []
+        for rank, place in enumerate(self.places):
+            entries = self.roster.entries(self.ranks[place])
+            # a call is noted with its first step: the last one of this group up to this step
+            noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + self.step)
+            entry = next(noted, None)
+            code = self._words[self._memory.arrival(self.step, place)] & 0xFF
+            called = (words or {}).get(rank) or (
+                entry.operation if entry else CALLS[code & ~REFUSED]
+            )
+            where = f" at {entry.line}" if entry else ""
+            why = f", which refused: {self._reason(rank)}" if code & REFUSED else ""
+            calls.append(f"rank {rank} called {called}{where}{why}")
+        return Disagreement(
+            f"the ranks of group {self.name!r} made different calls: {'; '.join(calls)}. "
+            "All must make the same calls in the same order, with arrays and options alike",
+            range(len(self.places)),
+            self.roster.states(self.members),
+        )
+
+    def _reason(self, rank: int) -> str:
+        length_at, box = self._boxes[self.step & 1][rank]
+        return bytes(box[: self._words[length_at]]).decode(errors="replace")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+_MAILBOX = 128
+
+#: bytes that one rank can tell the others in one step
+MAILBOX_BYTES = 8 * (_MAILBOX - 1)
+
+#: the words of a head
+PRESENT, DECIDED, LEFT, GAVE_UP = range(4)
+
+
+def words_for(size: int) -> int:
+    """The words that the memory of `size` ranks takes."""
+    return size * _head_words(size) + 2 * _area_words(size)
+
+
+class MeetingMemory:
+    """The memory of one generation of a group. It gives indexes of words, for who waits on them."""
+
+    def __init__(self, block: Block, *, size: int, generation: int) -> None:
+        self.block, self.words = block, block.words
+        self._size, self._generation = size, generation
+        self._area = self._area_of(generation)
+        #: the byte where the sleepers' flags begin
+        self.flags_at = 8 * (self._area + 8 * size)
+        self._mailboxes = self._area + 8 * size + _bytes_in_words(size)
+
+    def arrival(self, step: int, place: int) -> int:
+        return self._area + 8 * place + (step & 1)
+
+    def head(self, place: int, word: int) -> int:
+        return place * _head_words(self._size) + word
+
+    def mailbox(self, step: int, place: int) -> tuple[int, memoryview]:
+        """The index of its length, and the text."""
+        at = self._mailboxes + ((step & 1) * self._size + place) * _MAILBOX
+        return at, self.words[at + 1 : at + _MAILBOX].cast("B")
+
+    def clear_next_generation(self) -> None:
+        area = self._area_of(self._generation + 1)
+        self.block.clear(area, area + _area_words(self._size))
+
+    def write_members(self, place: int, members: Sequence[int]) -> None:
+        """Note in a place's head which places are in the next generation."""
+        row = self._members_of(place)
+        row[:] = bytes(other in members for other in range(len(row)))
+
+    def read_members(self, place: int) -> list[int]:
+        row = self._members_of(place)
+        return [other for other in range(self._size) if row[other]]
+
+    def _members_of(self, place: int) -> memoryview:
+        return self.words[self.head(place, 8) : self.head(place + 1, 0)].cast("B")
+
+    def _area_of(self, generation: int) -> int:
+        return self._size * _head_words(self._size) + generation % 2 * _area_words(self._size)
+
+
+def _bytes_in_words(size: int) -> int:
+    return -(-size // 64) * 8
+
+
+def _head_words(size: int) -> int:
+    return 8 + _bytes_in_words(size)
+
+
+def _area_words(size: int) -> int:
+    return 8 * size + _bytes_in_words(size) + 2 * size * _MAILBOX
+
+
+#: what may keep a rank from making or mapping memory; RuntimeError: no thread can be started
+TROUBLES = (WeftError, MemoryError, RuntimeError)
+
+
+def make_block(
+    meeting: Meeting,
+    call: int,
+    *,
+    leader: int,
+    size: int,
+    seconds: float,
+    prepare: Callable[[Block], None] = lambda block: None,
+    point: str,
+) -> Block:
+    """A block that `leader`, a rank of the job, makes and everyone who names it sees.
+
+    All ranks take part, in this call's steps; `point` is the fault point where it has been made.
+    Raises SetupError on every rank if one could not make or map it.
+    """
+    block, reference, trouble = None, b"", b""
+    if leader == meeting.roster.rank:
+        try:
+            block = blocks.allocate(size)
+            prepare(block)
+            reference = blocks.refer(block.buffer).encode()
+            if faults.armed:
+                faults.reach(point)
+        except TROUBLES as error:
+            trouble = in_words(error)
+    try:
+        answers = meeting.exchange(call, reference, seconds)
+    except BaseException:  # an interrupt too
+        if reference:  # nobody will attach it: so that the block is not held for ever
+            blocks.attach(Reference.decode(reference))
+        raise
+    offer = answers[meeting.members.index(leader)]
+    if offer:
+        try:
+            # in half the time: the others, who wait for this rank, are to hear what went wrong
+            block = blocks.attach(Reference.decode(offer), seconds / 2)
+        except TROUBLES as error:
+            trouble = in_words(error)
+    _raise_any(meeting, call, meeting.exchange(call, trouble, seconds), seconds)
+    if block is None:
+        raise SetupError(f"rank {leader} of the job offered no memory; look for its own error")
+    return block
+
+
+def make_no_block(meeting: Meeting, call: int, seconds: float) -> None:
+    """Take part in the steps of `make_block` without naming anyone."""
+    meeting.exchange(call, b"", seconds)
+    _raise_any(meeting, call, meeting.exchange(call, b"", seconds), seconds)
+
+
+def in_words(error: Exception) -> bytes:
+    """What a rank tells the others of its trouble."""
+    return (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
+
+
+def _raise_any(meeting: Meeting, call: int, troubles: Sequence[bytes], seconds: float) -> None:
+    if any(troubles):
+        # who made the memory may have been interrupted since, and have given it back: that is then
+        # what went wrong, and this step tells
+        meeting.exchange(call, b"", seconds)
+        raise setup_error(meeting, troubles)
+
+
+def setup_error(meeting: Meeting, troubles: Sequence[bytes]) -> SetupError:
+    """The same error on every rank, of what each of them has told."""
+    told = [(rank, text.decode(errors="replace")) for rank, text in enumerate(troubles) if text]
+    lines = [f"rank {rank}: {text}" for rank, text in told]
+    return SetupError(
+        f"group {meeting.name!r} could not get memory: {'; '.join(lines)}. The group can be "
+        "used when there is more"
+    )

@@ -1,0 +1,310 @@
+"""How the ranks of a job find each other, on one host.
+
+    rank 0                              every other rank
+      listen at the job's address         connect there, again until it listens
+      take Hello from each        <---    Hello: version, rank, size, process
+      enroll them in the roster
+      Welcome + the job's memory  --->    map it, watch the others
+      close the address                   close the connection
+
+Rank 0 makes the job's memory, unless the launcher made it and handed it down.
+A rank that never comes is named after a bounded time, by everyone. Nobody can
+claim a rank twice, and nobody of another user, version or size is let in.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from dataclasses import dataclass
+
+from weft import faults
+from weft._core.launch import Process
+from weft._version import __version__
+from weft.engines.local.meeting import meeting
+from weft.engines.local.meeting.roster import LEFT, Roster, words_for
+from weft.engines.local.memory.segment import Block, Segment, whole_pages
+from weft.engines.local.processes.channel import Channel, Closed, Hello, Listener, Rejected, Welcome
+from weft.engines.local.processes.linux import this_process, translated
+from weft.errors import MissingRank, PeerLost, Refused
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a process is in its job, as its launcher said."""
+
+    rank: int
+    size: int
+    #: unique to this launch; programs started side by side never share it
+    job: str
+    #: how often this process has joined the job before
+    round: int = 0
+    #: the descriptor of the memory that the launcher made, if it is ours
+    memory: int = -1
+    #: the launcher's pid, if it publishes how ranks end
+    launcher: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"{os.geteuid()}/{self.job}/{self.round}"
+
+    def hello(self) -> Hello:
+        return Hello(__version__, self.job, self.rank, self.size, this_process().start)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a rank has once all have met: the job's roster, and the memory to meet in."""
+
+    roster: Roster
+    memory: Block
+
+
+def create_memory(size: int) -> Segment:
+    """Fresh memory for a job of `size` ranks: the roster, then the world group's meeting place."""
+    segment = Segment.create(_job_bytes(size))
+    Roster.format(roster_block(segment, size), size)
+    return segment
+
+
+def assemble(identity: Identity, seconds: float) -> Joined:
+    """Meet the other ranks; returns when all are here."""
+    if faults.armed:
+        faults.reach("join.start")
+    deadline = time.monotonic() + seconds
+    meet = _as_rank_0 if identity.rank == 0 else _as_other_rank
+    segment, launcher = meet(identity, deadline, seconds)
+    if faults.armed:
+        faults.reach("join.mapped")
+    roster = Roster(roster_block(segment, identity.size), identity.rank, launcher)
+    roster.watch(range(identity.size))
+    segment.close_descriptor()
+    return Joined(roster, _meeting_block(segment, identity.size))
+
+
+def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
+    segment = _job_memory(identity)
+    roster = Roster(roster_block(segment, identity.size), 0)
+    try:
+        listener = Listener(identity.address)
+    except Refused as error:
+        raise Refused(f"{error}; is rank 0 running twice?") from None
+    members: dict[int, Channel] = {}
+    hellos: dict[int, Hello] = {}
+    try:
+        while len(members) < identity.size - 1:
+            _wait_for_any(listener, members, deadline)
+            absent = [rank for rank in range(1, identity.size) if rank not in members]
+            _notice_ends(members, absent, roster)
+            if time.monotonic() >= deadline:
+                raise _missing(absent, identity, seconds)
+            channel = listener.accept()
+            if channel is not None:
+                _admit(channel, identity, members, hellos)
+        # only now: while one is still to come it may be using the memory of the round before
+        _meeting_block(segment, identity.size).clear()
+        roster.enroll(0, this_process())
+        for rank, hello in hellos.items():
+            roster.enroll(rank, Process(members[rank].pid, hello.start))
+        welcome = Welcome(identity.launcher)
+        for rank, channel in members.items():
+            _welcome(rank, channel, welcome, segment)
+    except (MissingRank, PeerLost, Refused) as error:
+        ranks = list(getattr(error, "ranks", ()))
+        if isinstance(error, PeerLost):
+            roster.blame(ranks[0])
+        roster.set_state(LEFT)  # for those who were welcomed before it failed
+        rejected = Rejected(type(error).__name__, str(error), ranks)
+        for channel in members.values():
+            channel.send_now(rejected)
+        raise
+    finally:
+        listener.close()
+        for channel in members.values():
+            channel.close()
+    return segment, identity.launcher
+
+
+def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
+    channel = _connect(identity, deadline, seconds)
+    try:
+        channel.send(identity.hello())
+        if faults.armed:
+            faults.reach("join.sent")
+        # rank 0 says who is missing at its own deadline; it is given a little longer to say so
+        if not channel.wait(deadline + 1.0):
+            raise _missing([0], identity, seconds)
+        answer, descriptors = channel.receive(Welcome, Rejected)
+    except Closed:
+        _blame(0, identity)
+        raise PeerLost(
+            f"rank 0 ended while the group was starting (this is rank {identity.rank} "
+            f"of {identity.size})",
+            [0],
+        ) from None
+    finally:
+        channel.close()
+    if isinstance(answer, Rejected):
+        if answer.error == PeerLost.__name__:
+            _blame(answer.ranks[0], identity)
+        raise _rejection(answer)
+    return Segment(descriptors[0], _job_bytes(identity.size)), answer.launcher
+
+
+def _blame(rank: int, identity: Identity) -> None:
+    """Tell our launcher, if it is ours, whose failure this one's is a consequence of."""
+    if identity.memory >= 0:
+        segment = _job_memory(identity)
+        Roster(roster_block(segment, identity.size), identity.rank).blame(rank)
+
+
+def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
+    pause = 0.0005
+    # without our launcher's memory nothing is known about rank 0 before it listens
+    segment = _job_memory(identity) if identity.memory >= 0 else None
+    roster = Roster(roster_block(segment, identity.size), identity.rank) if segment else None
+    while True:
+        try:
+            return Channel.connect(identity.address)
+        except ConnectionRefusedError:
+            if roster and roster.end_published(0):
+                raise _never_came(0, roster) from None
+            if time.monotonic() + pause > deadline:
+                raise _missing([0], identity, seconds) from None
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)
+
+
+def _admit(
+    channel: Channel, identity: Identity, members: dict[int, Channel], hellos: dict[int, Hello]
+) -> None:
+    """Take a caller's Hello and let it in, or tell it why not."""
+    try:
+        if not channel.wait(time.monotonic() + 1.0):
+            channel.close()
+            return
+        hello, _ = channel.receive(Hello)
+    except (Closed, Refused):
+        channel.close()
+        return
+    reason = _objection(hello, identity, members)
+    if reason is None:
+        members[hello.rank], hellos[hello.rank] = channel, hello
+        return
+    channel.send_now(Rejected(Refused.__name__, reason, [hello.rank]))
+    channel.close()
+    if hello.job == identity.job and hello.version != __version__:
+        raise Refused(reason)  # it will not get better: the whole group cannot start
+
+
+def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) -> str | None:
+    """Why a caller is not let in; None if it is."""
+    if hello.job != identity.job:
+        return f"job {hello.job!r} met job {identity.job!r}; each launch has its own"
+    if hello.version != __version__:
+        return (
+            f"rank {hello.rank} runs weft {hello.version} and rank 0 runs weft {__version__}; "
+            "install one version for all ranks"
+        )
+    if hello.size != identity.size:
+        return (
+            f"rank {hello.rank} was told of {hello.size} ranks and rank 0 of {identity.size}; "
+            "start all ranks with one command"
+        )
+    if not 0 < hello.rank < identity.size:
+        return (
+            f"rank {hello.rank} does not exist in a group of {identity.size}, or is rank 0 itself"
+        )
+    if hello.rank in members:
+        return (
+            f"rank {hello.rank} is already here as process {members[hello.rank].pid}; a rank "
+            "joins once, so start other programs from it after weft.init(), or with a clean "
+            "environment"
+        )
+    return None
+
+
+def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: float) -> None:
+    """Until somebody calls or ends, or it is time to look whether an absent rank has ended."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    for channel in members.values():
+        poll.register(channel, select.POLLIN)
+    poll.poll(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic())) * 1000)
+
+
+def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster) -> None:
+    """A member says nothing more after Hello: what is readable then is its end. Of the others
+    only the launcher knows."""
+    for rank, channel in members.items():
+        if channel.wait(0.0):
+            raise _ended(rank, channel)
+    for rank in absent:
+        if roster.end_published(rank):
+            raise _never_came(rank, roster)
+
+
+def _welcome(rank: int, channel: Channel, welcome: Welcome, segment: Segment) -> None:
+    try:
+        channel.send(welcome, [segment.descriptor])
+    except Closed:
+        raise _ended(rank, channel) from None
+
+
+def _never_came(rank: int, roster: Roster) -> PeerLost:
+    return PeerLost(
+        f"rank {rank} ended before it came to weft.init(): {roster.cause(rank)}; every rank must "
+        "call it",
+        [rank],
+    )
+
+
+def _ended(rank: int, channel: Channel) -> PeerLost:
+    return PeerLost(f"rank {rank} (pid {channel.pid}) ended while the group was starting", [rank])
+
+
+def _rejection(answer: Rejected) -> Exception:
+    """What rank 0 raised, here too."""
+    if answer.error == MissingRank.__name__:
+        return MissingRank(answer.reason, answer.ranks)
+    if answer.error == PeerLost.__name__:
+        return PeerLost(answer.reason, answer.ranks)
+    return Refused(answer.reason)
+
+
+def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
+    names = ", ".join(map(str, ranks))
+    # `weft run` starts all ranks here; of others it is not known
+    elsewhere = "" if identity.launcher else " Is it on another host? That needs the mpi engine."
+    return MissingRank(
+        f"rank {names} of {identity.size} did not come within {seconds:g} s; did it fail before "
+        f"weft.init()?{elsewhere} For slow starts raise --timeout or WEFT_TIMEOUT",
+        ranks,
+    )
+
+
+def _job_memory(identity: Identity) -> Segment:
+    """The launcher's memory, or fresh memory where there is no launcher of ours."""
+    if identity.memory < 0:
+        return create_memory(identity.size)
+    os.set_inheritable(identity.memory, False)  # not for programs that this rank starts
+    try:
+        descriptor = os.dup(identity.memory)
+    except OSError as error:
+        raise translated(error) from error
+    return Segment(descriptor, _job_bytes(identity.size))
+
+
+def roster_block(segment: Segment, size: int) -> Block:
+    return Block(segment, 0, 8 * words_for(size))
+
+
+def _meeting_block(segment: Segment, size: int) -> Block:
+    return Block(segment, 8 * words_for(size), 8 * meeting.words_for(size))
+
+
+def _job_bytes(size: int) -> int:
+    return whole_pages(8 * (words_for(size) + meeting.words_for(size)))

@@ -1,0 +1,14 @@
+"""A driver and workers for independent calls. In reading order:
+
+pool.py         LocalPool: a job, from its first chunk to its last
+workers.py      the driver's side of workers: start, lend, watch, lose
+worker.py       the worker's side: receive, run, reply
+messages.py     what the two send to each other
+payload.py      functions, items and results as bytes; loads no NumPy
+payload_arrays.py  their large arrays, which go through shared memory
+fork_server.py  the process that forks workers
+interpreter.py  starts that process while the rest is loaded
+named_pipe.py   a fork server that every script of the user can reach
+
+It imports `processes` and `memory`; it knows neither ranks nor groups.
+"""

@@ -1,0 +1,305 @@
+"""The process that starts workers, by forking itself.
+
+    driver ── Start ──> fork server ──fork──> worker ── leads a group of its own,
+      │                  no threads                      outputs through pipes
+      └────────── Settings, CacheFunction, Work ──┘
+
+A driver may have threads and half-finished work, of which a fork would be a broken copy; a new
+interpreter for each worker would load everything anew. So one new interpreter, which does nothing
+else, loads it once. It sees how workers end, and ends them when their driver is gone. Should it
+be killed itself, the kernel kills the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weft._core.launch import Process
+from weft.engines.local.processes import linux
+from weft.engines.local.processes.channel import Channel, Close, Closed, Ended, Start, Started
+from weft.engines.local.processes.linux import oom_kills, open_pidfd, peek_end, process_start
+from weft.errors import WeftError
+
+#: workers at once, of all drivers
+_MOST = 4096
+
+#: seconds from the end of a driver until its workers are killed; idle ones end by themselves
+_GRACE = 0.2
+
+#: seconds without anything to do after which there is time to load what later workers need
+_IDLE = 0.5
+
+#: what `item` says before the first
+_NO_ITEM = (1 << 64) - 1
+
+
+class Door(Protocol):
+    """Where drivers come in that did not start the server themselves."""
+
+    def fileno(self) -> int: ...
+
+    def accept(self) -> Channel | None: ...
+
+
+@dataclass(eq=False)
+class _Driver:
+    """A driver."""
+
+    channel: Channel
+    pidfd: int
+    workers: list[_Worker] = field(default_factory=list)
+    gone: bool = False
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker."""
+
+    number: int
+    pid: int
+    pidfd: int
+    slot: int
+    driver: _Driver
+
+
+class Server:
+    """Starts workers for its drivers until the last is gone and no door is open."""
+
+    def __init__(
+        self,
+        drivers: Sequence[Channel],
+        door: Door | None = None,
+        *,
+        when_idle: Callable[[], None] | None = None,
+    ) -> None:
+        self._door = door
+        self._when_idle = when_idle
+        self._drivers: list[_Driver] = []
+        self._workers: dict[int, _Worker] = {}
+        #: the item that each worker is in: written by it, read here when it has ended
+        self._items = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("Q")
+        self._slots = list(range(_MOST))
+        self._oom_kills = oom_kills()
+        self._kill_at: dict[_Worker, float] = {}
+        for channel in drivers:
+            self._add(channel)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many drivers and workers there are."""
+        return len(self._drivers), len(self._workers)
+
+    def run(self) -> None:
+        while self._drivers or self._workers or self._door is not None:
+            self.step()
+
+    def step(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        ready = self._wait()
+        if not ready and self._when_idle is not None:
+            when_idle, self._when_idle = self._when_idle, None
+            when_idle()
+        # now: what is closed below leaves its number to what is opened below
+        ended = [worker for worker in self._workers.values() if worker.pidfd in ready]
+        if self._door is not None and self._door.fileno() in ready:
+            channel = self._door.accept()
+            if channel is not None:
+                self._add(channel)
+        for driver in list(self._drivers):
+            if driver.channel.fileno() in ready:
+                self._answer(driver)
+            elif driver.pidfd in ready:
+                self._forget(driver)
+        self._reap(ended)
+        for worker in [worker for worker, due in self._kill_at.items() if due <= time.monotonic()]:
+            del self._kill_at[worker]
+            self._kill(worker)
+
+    def _wait(self) -> set[int]:
+        poll = select.poll()
+        watched = [fd for driver in self._drivers for fd in (driver.channel.fileno(), driver.pidfd)]
+        if self._door is not None:
+            watched.append(self._door.fileno())
+        for descriptor in (*watched, *self._workers):
+            poll.register(descriptor, select.POLLIN)
+        limits = [max(0.0, due - time.monotonic()) for due in self._kill_at.values()]
+        if self._when_idle is not None:
+            limits.append(_IDLE)
+        limit = min(limits) * 1000 + 1 if limits else None
+        return {descriptor for descriptor, _ in poll.poll(limit)}
+
+    def _add(self, channel: Channel) -> None:
+        pidfd = open_pidfd(Process(channel.pid, process_start(channel.pid)))
+        if pidfd < 0:
+            channel.close()
+        else:
+            self._drivers.append(_Driver(channel, pidfd))
+
+    def _answer(self, driver: _Driver) -> None:
+        try:
+            message, descriptors = driver.channel.receive(Start, Close)
+        except Closed:
+            self._forget(driver)
+            return
+        except WeftError as error:
+            _tell(str(error))
+            self._forget(driver)
+            return
+        if isinstance(message, Close):
+            self._close()
+            return
+        try:
+            self._start(driver, message.worker, descriptors)
+        except Closed:
+            self._forget(driver)
+        except OSError as error:
+            _tell(f"no more workers can be started: {error}")
+            self._forget(driver)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _start(self, driver: _Driver, number: int, descriptors: list[int]) -> None:
+        if not self._slots:
+            raise OSError(errno.EAGAIN, f"there are {_MOST} already")
+        slot = self._slots[-1]
+        self._items[slot] = _NO_ITEM
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(server, number, slot, descriptors)
+        with contextlib.suppress(OSError):  # it does so itself; whoever is first
+            os.setpgid(pid, pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        worker = _Worker(number, pid, pidfd, self._slots.pop(), driver)
+        self._workers[worker.pidfd] = worker
+        driver.workers.append(worker)
+        driver.channel.send(Started(number, pid), [worker.pidfd])
+
+    def _become_worker(self, server: int, number: int, slot: int, descriptors: list[int]) -> None:
+        """In the worker: never returns."""
+        code = 1
+        try:
+            linux.end_with_parent(signal.SIGKILL)
+            if os.getppid() == server:  # otherwise it died before the kernel was told
+                os.setpgid(0, 0)
+                self._close_inherited()
+                connection, out, err = descriptors
+                os.dup2(out, 1)
+                os.dup2(err, 2)
+                os.close(out)
+                os.close(err)
+                from weft.engines.local.pool.worker import serve
+
+                serve(socket.socket(fileno=connection), number, self._items[slot : slot + 1])
+                code = 0
+        except BaseException:  # nothing may go on in the server's frames
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(Exception):  # a function may have closed or replaced them
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _close_inherited(self) -> None:
+        """What a worker would keep open: that somebody has gone would not be seen."""
+        for driver in self._drivers:
+            driver.channel.close()
+            os.close(driver.pidfd)
+        for pidfd in self._workers:
+            os.close(pidfd)
+        if self._door is not None:
+            os.close(self._door.fileno())
+
+    def _reap(self, ended: Sequence[_Worker]) -> None:
+        kills, before = oom_kills() if ended else self._oom_kills, self._oom_kills
+        self._oom_kills = kills  # they are known now: the next worker's end has another cause
+        for worker in ended:
+            del self._workers[worker.pidfd]
+            self._reap_one(worker, out_of_memory=kills > before)
+
+    def _reap_one(self, worker: _Worker, *, out_of_memory: bool) -> None:
+        code = peek_end(worker.pid)
+        with contextlib.suppress(OSError):  # what it has started; before its pid is free
+            os.killpg(worker.pid, signal.SIGKILL)
+        usage = os.wait4(worker.pid, 0)[2]
+        os.close(worker.pidfd)
+        self._kill_at.pop(worker, None)
+        item = self._items[worker.slot]
+        self._slots.append(worker.slot)
+        worker.driver.workers.remove(worker)
+        if not worker.driver.gone:
+            ended = Ended(
+                worker.number,
+                code,
+                -1 if item == _NO_ITEM else item,
+                usage.ru_maxrss * 1024,
+                int(out_of_memory and code == -signal.SIGKILL),
+            )
+            worker.driver.channel.send_now(ended)
+
+    def _close(self) -> None:
+        """Let nobody else in, and end all workers."""
+        self._door = None
+        for driver in list(self._drivers):
+            self._forget(driver)
+
+    def _forget(self, driver: _Driver) -> None:
+        driver.gone = True
+        self._drivers.remove(driver)
+        driver.channel.close()
+        os.close(driver.pidfd)
+        for worker in driver.workers:
+            self._kill_at[worker] = time.monotonic() + _GRACE
+
+    @staticmethod
+    def _kill(worker: _Worker) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it may have left its group
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def _tell(what: str) -> None:
+    with contextlib.suppress(Exception):  # stderr may be gone
+        print(f"weft: {what}", file=sys.stderr)
+
+
+def main(descriptor: int, *, numpy: bool) -> None:
+    """What the server's interpreter runs; `descriptor` is its end of the connection.
+
+    The first workers are wanted at once. They load NumPy themselves if their functions need it, all
+    at the same time; for those that come later it is loaded here.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    import weft.engines.local.pool.worker  # noqa: F401  what every worker needs, once
+
+    gc.freeze()  # what is there already is not looked at by collections, and stays shared
+    Server([channel], when_idle=preload if numpy else None).run()
+
+
+def preload() -> None:
+    """Load NumPy, and what arrays need."""
+    import weft.engines.local.pool.payload_arrays
+    import weft.engines.local.pool.worker  # noqa: F401
+
+    gc.collect()
+    gc.freeze()

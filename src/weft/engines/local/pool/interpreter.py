@@ -1,0 +1,105 @@
+"""The fork server's interpreter, which can be started before the rest of weft is loaded.
+
+A program that maps for the first time waits for the fork server to load what workers need, and
+has much to load itself. Both are done at the same time: so this module loads little.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from weft.resources import THREAD_VARIABLES
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[3:]
+from weft.engines.local.pool.fork_server import main
+main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
+"""
+
+#: bytes that glibc keeps free at the end of its heap, and the size from which on it gives memory
+#: back as soon as it is freed (32 MB is the largest that it takes)
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+
+#: seconds that one has to end by itself
+_ENDING = 2.0
+
+#: at most one that nobody has taken yet
+_ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+
+
+def get_ready() -> None:
+    """Start one for whoever takes it next."""
+    if not _ready:
+        _ready.append(_start())
+
+
+def take() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """One that is ready, or a new one: this end of its connection, and its process."""
+    return _ready.pop() if _ready else _start()
+
+
+def drop() -> None:
+    """End one that nobody has taken."""
+    while _ready:
+        connection, process = _ready.pop()
+        connection.close()  # which it sees, unless it is stopped or stuck
+        try:
+            process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise _translated(error) from error
+    numpy = "numpy" if "numpy" in sys.modules else ""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), numpy, *map(str, sys.path)],
+            env=server_environment(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+        )
+    except OSError as error:
+        ours.close()
+        raise _translated(error) from error
+    finally:
+        theirs.close()
+    return ours, process
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of a fork server; its workers replace it by their driver's.
+
+    With more threads than one it could not fork. The settings of malloc are read when a process
+    starts, and workers inherit them: a step of training that frees and takes the same few megabytes
+    again and again then has no page fault for each page of them. A user's own settings win.
+    """
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
+        environment |= _MALLOC
+    return environment
+
+
+def _translated(error: OSError) -> Exception:
+    from weft.engines.local.processes.linux import translated
+
+    return translated(error)
+
+
+def _in_child() -> None:
+    for connection, process in _ready:
+        connection.close()
+        process.returncode = 0  # it is not this process's child
+    _ready.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,281 @@
+"""Workers behind a named pipe: a fork server that any script of this user can reach.
+
+    weft open --pipe NAME       the server, in the background until `weft close`
+    distribute(..., named_pipe="NAME")
+        connect  ──── key ────>       both ends prove that they have it
+                 <── Pool ─────       who serves, for how many workers; a connection of their own
+        Start    ──────────────>      as with a fork server of one's own
+
+The pipe is a Unix socket without a file, so that nothing is left of a server that was killed. It is
+found by this user's processes only, and lets in those that have the user's key. Each script gets
+fresh workers, forked in milliseconds: what one script has loaded or changed, the next does not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError, connection
+from pathlib import Path
+
+from weft._version import __version__
+from weft.engines.local.pool.fork_server import Server, preload
+from weft.engines.local.pool.interpreter import server_environment
+from weft.engines.local.processes.channel import Channel, Close, Closed, Pool
+from weft.engines.local.processes.linux import readable
+from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused, Stalled
+
+DEFAULT = "weft"
+
+#: holds the key itself, in place of the user's key file
+KEY_VARIABLE = "WEFT_KEY"
+
+#: seconds for the other end to prove that it has the key, and for a server to open and to end
+_PATIENCE, _START, _END = 5, 60.0, 10.0
+
+#: drivers that may wait to be let in
+_WAITING = 64
+
+_TIMEVAL = struct.Struct("ll")
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def check_name(name: object) -> str:
+    """The name of a pipe; True stands for the default one."""
+    if name is True:
+        return DEFAULT
+    if not isinstance(name, str):
+        raise InvalidType(
+            f"named_pipe={name!r}: expected True or a name, got {type(name).__name__}"
+        )
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(name) > 64:
+        raise InvalidValue(
+            f"named_pipe={name!r}: expected a name of letters, digits, dots, - and _, 64 at most"
+        )
+    return name
+
+
+# the server's side
+
+
+class _Door:
+    """Where drivers come in."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._size = size
+        self.server: Server | None = None
+        try:
+            self._listener = connection.Listener(_address(name), "AF_UNIX", backlog=_WAITING)
+        except OSError as error:
+            raise LaunchError(
+                f"the pipe {name!r} is served already ({error.strerror}); use it, or end it with\n"
+                f"    weft close --pipe {name}"
+            ) from None
+
+    def fileno(self) -> int:
+        return self._listener._listener._socket.fileno()  # type: ignore[attr-defined, no-any-return]
+
+    def accept(self) -> Channel | None:
+        """The next driver, if it has the key."""
+        try:
+            with (
+                self._listener.accept() as caller,
+                socket.socket(fileno=os.dup(caller.fileno())) as raw,
+            ):
+                pid, user, _ = _CREDENTIALS.unpack(
+                    raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                )
+                if user != os.geteuid():
+                    return None
+                _hurry(raw)
+                connection.deliver_challenge(caller, read_key())
+                connection.answer_challenge(caller, read_key())
+                return self._hand_over(raw, pid)
+        except (OSError, EOFError, AuthenticationError):
+            return None  # it has not the key, or not the patience
+
+    def _hand_over(self, raw: socket.socket, pid: int) -> Channel:
+        """Give the caller a connection that carries messages and descriptors."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(raw, [b"."], [theirs.fileno()])
+        channel = Channel(ours)
+        channel.pid = pid
+        drivers, workers = self.server.sizes if self.server is not None else (0, 0)
+        channel.send(
+            Pool(__version__, platform.python_version(), os.getpid(), self._size, drivers, workers)
+        )
+        return channel
+
+
+def serve(name: str, size: int, ready: int) -> None:
+    """Serve a pipe until somebody closes it; writes to `ready` when it is open, or why not."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with open(ready, "w") as answer:
+        try:
+            read_key()
+            door = _Door(name, size)
+        except (LaunchError, Refused) as error:
+            answer.write(str(error))
+            return
+        preload()
+        answer.write("open")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.chdir("/")
+    door.server = Server([], door)
+    door.server.run()
+
+
+def open_pipe(name: str, size: int) -> None:
+    """Start serving in the background; returns when it does. Raises LaunchError."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    program = (
+        "import sys; sys.path[:] = sys.argv[4:]; "
+        "from weft.engines.local.pool.named_pipe import serve; "
+        "serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, name, str(size), str(write), *sys.path],
+        env=server_environment(),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[write],
+        start_new_session=True,
+    )
+    os.close(write)
+    with open(read) as answer:
+        if not readable(read, _START):
+            process.kill()
+            process.wait()
+            raise LaunchError(f"the pipe {name!r} was not open after {_START:.0f} s; try again")
+        said = answer.read()
+    if said != "open":
+        raise LaunchError(said or f"the pipe {name!r} could not be served; see what was printed")
+
+
+# the drivers' side
+
+
+def connect(name: str) -> tuple[Channel, Pool]:
+    """Reach a fork server behind a pipe. Raises NoSuchPipe, Refused."""
+    with socket.socket(socket.AF_UNIX) as raw:
+        _hurry(raw)
+        try:
+            raw.connect(_address(name))
+            channel, pool = _let_in(raw)
+        except (ConnectionRefusedError, FileNotFoundError):
+            served = ", ".join(names()) or "none"
+            raise NoSuchPipe(
+                f"nobody serves the pipe {name!r} for this user (served: {served}); start it with\n"
+                f"    weft open --pipe {name}"
+            ) from None
+        except (AuthenticationError, OSError, EOFError, IndexError, Closed):
+            raise Refused(
+                f"the pipe {name!r} did not let this process in: it was opened with another key "
+                f"than the one in {_key_file()} or {KEY_VARIABLE}, or it does not answer"
+            ) from None
+    mine = (__version__, platform.python_version())
+    if (pool.version, pool.python) != mine:
+        channel.close()
+        raise Refused(
+            f"the pipe {name!r} is served by weft {pool.version} on Python {pool.python}, and this "
+            f"is weft {mine[0]} on Python {mine[1]}; open it again with this one"
+        )
+    return channel, pool
+
+
+def _let_in(raw: socket.socket) -> tuple[Channel, Pool]:
+    """The mirror of `_Door.accept`."""
+    with connection.Connection(os.dup(raw.fileno())) as caller:
+        connection.answer_challenge(caller, read_key())
+        connection.deliver_challenge(caller, read_key())
+    _, descriptors, _, _ = socket.recv_fds(raw, 1, 1)
+    channel = Channel(socket.socket(fileno=descriptors[0]))
+    if not channel.wait(time.monotonic() + _PATIENCE):
+        channel.close()
+        raise Closed("it has stopped")
+    return channel, channel.receive(Pool)[0]
+
+
+def close_pipe(name: str) -> None:
+    """End a pipe's server and all its workers. Raises NoSuchPipe, Refused, Stalled."""
+    channel, pool = connect(name)
+    with contextlib.closing(channel), contextlib.suppress(Closed):
+        channel.send(Close())
+        if not channel.wait(time.monotonic() + _END):
+            raise Stalled(
+                f"the pipe {name!r} was told to close {_END:.0f} s ago and has not; process "
+                f"{pool.pid}, which serves it, may have been stopped"
+            )
+        channel.receive(Pool)  # its end
+
+
+def names() -> list[str]:
+    """The pipes that are served for this user on this machine."""
+    return sorted(set(_served()))
+
+
+def _served() -> Iterator[str]:
+    prefix = "@" + _address("")[1:]
+    with contextlib.suppress(OSError), open("/proc/net/unix") as table:
+        for line in table:
+            path = line.rstrip("\n").rpartition(" ")[2]
+            if path.startswith(prefix):
+                yield path.removeprefix(prefix)
+
+
+def _address(name: str) -> str:
+    return f"\0weft/pipe/{os.geteuid()}/{name}"
+
+
+def _hurry(raw: socket.socket) -> None:
+    """Let the other end keep this one waiting for so long and no longer."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        raw.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_PATIENCE, 0))
+
+
+# the key
+
+
+def read_key() -> bytes:
+    """This user's key, made at the first time. Raises Refused if others could read it."""
+    said = os.environ.get(KEY_VARIABLE)
+    if said:
+        return said.encode()
+    path = _key_file()
+    with contextlib.suppress(FileExistsError):
+        _make_key(path)
+    if path.stat().st_mode & 0o077:
+        raise Refused(f"the key in {path} can be read by others; make it private: chmod 600 {path}")
+    return path.read_bytes()
+
+
+def _key_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "weft" / "key"
+
+
+def _make_key(path: Path) -> None:
+    """Write a new key; whoever is second finds that of the first, whole."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"key.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

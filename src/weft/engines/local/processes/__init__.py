@@ -1,0 +1,8 @@
+"""What the operating system offers a process, and what weft adds. In reading order:
+
+linux.py        system calls that Python lacks; how a process ended; OS errors as weft's
+channel.py      Unix sockets that carry JSON messages and file descriptors
+output.py       printed lines and log records, relayed to the launcher or the driver
+
+The lowest of the local engine's packages: it imports none of the others.
+"""

@@ -1,0 +1,411 @@
+"""The memory of one table, in one block that all ranks map.
+
+    words 0-7      applied | progress | unused
+    for each rank  adds | interrupted | lowest | highest | ids | unused
+    write_begun    of all ranks side by side, and then write_done
+    flags          of sleepers, one byte for each rank
+    locks          one for the table, one for each stripe
+    steps          how many adds each stripe has had, and how many adds to some rows there were
+    ids            for each rank, of the rows it is changing, as far as there is room
+    rows | one array for each state of the updater
+    staged         under bsp, for each rank: how many rows | their ids | their deltas
+
+Each rank writes only its own words; `applied`, `progress`, `steps` and the arrays are written under
+the locks. A stripe is a run of rows that is locked by itself, so that passes over the whole table
+follow each other instead of waiting for each other.
+
+How many adds each rank has made to a table, and waiting until the others have made enough.
+
+Who is changing which rows of a table, so that readers can tell, and others if it dies.
+
+who changes rows                     who reads without a lock
+  says which                           all writes that were begun are done? else again
+  write_begun += 1                     copies
+  changes them                         write_begun is what it was? else again
+  write_done = write_begun
+
+The deltas that wait for their clock under bsp, and how a clock is applied.
+
+every rank   stages its delta, in a place of its own, and counts it
+one rank     when all have: applies them in the order of ranks, part by part
+               says which rows; progress += 1; updates them
+             applied += 1
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weft import faults
+from weft._core import rows, tables
+from weft._core.arithmetic import Array
+from weft._core.partition import part_of
+from weft._core.tables import Ids, Interrupted, TableSpec
+from weft.engines.local.meeting import locks
+from weft.engines.local.meeting.meeting import Meeting
+from weft.engines.local.meeting.roster import Recorder
+from weft.engines.local.meeting.waiting import Waiter
+from weft.engines.local.memory.segment import Block
+from weft.errors import Stalled
+
+#: words at the beginning
+APPLIED, PROGRESS = 0, 1
+
+#: words of a rank
+ADDS, INTERRUPTED, LOWEST, HIGHEST, COUNT = range(5)
+
+#: in place of a number of rows: all of them
+WHOLE = 2**63 - 1
+
+#: rows that an interrupted add can name one by one
+NAMED = 504
+
+_LINE = 8
+
+_PAGE = 4096
+
+#: Large enough that taking two locks for each costs a hundredth of the pass (docs/performance.md).
+_STRIPE = 4 << 20
+
+_MOST_STRIPES = 64
+
+
+class TableMemory:
+    """Where everything is, and the arrays over it; `block` is None to find out how much it is."""
+
+    def __init__(self, spec: TableSpec, size: int, block: Block | None = None) -> None:
+        self.spec, self.size = spec, size
+        self.stripes = min(max(1, spec.nbytes // _STRIPE), _MOST_STRIPES, spec.n_rows)
+        self._block = block
+        self._end = 8 * _LINE
+        self._lines = self._take(8 * _LINE * size)
+        self.write_begun_at = self._take(8 * size) // 8
+        self.write_done_at = self._take(8 * size) // 8
+        self.flags_at = self._take(size)
+        self._locks = [self._take(8 * locks.words_for(size)) for _ in range(self.stripes + 1)]
+        self._steps = self._take(8 * (self.stripes + 1))
+        self._ids = [self._take(8 * NAMED) for _ in range(size)]
+        row_bytes = prod(spec.row_shape) * spec.dtype.itemsize
+        self._rows = self._take(spec.n_rows * row_bytes, _PAGE)
+        self._state = {
+            name: self._take(spec.n_rows * row_bytes, _PAGE) for name in spec.updater.state
+        }
+        staged = range(size if spec.consistency.name == "bsp" else 0)
+        self._staged = [
+            (self._take(8 * (1 + spec.n_rows), _PAGE), self._take(spec.n_rows * row_bytes, _PAGE))
+            for _ in staged
+        ]
+        self.nbytes = self._end
+
+    def _take(self, length: int, align: int = 8 * _LINE) -> int:
+        start = -(-self._end // align) * align
+        self._end = start + length
+        return start
+
+    def word(self, rank: int, which: int) -> int:
+        """Return the index of one of a rank's words."""
+        return self._lines // 8 + _LINE * rank + which
+
+    def range_of(self, stripe: int) -> tuple[int, int]:
+        """Return the first row of a stripe, and the row behind its last."""
+        return part_of(self.spec.n_rows, self.stripes, stripe)
+
+    def lock_blocks(self) -> Iterator[Block]:
+        """Yield the memory of the table's lock, then of the stripes'."""
+        block = self._mapped()
+        for start in self._locks:
+            yield Block(block.segment, block.offset + start, 8 * locks.words_for(self.size))
+
+    def format(self, values: Array | None) -> None:
+        """Make memory, fresh or used, a table with these rows that nobody has added to."""
+        block = self._mapped()
+        block.clear(0, self._rows // 8)
+        for lock in self.lock_blocks():
+            locks.Lock.format(lock)
+        self.rows[...] = 0 if values is None else values
+        for array in self.state.values():
+            array[...] = 0
+
+    # the arrays
+
+    @property
+    def rows(self) -> Array:
+        return self._array(self._rows, self.spec.shape, self.spec.dtype)
+
+    @property
+    def state(self) -> dict[str, Array]:
+        return {
+            name: self._array(start, self.spec.shape, self.spec.dtype)
+            for name, start in self._state.items()
+        }
+
+    @property
+    def steps(self) -> Array:
+        return self._array(self._steps, (self.stripes + 1,), np.dtype(np.int64))
+
+    def ids(self, rank: int) -> Array:
+        return self._array(self._ids[rank], (NAMED,), np.dtype(np.int64))
+
+    def staged(self, rank: int) -> tuple[Array, Array, Array]:
+        """Return how many rows a rank has staged, their ids and their deltas."""
+        start, deltas = self._staged[rank]
+        whole = self._array(start, (1 + self.spec.n_rows,), np.dtype(np.int64))
+        return whole[:1], whole[1:], self._array(deltas, self.spec.shape, self.spec.dtype)
+
+    def _array(self, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        buffer = memoryview(self._mapped().buffer)
+        array: Array = np.ndarray(shape, dtype, buffer=buffer, offset=start)
+        return array
+
+    def _mapped(self) -> Block:
+        if self._block is None:
+            raise RuntimeError("this table has no memory yet")
+        return self._block
+
+
+class Clocks:
+    """The counts of all ranks of a table, as one of them sees them."""
+
+    def __init__(
+        self, block: Block, memory: TableMemory, *, meeting: Meeting, recorder: Recorder
+    ) -> None:
+        self._spec: TableSpec = memory.spec
+        self._recorder, self._roster = recorder, meeting.roster
+        self._members, self._rank = tuple(meeting.members), meeting.rank
+        self._words = block.words
+        self._indexes = [memory.word(rank, ADDS) for rank in range(memory.size)]
+        self._own = self._indexes[self._rank]
+        self._others = [index for index in self._indexes if index != self._own]
+        self._waiter = Waiter(
+            block,
+            flags_at=memory.flags_at,
+            size=memory.size,
+            place=self._rank,
+            free_cores=False,
+        )
+
+    @property
+    def own(self) -> int:
+        """Return how many adds this rank has made."""
+        count: int = self._words[self._own]
+        return count
+
+    def count(self, rank: int) -> int:
+        count: int = self._words[self._indexes[rank]]
+        return count
+
+    def tick(self) -> None:
+        """Count one more add of this rank."""
+        self._waiter.publish(self._own, self.own + 1)
+
+    def staleness(self) -> int:
+        """Return how many adds the slowest of those who are here is behind this rank."""
+        own, words = self.own, self._words
+        for index in self._others:
+            if words[index] < own:
+                return tables.staleness(own, self.present())
+        return 0
+
+    def present(self) -> dict[int, int]:
+        """Return how many adds each other rank that is still here has made."""
+        gone = self._roster.gone([one for one in self._members if one != self._roster.rank])
+        return {
+            rank: self.count(rank)
+            for rank, member in enumerate(self._members)
+            if rank != self._rank and member not in gone
+        }
+
+    def await_others(self, needed: int, deadline: float) -> None:
+        """Wait until everybody who is still here has made so many adds. Raises Stalled."""
+        for rank, index in enumerate(self._indexes):
+            if index != self._own and self._words[index] < needed:
+                self._await(rank, needed, deadline)
+
+    def _await(self, rank: int, needed: int, deadline: float) -> None:
+        def check() -> bool:
+            if not self._roster.is_here:
+                raise self._roster.unusable(f"table {self._spec.name!r}")
+            if self._roster.gone([self._members[rank]]):
+                return True
+            if time.monotonic() >= deadline:
+                counts = self.present()
+                if late := tables.behind(counts, needed):  # else it has come just now
+                    raise self._stalled_error(needed, {rank: counts[rank] for rank in late})
+            return False
+
+        entry = self._recorder.enter(f"waiting at table {self._spec.name!r}")
+        try:
+            self._waiter.wait(self._indexes[rank], needed, deadline, check)
+        finally:
+            self._recorder.leave(entry)
+
+    def _stalled_error(self, needed: int, late: dict[int, int]) -> Stalled:
+        told = ", ".join(f"rank {rank} has made {count}" for rank, count in late.items())
+        return Stalled(
+            f"table {self._spec.name!r} ({self._spec.consistency}): rank {self._rank} has made "
+            f"{self.own} adds and waits until every rank has made {needed}, but {told}. Ranks must "
+            "add equally often; one that has finished calls weft.shutdown(), which releases the "
+            "others",
+            [*late],
+            self._roster.states(self._members),
+        )
+
+
+class Changes:
+    """The changes of all ranks of a table, as one of them sees them."""
+
+    def __init__(self, block: Block, memory: TableMemory, *, meeting: Meeting) -> None:
+        self._memory, self._roster = memory, meeting.roster
+        self._members, self._rank = tuple(meeting.members), meeting.rank
+        self._generation = meeting.generation
+        self._words, self._own_ids = block.words, memory.ids(meeting.rank)
+        #: by rank
+        self.write_begun = self._words[memory.write_begun_at : memory.write_begun_at + memory.size]
+        self.write_done = self._words[memory.write_done_at : memory.write_done_at + memory.size]
+
+    def begin(self, low: int, high: int, ids: Ids | None) -> None:
+        """Say which rows are about to change. Who calls it says afterwards that they have:
+
+            changes.write_done[rank] = changes.write_begun[rank]
+
+        in a `finally`, and without a call, so that no signal handler keeps it from being said.
+        """
+        rank, words, word = self._rank, self._words, self._memory.word
+        if ids is None:
+            words[word(rank, LOWEST)], words[word(rank, HIGHEST)] = low, high
+            words[word(rank, COUNT)] = WHOLE
+        else:
+            named = ids[:NAMED]
+            self._own_ids[: named.size] = named
+            words[word(rank, COUNT)] = ids.size
+        self.write_begun[rank] += 1
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        """List what ranks had begun and not done when they died."""
+        words, word = self._words, self._memory.word
+        found = []
+        for rank in range(self._memory.size):
+            if not words[word(rank, INTERRUPTED)] and not self._died_within(rank):
+                continue
+            count = words[word(rank, COUNT)]
+            if count == WHOLE:
+                ids: Sequence[int] = range(words[word(rank, LOWEST)], words[word(rank, HIGHEST)])
+            else:
+                ids = tuple(self._memory.ids(rank)[: min(count, NAMED)].tolist())
+            found.append(Interrupted(rank, ids, self._generation))
+        return tuple(found)
+
+    def mark_dead_writers(self) -> None:
+        """Note which ranks died within a change, so that readers stop waiting for its end.
+        For the holder of the table's lock."""
+        for rank in range(self._memory.size):
+            if self._died_within(rank):
+                self._words[self._memory.word(rank, INTERRUPTED)] = 1
+                self.write_done[rank] = self.write_begun[rank]
+
+    def _died_within(self, rank: int) -> bool:
+        if rank == self._rank or self.write_begun[rank] == self.write_done[rank]:
+            return False
+        # it may have done its write, and then left: who is gone first, the words after
+        gone = self._roster.gone([self._members[rank]])
+        return bool(gone) and self.write_begun[rank] != self.write_done[rank]
+
+
+#: rows of a clock that are applied between two notes of how far it has come
+_PART = 1 << 16
+
+
+class Staging:
+    """The staged deltas of all ranks, as one of them sees them."""
+
+    def __init__(
+        self, block: Block, memory: TableMemory, *, clocks: Clocks, changes: Changes, rank: int
+    ) -> None:
+        self._spec, self._memory, self._words = memory.spec, memory, block.words
+        self._clocks, self._changes = clocks, changes
+        self._rank, self._size = rank, memory.size
+        self._arrays, self._steps = (memory.rows, memory.state), memory.steps
+        self._adds = memory.spec.updater.name == "add"
+
+    @property
+    def applied(self) -> int:
+        """Return how many clocks have been applied."""
+        count: int = self._words[APPLIED]
+        return count
+
+    def stage(self, delta: Array, ids: Ids | None) -> None:
+        """Keep this rank's delta until its clock is applied."""
+        count, staged_ids, deltas = self._memory.staged(self._rank)
+        if ids is None:
+            np.copyto(deltas, delta)
+            count[0] = WHOLE
+        else:
+            staged_ids[: ids.size] = ids
+            deltas[: ids.size] = delta
+            count[0] = ids.size
+        if faults.armed:
+            faults.reach("table.staged")
+
+    def apply(self, clock: int) -> None:
+        """Apply everybody's add of the next clock. For the holder of the table's lock.
+
+        `progress` counts the parts of all clocks that were begun: should this rank die, the next
+        one goes on after the last of them. So it is never set back, and a clock is applied by one
+        store, of its number.
+        """
+        words = self._words
+        parts = -(-self._spec.n_rows // _PART)
+        before = (clock - 1) * self._size * parts
+        for number in range(max(0, words[PROGRESS] - before), self._size * parts):
+            rank, part = divmod(number, parts)
+            if self._clocks.count(rank) >= clock:
+                # as if nobody was missing
+                step = int(self._steps[-1]) + (clock - 1) * self._size + rank + 1
+                self._apply_part(rank, part, step, before + number + 1)
+        words[APPLIED] = clock
+
+    def _apply_part(self, rank: int, part: int, step: int, progress: int) -> None:
+        count, ids, deltas = self._memory.staged(rank)
+        whole = count[0] == WHOLE
+        low = part * _PART
+        high = min(low + _PART, self._spec.n_rows if whole else int(count[0]))
+        if low >= high:
+            return
+        named, delta = None if whole else ids[low:high], deltas[low:high]
+        own, changes = self._rank, self._changes
+        try:
+            changes.begin(low, high, named)
+            if faults.armed:
+                faults.reach("table.adding")
+                faults.reach("table.applying")
+            if self._adds:
+                self._add(delta, named, low, progress)
+            else:
+                self._words[PROGRESS] = progress
+                where = slice(low, high) if named is None else named
+                rows.update(self._arrays, where, delta, self._spec.updater, step)
+            if faults.armed:
+                faults.reach("table.added")
+        finally:
+            changes.write_done[own] = changes.write_begun[own]
+
+    def _add(self, delta: Array, ids: Ids | None, low: int, progress: int) -> None:
+        """Add to some rows, and note it: no signal handler can come between, and cost somebody his
+        add, because there is no call between the one and the other."""
+        words, (table, _) = self._words, self._arrays
+        if ids is None:
+            some = table[low : low + len(delta)]
+            with np.errstate(all="ignore"):
+                words[PROGRESS] = progress
+                np.add(some, delta, some)
+        else:
+            changed = table.take(ids, 0)
+            with np.errstate(all="ignore"):
+                changed += delta
+            words[PROGRESS] = progress
+            table[ids] = changed

@@ -1,0 +1,167 @@
+"""A process's part in a team: its rank, the group, and what was registered with it.
+
+    driver                                  worker
+    Member of rank 0                        Member of rank 1, 2, ...
+    run_remote(function, arguments)         run_remote(function, arguments)
+                └───────── the same function, each with arguments of its own ────────┘
+
+A remote function gets the member of the process it runs in as its first argument.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from weft._core.partition import RowSlice
+from weft.adapters.models import parts, reduce
+from weft.engines.base import Group, Member
+from weft.engines.local.group import forget_unfinished, join
+from weft.engines.local.meeting.rendezvous import Identity
+from weft.engines.local.memory.arrays import buffer_of
+from weft.engines.local.pool import payload_arrays
+from weft.engines.local.pool.payload import (
+    IMMUTABLE,
+    Payload,
+    SharedPayload,
+    is_interrupt,
+    unpicklable,
+)
+
+#: by the name of the team; a worker may be a driver of others
+_members: dict[str, Member] = {}
+
+
+def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Member:
+    """Join the group of a team."""
+    identity = Identity(rank, size, name)
+    group: Group = join(identity, timeout=timeout, start_timeout=start)
+    member = _members[name] = Member(rank, size, group)
+    return member
+
+
+def enter_as_worker(name: str, rank: int, size: int, timeout: float, start: float) -> None:
+    enter(name, rank, size, timeout, start)
+
+
+def leave(name: str, *, peers_end: Callable[[], None]) -> None:
+    """The driver's end of a team. What a collective was given that was left half way can go once
+    its peers, who might still write there, have ended."""
+    member = _members.pop(name, None)
+    if member is not None:
+        member.group.leave()
+    peers_end()
+    if member is not None:
+        forget_unfinished(member.group)
+
+
+def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
+    """Run a function of a team for its driver."""
+    name, function, own, common = work
+    if function is enter_as_worker:
+        return function(*own)
+    return function(_members[name], *own, **common)
+
+
+def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
+    """Remote function: load something and register it under its number; drop some others."""
+    member.registered[number] = _Unpickler(member, payload).load()
+    for other in dropped:
+        member.registered.pop(other, None)
+
+
+def renew(member: Member) -> None:
+    """Remote function: after a failure, perhaps in the middle of a collective, meet in a new
+    generation."""
+    member.group = member.group.survivors()
+
+
+#: something registered, or one of the parts that it has as a model
+Place = tuple[int, int | None]
+
+
+def places(number: int, value: Any) -> dict[int, Place]:
+    """Where workers find their own copies of an object's parts, by identity."""
+    return {id(part): (number, at) for at, part in enumerate(parts(value))}
+
+
+def has_parts(value: Any) -> bool:
+    return bool(parts(value))
+
+
+def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: str) -> Payload:
+    """Pack a value to be registered: what it mentions of what is registered already becomes, in
+    each worker, the worker's own copy. `place_of` finds its place by the identity of the driver's
+    object."""
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        def persistent_id(self, mentioned: Any) -> Place | None:
+            return place_of(id(mentioned))  # asked of everything, lists and dicts too
+
+        def reducer_override(self, mentioned: Any) -> Any:
+            reduced = reduce(mentioned)
+            return super().reducer_override(mentioned) if reduced is None else reduced
+
+    packed = _RegisteredPayload()
+    try:
+        packed.dump_by(Pickler, value)
+    except BaseException as error:
+        packed.release()
+        if is_interrupt(error):
+            raise
+        raise unpicklable(value, name, error) from error
+    return packed
+
+
+class _Unpickler(pickle.Unpickler):
+    """The mirror of `pack_mentioning`."""
+
+    def __init__(self, member: Member, payload: bytes) -> None:
+        super().__init__(io.BytesIO(payload))
+        self._registered = member.registered
+
+    def persistent_load(self, place: Place) -> Any:
+        number, part = place
+        return self._registered[number] if part is None else parts(self._registered[number])[part]
+
+
+class _RegisteredPayload(Payload):
+    """Sent to several workers, each of which may change its arrays: each copies them."""
+
+    def _array(self, array: Any) -> Any:
+        return payload_arrays.copied_there(super()._array(array))
+
+
+class Arguments(Payload):
+    """What one worker gets of a call. Row slices of arrays in shared memory are cut there; of
+    others only the rows that are needed are sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: what was cut, should a second pickler come across it
+        self._cut: dict[int, Any] = {}
+
+    def _reducers(self) -> dict[type, Callable[[Any], Any]]:
+        return {**super()._reducers(), RowSlice: self._row_slice}
+
+    def _row_slice(self, rows: RowSlice) -> Any:
+        if lies_in_shared_memory(rows.array):
+            return rows.reduce_whole()
+        if id(rows) not in self._cut:
+            self._cut[id(rows)] = rows.__reduce__()
+        return self._cut[id(rows)]
+
+
+def lies_in_shared_memory(value: Any) -> bool:
+    """Return whether workers use the same memory as this process for an array."""
+    return type(value) in payload_arrays.KINDS and buffer_of(value) is not None
+
+
+def pack_once(value: Any, name: str) -> Any:
+    """Return a common argument for several workers, packed once for all."""
+    # what is pickled in less time than it takes to look whether it was
+    return value if isinstance(value, IMMUTABLE) else SharedPayload(value, name)

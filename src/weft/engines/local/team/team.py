@@ -1,0 +1,596 @@
+"""A team: a driver and workers that stay and form a group.
+
+driver, rank 0                     worker, rank 1, 2, ...
+call(function, arguments)
+  ──── Work: the function ────>    runs it
+  runs it too                      (both may meet in the group on the way)
+  <─── Done ────────────────────
+
+`rounds.py` is one such call.
+
+One remote function in the workers' hands, from sending it to their answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from weft._core.failures import INTERRUPTED, restore
+from weft.engines.base import NO_COMMON, Member, Team
+from weft.engines.interruption import ComputationGuard, ComputationInterrupted, by_signal_handler
+from weft.engines.local.pool.messages import (
+    Answer,
+    CancelAcknowledged,
+    Done,
+    Stopped,
+    Unreadable,
+    Work,
+)
+from weft.engines.local.pool.payload import Payload, load, pack, pack_function
+from weft.engines.local.pool.workers import Watch, Worker, Workers, worker_lost_error
+from weft.engines.local.processes.channel import Closed
+from weft.engines.local.processes.linux import end_as_text, readable
+from weft.engines.local.team.member import (
+    Arguments,
+    Place,
+    enter,
+    enter_as_worker,
+    has_parts,
+    leave,
+    lies_in_shared_memory,
+    pack_mentioning,
+    pack_once,
+    places,
+    register,
+    renew,
+    run_remote,
+)
+from weft.engines.serial.group import SerialGroup
+from weft.errors import (
+    Disagreement,
+    PeerLost,
+    SegmentGone,
+    Stalled,
+    TeamBroken,
+    UsedConcurrently,
+    WorkerLost,
+)
+
+_Result = TypeVar("_Result")
+
+#: seconds for a team to assemble
+_START = 60.0
+
+#: seconds that a call under way has to end when its team is closed, and between two looks
+_PATIENCE, _LOOK = 2.0, 0.01
+
+
+class LocalTeam(Team):
+    """Processes of this machine."""
+
+    def __init__(
+        self,
+        size: int,
+        workers: Workers,
+        *,
+        cores: int,
+        timeout: float,
+        gpus: Sequence[str] = (),
+        restart_hint: str = "team.restart()",
+    ) -> None:
+        self.size = size
+        self._restart_hint = restart_hint
+        self._gpus = [*gpus, *[None] * size][: size - 1]
+        self._pool = workers
+        self._threads = max(1, cores // size)
+        self._timeout = timeout
+        self._run_remote = pack_function(run_remote)
+        self._nobody = SerialGroup(timeout=timeout)
+        self._nobody.leave()
+        #: everything registered, with its name and whether it is by value, by number
+        self._objects: dict[int, tuple[Any, str, bool]] = {}
+        #: the numbers of those that the workers have, by identity, and of those that have parts
+        self._numbers: dict[int, int] = {}
+        self._models: list[int] = []
+        self._registered_so_far = 0
+        #: numbers of what nobody needs any more; finalizers add to it
+        self._dropped: deque[int] = deque()
+        self._closed = False
+        self._process = os.getpid()
+        #: the thread that uses it now
+        self._user: int | None = None
+        #: whether the last call failed, perhaps in the middle of a collective
+        self._failed = False
+        #: a call that has not been brought to an end
+        self._under_way: TeamCall | None = None
+        self._start()
+        _teams.add(self)
+
+    def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
+        return self._use(self._register, value, name, by_value)
+
+    def drop(self, number: int) -> None:
+        self._dropped.append(number)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
+    ) -> list[Any]:
+        return self._use(self._call, function, own, common)
+
+    def shares(self, value: Any) -> bool:
+        return lies_in_shared_memory(value)
+
+    def restart(self) -> None:
+        self._check_process()
+        self._check_unused()
+        self.close()
+        self._start()
+        self._drop_released()
+        self._use(self._send_all)
+
+    def close(self) -> None:
+        if self._process != os.getpid() or self._closed:
+            return
+        self._closed = True
+        user = self._user
+        if user is None:
+            self._take_down()
+            return
+        for worker in self._team_workers.workers:
+            worker.kill()  # the call under way ends with that, and takes it down
+        deadline = time.monotonic() + _PATIENCE
+        while user != threading.get_ident() and self._user is not None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK)
+
+    def _take_down(self) -> None:
+        self._mark_broken_if_unfinished()
+        leave(self._team_workers.name, peers_end=self._team_workers.end)
+        self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
+
+    def abandon(self) -> None:
+        """In a forked child: these are the parent's workers, which must not outlive the parent's
+        connections to them."""
+        if not self._closed:
+            self._team_workers.abandon()
+
+    def _start(self) -> None:
+        self._numbers.clear()
+        self._models.clear()
+        name = secrets.token_hex(8)
+        lent, watch = self._pool.lend(self._gpus, self._threads)
+        self._team_workers = TeamWorkers(name, lent, watch, self._pool, self._restart_hint)
+        self._closed = self._failed = False
+        self._under_way = None
+        pending = TeamCall(self._team_workers, self._run_remote)
+        try:
+            seats = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
+            pending.begin(enter_as_worker, seats)
+            self.member = enter(name, 0, self.size, self._timeout, _START)
+            pending.finish(_START)
+        except BaseException as error:
+            worse = pending.abandon(error)
+            self.close()
+            raise (worse or error) from error.__cause__
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = NO_COMMON,
+    ) -> list[Any]:
+        if self._failed and function is not renew:
+            self._call(renew, [()] * self.size)
+            self._failed = False
+        mine, *others = own
+        pending = self._under_way = TeamCall(self._team_workers, self._run_remote)
+        guard = ComputationGuard(pending.failed)
+        result = None
+        try:
+            pending.begin(function, others, common)
+            if mine is not None:
+                with guard:
+                    result = function(self.member, *mine, **common)
+            values = pending.finish(self._timeout)
+        except BaseException as error:
+            self._failed = True
+            guard.close()
+            if function is renew:  # some may be in the new generation, and some not
+                self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
+            worse = pending.abandon(error)
+            self._under_way = None
+            if worse is None:
+                raise
+            raise worse from worse.__cause__
+        self._under_way = None
+        return [result, *values]
+
+    def _register(self, value: Any, name: str, by_value: bool) -> int:
+        number = self._registered_so_far
+        self._registered_so_far += 1
+        self._send(number, value, name, by_value)
+        return number
+
+    def _send(self, number: int, value: Any, name: str, by_value: bool) -> None:
+        """Register an object with the workers as it is now."""
+        dropped = self._drop_released()
+        parts: dict[int, Place] = {}
+        for model in reversed(self._models):  # the first that has it counts
+            # anew each time: its parameters may be others than they were
+            parts.update(places(model, self._objects[model][0]))
+
+        def place_of(mentioned: int) -> Place | None:
+            found = self._numbers.get(mentioned)
+            return parts.get(mentioned) if found is None else (found, None)
+
+        packed = None
+        try:
+            packed = pack_mentioning(value, place_of, name)
+            arguments = (number, packed.payload, dropped)
+            self._call(register, [None, *[arguments] * (self.size - 1)])
+        except BaseException:
+            unknown = [number] if number not in self._objects else []
+            self._dropped.extend([*dropped, *unknown])
+            raise
+        finally:
+            if packed is not None:
+                packed.release()
+        self._objects[number] = (value, name, by_value)
+        self.member.registered[number] = value
+        if by_value:
+            return
+        self._numbers.setdefault(id(value), number)
+        if has_parts(value):
+            self._models.append(number)
+
+    def _send_all(self) -> None:
+        for number, registered in list(self._objects.items()):
+            if number in self._objects:  # finalizers drop some meanwhile
+                self._send(number, *registered)
+
+    def _drop_released(self) -> list[int]:
+        """Keep here no longer what has been dropped; returns its numbers."""
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        for number in dropped:
+            value, _, _ = self._objects.pop(number, (None, "", True))
+            self.member.registered.pop(number, None)
+            if self._numbers.get(id(value)) == number:
+                del self._numbers[id(value)]
+                others = (
+                    one
+                    for one, (other, _, by_value) in self._objects.items()
+                    if other is value and not by_value
+                )
+                self._numbers.update({id(value): one for one in itertools.islice(others, 1)})
+        self._models = [number for number in self._models if number in self._objects]
+        return dropped
+
+    def _use(self, method: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call what only one thread may call at a time. Raises TeamBroken, UsedConcurrently.
+
+        No context manager: a signal handler may raise after its beginning or before its end, and
+        the team would stay in use.
+        """
+        self._check_process()
+        if self._closed:
+            raise TeamBroken("this team has been closed; make a new one: weft.Team()")
+        if self._user is None:
+            self._mark_broken_if_unfinished()
+        if self._team_workers.broken is not None:
+            raise TeamBroken(
+                f"this team cannot go on: {self._team_workers.broken}; start it again with the "
+                f"driver's values:\n    {self._restart_hint}"
+            )
+        self._check_unused()
+        try:
+            self._user = threading.get_ident()
+            return method(*arguments)
+        except WorkerLost as error:
+            if self._was_closed():
+                raise TeamBroken("this team was closed in the middle of a call") from error
+            raise
+        finally:
+            try:
+                if self._was_closed():
+                    self._take_down()
+            finally:
+                self._user = None
+
+    def _mark_broken_if_unfinished(self) -> None:
+        """Nobody knows what the workers will answer after a call that was interrupted, and once
+        more before they had been told to end it."""
+        if self._under_way is not None and self._team_workers.broken is None:
+            self._team_workers.broken = "a call was interrupted twice, and may be going on"
+
+    def _was_closed(self) -> bool:
+        """Also since the call began: by another thread, or by the function itself. (A method, as
+        mypy believes that the attribute is what it was.)"""
+        return self._closed
+
+    def _check_unused(self) -> None:
+        if self._user is not None:
+            raise UsedConcurrently(
+                "a call while the team is in the middle of another, of "
+                + ("this" if self._user == threading.get_ident() else "another")
+                + " thread; a function that is called by a team calls its own with .serial(...), "
+                "and a thread makes a team of its own: weft.Team()"
+            )
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise TeamBroken(
+                f"this team belongs to process {self._process}, from which this one was forked; "
+                "a child makes a team of its own: weft.Team()"
+            )
+
+
+#: of this process
+_teams: weakref.WeakSet[LocalTeam] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for team in list(_teams):
+        team.abandon()
+    _teams.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+#: seconds that workers have to end what they do after another has failed: one that imports a large
+#: library hears nothing for several. And how many they have without being told to if they meet the
+#: failure by themselves
+_GRACE, _BY_THEMSELVES = 10.0, 0.5
+
+#: seconds between two interrupts of one that has not ended
+_AGAIN = 0.1
+
+
+@dataclass
+class TeamWorkers:
+    """The workers of a team, rank 1 first, between two starts."""
+
+    name: str
+    workers: list[Worker]
+    watch: Watch
+    pool: Workers
+    #: what the user writes to have the team started again
+    restart_hint: str
+    #: why it is of no use until the team starts again: a worker was lost
+    broken: str | None = None
+
+    def rank(self, worker: Worker) -> int:
+        return self.workers.index(worker) + 1
+
+    def end(self) -> None:
+        """Those of a team that has lost one may be in the middle of anything: they are gone when
+        this returns."""
+        for worker in self.workers:
+            if self.broken is not None and worker.pidfd >= 0:
+                self.pool.end(worker)
+            worker.close()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        for worker in self.workers:
+            if worker.pidfd >= 0:
+                worker.abandon()
+
+    def lose(self, worker: Worker) -> Exception:
+        """A worker has ended, or has to; the error that says so."""
+        self.watch.remove(worker)
+        rank = self.rank(worker)
+        # before it is waited for, which may be interrupted
+        self.broken = f"it has lost a worker and what was registered there, rank {rank}"
+        ended = self.pool.end(worker)
+        how = "ended" if ended is None else end_as_text(ended.code)
+        self.broken += f": {how}"
+        return worker_lost_error(
+            worker,
+            ended,
+            item=rank,
+            doing=f"was rank {rank} of a team",
+            advice=f"; to start the team again with the driver's values:\n    {self.restart_hint}",
+        )
+
+
+class TeamCall:
+    """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
+
+    def __init__(self, team_workers: TeamWorkers, run_remote: Payload) -> None:
+        self._team_workers = team_workers
+        self._run_remote = run_remote
+        #: what several workers get, packed: of use to them while this lives
+        self._common: Mapping[str, Any] = NO_COMMON
+        self._values: list[Any] = [None] * len(team_workers.workers)
+        #: the arguments of each that works
+        self._busy: dict[Worker, Payload] = {}
+        self._failures: list[Exception] = []
+        #: those called off that have not said CancelAcknowledged; None before anybody is called off
+        self._ending: set[Worker] | None = None
+        self._lock = threading.Lock()
+
+    def begin(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any] = NO_COMMON,
+    ) -> None:
+        """Send it to those that have arguments of their own. What cannot be sent raises
+        InvalidType, before anybody has begun."""
+        busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
+        if len(busy) > 1:  # packed once for all
+            self._common = common = {name: pack_once(one, name) for name, one in common.items()}
+        packed: list[tuple[int, Payload]] = []
+        try:
+            for rank, mine in busy:
+                work = (self._team_workers.name, function, mine, dict(common))
+                packed.append((rank, pack([work], rank, "arguments of rank", Arguments())))
+        except BaseException:
+            for _, one in packed:
+                one.release()
+            raise
+        for rank, one in packed:
+            self._send(self._team_workers.workers[rank - 1], rank, one)
+
+    def failed(self) -> bool:
+        """Whether a worker has failed by now. For the guard's thread, while this one computes."""
+        self._attend(0.0)
+        return bool(self._failures)
+
+    def finish(self, timeout: float) -> list[Any]:
+        """The workers' results. Raises what one of them raised, WorkerLost, Stalled."""
+        deadline = time.monotonic() + timeout
+        while self._busy and not self._failures:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise self._stalled(timeout)
+            self._attend(min(remaining, 1.0))
+        if self._failures:
+            raise self._failures[0]
+        return self._values
+
+    def abandon(self, error: BaseException) -> Exception | None:
+        """After a failure: end what still runs; the failure of a worker that was behind it all."""
+        met = isinstance(error, (Disagreement, PeerLost))  # the others have met it too, and end
+        try:
+            if met:
+                self._await_all(self._busy, _BY_THEMSELVES)
+            self._call_off()
+        finally:  # also when the user is impatient, and interrupts this too
+            with self._lock:
+                late = list(self._busy if self._ending is None else self._ending)
+                for worker in late:  # all at once: they may be using memory of this call
+                    worker.kill()
+                for worker in late:
+                    self._lose(worker)
+        causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
+        workers_own = any(error is one for one in self._failures)
+        if met or workers_own or isinstance(error, ComputationInterrupted):
+            return next(iter(causes or self._failures), None)
+        return None
+
+    def _call_off(self) -> None:
+        """End what workers do, and have each of them say so: this process may have been interrupted
+        anywhere, and not know what it has sent or received."""
+        self._ending = {worker for worker in self._team_workers.workers if worker.pidfd >= 0}
+        for worker in list(self._ending):
+            try:
+                worker.cancel()
+                self._team_workers.watch.watch_writable(worker)
+            except (Closed, FileNotFoundError):  # it is not watched: losing it was interrupted
+                self._lose(worker)
+        deadline = time.monotonic() + _GRACE
+        while self._ending and time.monotonic() < deadline:
+            self._await_all(self._ending, _AGAIN)
+            for worker in self._ending:
+                worker.interrupt()  # again and again: before it has begun it hears nothing
+
+    def _await_all(self, workers: Collection[Worker], seconds: float) -> None:
+        """Attend until this collection is empty, which `_take` and `_lose` see to; so many seconds
+        at most."""
+        deadline = time.monotonic() + seconds
+        while workers and (remaining := deadline - time.monotonic()) > 0:
+            self._attend(remaining)
+
+    def _send(self, worker: Worker, rank: int, packed: Payload) -> None:
+        function = self._run_remote
+        self._busy[worker] = packed
+        work = Work(function.digest, rank, packed.payload, None, keep_going=False)
+        try:
+            worker.give(function, work)
+        except Closed:
+            self._lose(worker)
+            return
+        if worker.frames.unsent:
+            self._team_workers.watch.watch_writable(worker)
+
+    def _attend(self, seconds: float) -> None:
+        """Take what the workers say within so many seconds."""
+        watch = self._team_workers.watch
+        with self._lock:
+            for worker, events in watch.wait(seconds).items():
+                watch.echo(worker, events)
+                try:
+                    ended = not self._hear(worker, events) and worker.pidfd in events
+                except Closed:
+                    ended = True
+                if ended:
+                    self._lose(worker)
+
+    def _hear(self, worker: Worker, events: set[int]) -> bool:
+        """Take what a worker says; whether that is anything. Raises Closed."""
+        if worker.frames.unsent and worker.frames.flush():
+            self._team_workers.watch.watch_writable(worker)
+        if worker.frames.fileno() not in events:
+            return False
+        message = worker.receive()  # also of one that is idle: its threads may log
+        heard = message is not None
+        while message is not None:
+            self._take(worker, message)
+            # an answer and CancelAcknowledged may have come together: no event tells of the second
+            message = worker.receive() if self._ending else None
+        return heard
+
+    def _take(self, worker: Worker, message: Answer | CancelAcknowledged) -> None:
+        rank = self._team_workers.rank(worker)
+        where = f"rank {rank}, {worker}"
+        if isinstance(message, Done):
+            self._failures += [
+                restore(failure, where, host=worker.host) for _, failure in message.failures
+            ]
+        elif isinstance(message, Unreadable):
+            self._failures.append(restore(message.failure, where, host=worker.host))
+        if self._ending is not None:  # nobody wants its results
+            if isinstance(message, CancelAcknowledged):
+                self._ending.discard(worker)
+                self._release(worker)
+            return
+        self._release(worker)
+        if isinstance(message, Stopped):
+            self._failures.append(restore(INTERRUPTED, where, host=worker.host))
+        elif isinstance(message, Done):
+            self._load(worker, rank, message)
+
+    def _load(self, worker: Worker, rank: int, message: Done) -> None:
+        try:
+            self._values[rank - 1] = load(message.values)[0]
+        except Exception as error:  # a class's own unpickling may raise anything
+            if by_signal_handler(error):
+                raise
+            if isinstance(error, SegmentGone) and readable(worker.pidfd, _BY_THEMSELVES):
+                self._lose(worker)  # it ended before the memory of its results was here
+            else:
+                self._failures.append(error)
+
+    def _lose(self, worker: Worker) -> None:
+        self._failures.append(self._team_workers.lose(worker))
+        if self._ending is not None:
+            self._ending.discard(worker)
+        self._release(worker)  # only now: until its end it may write there
+
+    def _release(self, worker: Worker) -> None:
+        """Give up the memory of its arguments."""
+        packed = self._busy.pop(worker, None)
+        if packed is not None:
+            packed.release()
+
+    def _stalled(self, timeout: float) -> Stalled:
+        late = ", ".join(f"rank {self._team_workers.rank(one)} ({one})" for one in self._busy)
+        return Stalled(
+            f"{timeout} s have passed, and {late} has not answered; it is alive: give the team a "
+            "longer timeout=, or find out what it does"
+        )

@@ -1,0 +1,102 @@
+"""What a worker does with a chunk."""
+
+from __future__ import annotations
+
+import random
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft._core.failures import restore
+from weft.engines.local.pool.worker import carry_out
+
+
+def run(function: Any, items: list[Any], **options: Any) -> Any:
+    noted: list[int] = []
+    options = {"first": 0, "seed": None, "keep_going": False, **options}
+    values, failures = carry_out(function, items, note=noted.append, **options)
+    return values, {position: restore(one, "here") for position, one in failures}, noted
+
+
+def fails_on(bad: set[int]) -> Any:
+    def function(x: int) -> int:
+        if x in bad:
+            raise ValueError(x)
+        return x * 10
+
+    return function
+
+
+def test_items_run_in_order_and_are_noted_first() -> None:
+    """Each index is noted before its call, counted from the chunk's first."""
+    assert run(lambda x: x + 1, [1, 2, 3], first=7) == ([2, 3, 4], {}, [7, 8, 9])
+    assert run(lambda x: x, []) == ([], {}, [])
+
+
+def test_a_failure_ends_the_chunk() -> None:
+    """Without keep_going nothing after it is run; what ran before is there."""
+    values, failures, noted = run(fails_on({2, 3}), [1, 2, 3, 4])
+    assert values == [10, None]
+    assert [(position, type(error), error.args) for position, error in failures.items()] == [
+        (1, ValueError, (2,))
+    ]
+    assert noted == [0, 1]
+
+
+def test_keep_going_runs_the_rest() -> None:
+    """With it every item is run, and every failure told, by position."""
+    values, failures, noted = run(fails_on({2, 3}), [1, 2, 3, 4], first=5, keep_going=True)
+    assert values == [10, None, None, 40]
+    assert {position: error.args for position, error in failures.items()} == {1: (2,), 2: (3,)}
+    assert noted == [5, 6, 7, 8]
+
+
+def test_an_exit_is_the_items_and_an_interrupt_the_drivers() -> None:
+    """SystemExit is a failure like others; KeyboardInterrupt ends the chunk."""
+    values, failures, _ = run(sys.exit, [3, 4], keep_going=True)
+    assert values == [None, None]
+    assert [str(error) for error in failures.values()] == ["SystemExit: 3", "SystemExit: 4"]
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted, [1], keep_going=True)
+
+
+def test_an_item_is_gone_when_its_call_is_over() -> None:
+    """A chunk of large items holds only the one that is being worked on."""
+
+    class Item:
+        pass
+
+    items = [Item() for _ in range(3)]
+    alive = [weakref.ref(item) for item in items]
+
+    def function(item: Item) -> int:
+        del item
+        return sum(reference() is not None for reference in alive)
+
+    values, _, _ = run(function, items)
+    # the interpreter may hold the one whose call this is
+    assert all(count <= 3 - index for index, count in enumerate(values))
+    assert alive[0]() is alive[1]() is alive[2]() is None
+
+
+def test_seeds_depend_on_the_item_only() -> None:
+    """The same item draws the same numbers in whatever chunk it is; others draw different ones."""
+
+    def draw(_: Any) -> tuple[float, float]:
+        return random.random(), float(np.random.rand())
+
+    whole, _, _ = run(draw, [0] * 6, seed=11)
+    parts = [run(draw, [0] * 2, seed=11, first=first)[0] for first in (0, 2, 4)]
+    assert [one for part in parts for one in part] == whole
+    assert len(set(whole)) == 6
+    assert run(draw, [0] * 6, seed=12)[0] != whole
+    state = random.getstate()
+    run(lambda x: x, [1])
+    assert random.getstate() == state
