@@ -28,7 +28,16 @@ LAYERS = {
     "cli": {"_core", "_version", "doctor", "engines", "errors", "resources"},
     "doctor": {"_core", "_version", "doctor", "engines", "errors", "kernels", "resources", "weft"},
     "_api": {"_api", "_core", "adapters", "engines", "errors", "faults", "resources"},
-    "engines": {"_core", "adapters", "_version", "engines", "errors", "faults", "resources"},
+    "engines": {
+        "_core",
+        "adapters",
+        "_version",
+        "engines",
+        "errors",
+        "faults",
+        "kernels",
+        "resources",
+    },
     "_core": {"_core", "adapters", "errors", "kernels"},
     "adapters": {"adapters", "errors"},
     "faults": {"errors"},
@@ -56,6 +65,7 @@ MAPS = {
     "engines": set(),
     "engines/local": set(),
     "engines/serial": set(),
+    **{f"engines/local/{package}": set() for package in LOCAL},
 }
 
 

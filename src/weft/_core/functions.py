@@ -187,14 +187,14 @@ def _join_each(parts: Sequence[Partial], modes: Modes, name: str) -> Any:
 def _pick(parts: Sequence[Partial], key: Any, name: str) -> list[Partial]:
     """One of the outputs of all parts."""
     first = parts[0].outputs
-    for part in parts:
-        alike = type(part.outputs) is type(first) and len(part.outputs) == len(first)
-        if not alike or (isinstance(first, Mapping) and key not in part.outputs):
+    for one in parts:
+        alike = type(one.outputs) is type(first) and len(one.outputs) == len(first)
+        if not alike or (isinstance(first, Mapping) and key not in one.outputs):
             raise InvalidValue(
-                f"{name} is {_shape_of(first)} for some rows and {_shape_of(part.outputs)} for "
+                f"{name} is {_shape_of(first)} for some rows and {_shape_of(one.outputs)} for "
                 "others; expected the same outputs for all"
             )
-    return [Partial(part.outputs[key], part.rows) for part in parts]
+    return [Partial(one.outputs[key], one.rows) for one in parts]
 
 
 def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:

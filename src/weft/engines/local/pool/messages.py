@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from weft._core.failures import Failure
 from weft.engines.local.processes.channel import Closed
+from weft.engines.local.processes.output import Logged
 
 #: added to the index of a chunk's first item while a worker loads the chunk
 LOADING = 1 << 62
@@ -98,12 +99,6 @@ class Cancel(NamedTuple):
 
 class CancelAcknowledged(NamedTuple):
     """All that came before is answered, and the memory of the last answer is given up."""
-
-
-class Logged(NamedTuple):
-    """Something was logged in the worker; comes at any time."""
-
-    record: dict[str, Any]
 
 
 #: what is said, by the number that stands for its kind on the way

@@ -12,10 +12,9 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from weft.engines.interruption import by_signal_handler
-from weft.engines.local.pool.messages import Logged
 
 #: a line longer than this is printed in pieces
 _LONGEST = 1 << 16
@@ -94,6 +93,12 @@ def level_here() -> int:
     """From which level on workers need to say anything."""
     loaded = sys.modules.get("logging")
     return logging.WARNING if loaded is None else logging.getLogger().level
+
+
+class Logged(NamedTuple):
+    """A log record on its way from a worker to its driver."""
+
+    record: dict[str, Any]
 
 
 class Forwarder(logging.Handler):
