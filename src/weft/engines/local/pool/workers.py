@@ -31,14 +31,13 @@ from weft.engines.local.pool.messages import (
     CancelAcknowledged,
     DropFunction,
     Frames,
-    Logged,
     Settings,
     Work,
 )
 from weft.engines.local.pool.payload import Payload
 from weft.engines.local.processes.channel import Channel, Closed, Ended, Start, Started
 from weft.engines.local.processes.linux import end_as_text, readable, translated
-from weft.engines.local.processes.output import OutputRelay, level_here, replay
+from weft.engines.local.processes.output import Logged, OutputRelay, level_here, replay
 from weft.errors import LaunchError, Loss, WorkerLost, format_bytes
 from weft.resources import host_name
 
