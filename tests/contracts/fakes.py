@@ -15,13 +15,13 @@ import cloudpickle
 import numpy as np
 
 import weft
+from weft._core import failures
 from weft._core.arithmetic import combine
 from weft._core.calls import Call, Combination, UnlikeArrays
 from weft.adapters import models
 from weft.engines import base
 from weft.engines.local import group as local_group
 from weft.engines.local.group import LocalGroup
-from weft.engines.local.meeting import roster
 from weft.engines.local.memory.arrays import SharedArray
 from weft.engines.local.pool.payload import Payload, unpicklable
 from weft.engines.local.pool.payload_arrays import Placed
@@ -39,7 +39,7 @@ def hosts_of(size: int) -> tuple[str, ...]:
 def on_two_hosts(group: LocalGroup, function: Callable[..., Any], *arguments: Any) -> Any:
     """In a rank: call a function with the group of `weft.init`, on two hosts from now on."""
     weft.shutdown()
-    roster._OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
+    failures.OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
     join = local_group.join
     local_group.join = lambda *place, **options: as_two_hosts(join(*place, **options))
     return function(weft.init(timeout=group.timeout), *arguments)
