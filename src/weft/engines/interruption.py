@@ -184,7 +184,8 @@ _watcher = _Watcher()
 #: whether the signal has its handler
 _listening = False
 
-os.register_at_fork(after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def start(thread: threading.Thread) -> None:
