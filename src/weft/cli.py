@@ -175,7 +175,7 @@ def _command(options: argparse.Namespace) -> Command:
     numbers.from_environment(os.environ)  # one error here, not one per rank
     return Command(
         ranks=options.ranks,
-        program=tuple(_checked_program(program)),
+        program=tuple(_validate_program(program)),
         timeout=options.timeout,
         prefix=options.prefix,
         keep_going=options.keep_going,
@@ -198,7 +198,7 @@ def _seconds(text: str) -> float:
         raise LaunchError(f"--timeout {text}: expected 0 or more seconds, for example 60") from None
 
 
-def _checked_program(program: list[str]) -> list[str]:
+def _validate_program(program: list[str]) -> list[str]:
     """The program's command line, if it can be started at all: one error here, not one per rank."""
     if not program or program == ["-m"]:
         what = "module" if program else "script"

@@ -22,7 +22,7 @@ Copy = Callable[[int, int, int], None]
 Add = Callable[[int, int, int], None]
 #: adds several arrays up, in their order: where they are, and how many numbers each has. All are
 #: the sums then.
-AddUp = Callable[[Sequence[int], int], None]
+SumInPlace = Callable[[Sequence[int], int], None]
 #: goes on with joint work: does so many steps at the most, and returns if there was nothing to do
 #: at so many looks. Whether it is done.
 GoOn = Callable[["Joint", int, int], bool]
@@ -76,47 +76,47 @@ class Joint(ctypes.Structure):
 _JOINT = (ctypes.POINTER(Joint), _NUMBER, _NUMBER)
 
 
-def copy_loop() -> Copy | None:
+def copy_kernel() -> Copy | None:
     """What copies large arrays; None if there is nothing for it."""
     if _library is None:
         return None
-    loop: Any = _library.copy
-    loop.argtypes, loop.restype = (_POINTER, _POINTER, _NUMBER), None
-    found: Copy = loop
+    kernel: Any = _library.copy
+    kernel.argtypes, kernel.restype = (_POINTER, _POINTER, _NUMBER), None
+    found: Copy = kernel
     return found
 
 
-def add_loop(kind: str) -> Add | None:
+def add_kernel(kind: str) -> Add | None:
     """What adds arrays of a kind of number; None if there is nothing for it."""
-    found: Add | None = _loop("add", kind, (_POINTER, _POINTER, _NUMBER), None)
+    found: Add | None = _kernel("add", kind, (_POINTER, _POINTER, _NUMBER), None)
     return found
 
 
-def add_up_loop(kind: str) -> AddUp | None:
+def sum_in_place_kernel(kind: str) -> SumInPlace | None:
     """What adds several arrays of a kind of number up; None if there is nothing for it."""
-    loop = _loop("add_up", kind, (_POINTER, _NUMBER, _NUMBER), None)
-    if loop is None:
+    kernel = _kernel("add_up", kind, (_POINTER, _NUMBER, _NUMBER), None)
+    if kernel is None:
         return None
 
-    def add_up(arrays: Sequence[int], count: int) -> None:
-        loop((_POINTER * len(arrays))(*arrays), len(arrays), count)
+    def sum_in_place(arrays: Sequence[int], count: int) -> None:
+        kernel((_POINTER * len(arrays))(*arrays), len(arrays), count)
 
-    return add_up
+    return sum_in_place
 
 
-def joint_sum_loop(kind: str) -> GoOn | None:
+def joint_sum_kernel(kind: str) -> GoOn | None:
     """What goes on with joint sums of a kind of number; None if there is nothing for it."""
-    found: GoOn | None = _loop("joint_sum", kind, _JOINT, ctypes.c_int)
+    found: GoOn | None = _kernel("joint_sum", kind, _JOINT, ctypes.c_int)
     return found
 
 
-def joint_broadcast_loop() -> GoOn | None:
+def joint_broadcast_kernel() -> GoOn | None:
     """What goes on with joint broadcasts; None if there is nothing for it."""
     if _library is None:
         return None
-    loop: Any = _library.joint_broadcast
-    loop.argtypes, loop.restype = _JOINT, ctypes.c_int
-    found: GoOn = loop
+    kernel: Any = _library.joint_broadcast
+    kernel.argtypes, kernel.restype = _JOINT, ctypes.c_int
+    found: GoOn = kernel
     return found
 
 
@@ -143,30 +143,30 @@ def joint_use_cache(memory: int, rank: int) -> None:
     _loaded().joint_use_cache(_POINTER(memory), _NUMBER(rank))
 
 
-def add_rows_loop(kind: str) -> AddRows | None:
+def add_rows_kernel(kind: str) -> AddRows | None:
     """What adds to rows of a kind of number; None if there is nothing for it."""
     arguments = (_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER)
-    found: AddRows | None = _loop("add_rows", kind, arguments, _NUMBER)
+    found: AddRows | None = _kernel("add_rows", kind, arguments, _NUMBER)
     return found
 
 
-def rule_loop(rule: str, kind: str) -> ApplyRule | None:
+def rule_kernel(rule: str, kind: str) -> ApplyRule | None:
     """What applies an updater's rule to rows of a kind of number; None if there is nothing for
     it."""
     if kind not in _FLOATS:
         return None
-    loop = _loop(rule, kind, (_POINTER, _NUMBER, _POINTER), None)
-    if loop is None:
+    kernel = _kernel(rule, kind, (_POINTER, _NUMBER, _POINTER), None)
+    if kernel is None:
         return None
 
     def apply(places: Sequence[int], count: int, factors: Sequence[float]) -> None:
-        loop((_POINTER * len(places))(*places), count, (ctypes.c_double * len(factors))(*factors))
+        kernel((_POINTER * len(places))(*places), count, (ctypes.c_double * len(factors))(*factors))
 
     return apply
 
 
 def adding_side_by_side_pays() -> bool:
-    """Whether `add_loop` is quicker than NumPy for arrays that are in no cache."""
+    """Whether `add_kernel` is quicker than NumPy for arrays that are in no cache."""
     return _library is not None and bool(_library.adding_side_by_side_pays())
 
 
@@ -176,7 +176,7 @@ def missing() -> str:
 
 
 @cache
-def _loop(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
+def _kernel(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
     if _library is None or kind not in _KINDS:
         return None
     function = getattr(_library, f"{name}_{_KINDS[kind]}")

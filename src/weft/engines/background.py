@@ -26,7 +26,7 @@ from typing import Any
 
 from weft._core.arguments import validate_seconds
 from weft.engines import interruption
-from weft.engines.refusals import forked
+from weft.engines.refusals import forked_error
 from weft.errors import Stalled
 
 #: seconds without work after which the thread ends
@@ -92,7 +92,7 @@ class PendingCall:
         deadline = time.monotonic() + seconds
         while not self._ended:
             if os.getpid() != self._process:
-                raise forked(f"the handle of {self._name}", self._process)
+                raise forked_error(f"the handle of {self._name}", self._process)
             self._background.see_to_thread()
             left = deadline - time.monotonic()
             if self._gate.acquire(timeout=min(max(left, 0.0), _SLICE)):
@@ -135,7 +135,7 @@ class Background:
     def start(self, work: Callable[[], Any], name: str) -> PendingCall:
         """Have a call carried out after those before it. Raises UsedAfterFork."""
         if os.getpid() != self._process:  # where the thread, if there was one, is not
-            raise forked(self._name, self._process)
+            raise forked_error(self._name, self._process)
         call = PendingCall(work, name, self)
         self.pending.append(call)
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weft.engines.base import Group
 
 
-def succeeded(group: Group) -> UsageError:
+def superseded_error(group: Group) -> UsageError:
     """When a group is used after `survivors`."""
     return UsageError(
         f"group {group.name!r} of generation {group.generation} has a successor, which survivors() "
@@ -34,7 +34,7 @@ def succeeded(group: Group) -> UsageError:
     )
 
 
-def within_itself(name: str) -> UsageError:
+def reentrant_error(name: str) -> UsageError:
     """When a table is used in the middle of one of its own calls."""
     return UsageError(
         f"table {name!r} is used by an updater or a signal handler in the middle of a call of the "
@@ -42,7 +42,7 @@ def within_itself(name: str) -> UsageError:
     )
 
 
-def checked_split(color: object, key: object) -> tuple[int | None, int]:
+def validate_split(color: object, key: object) -> tuple[int | None, int]:
     """A color and a key as they are told to other ranks. Raises for what cannot be."""
     number = None if color is None else _as_int64("color", color, ", or None for no subgroup")
     return number, _as_int64("key", key)
@@ -57,7 +57,7 @@ def _as_int64(name: str, value: object, else_expected: str = "") -> int:
     return number
 
 
-def forked(what: str, parent: int) -> UsedAfterFork:
+def forked_error(what: str, parent: int) -> UsedAfterFork:
     """When something of a group is used in a forked child."""
     return UsedAfterFork(
         f"{what} belongs to process {parent}, from which this process {os.getpid()} was forked; "
@@ -65,7 +65,7 @@ def forked(what: str, parent: int) -> UsedAfterFork:
     )
 
 
-def left(what: str) -> NotInitialized:
+def left_error(what: str) -> NotInitialized:
     """When a group is used after `leave` or `weft.shutdown`."""
     return NotInitialized(
         f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
@@ -77,7 +77,7 @@ def left(what: str) -> NotInitialized:
 _MARGIN = 64 << 20
 
 
-def check_memory(what: str, size: int, remedy: str) -> None:
+def validate_memory(what: str, size: int, remedy: str) -> None:
     """Raise OutOfMemory unless `size` more bytes can be had now."""
     free, reason = available_memory()
     if size + _MARGIN > free:

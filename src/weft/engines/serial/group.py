@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft._core.arguments import validate_seconds
 from weft.engines.base import Group, Handle, Store
-from weft.engines.refusals import checked_split, left, succeeded
+from weft.engines.refusals import left_error, superseded_error, validate_split
 from weft.resources import host_name
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SerialGroup(Group):
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> Group | None:
         self._begin(timeout)
-        color, key = checked_split(color, key)
+        color, key = validate_split(color, key)
         self._splits += 1
         if color is None:
             return None
@@ -65,9 +65,9 @@ class SerialGroup(Group):
 
     def _begin(self, timeout: float | None) -> None:
         if self.has_left:
-            raise left(f"group {self.name!r}")
+            raise left_error(f"group {self.name!r}")
         if self.successor is not None:
-            raise succeeded(self)
+            raise superseded_error(self)
         if timeout is not None:
             validate_seconds(timeout)
 

@@ -75,7 +75,7 @@ class SerialTeam(Team):
         self._closed = self._busy = False
 
     def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
-        self._check_usable()
+        self._validate_usable()
         number = self._registered_so_far
         self._registered_so_far += 1
         self.member.registered[number] = value
@@ -91,7 +91,7 @@ class SerialTeam(Team):
         *,
         common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        self._check_usable()
+        self._validate_usable()
         self._busy = True
         try:
             return [None if one is None else function(self.member, *one, **common) for one in own]
@@ -107,7 +107,7 @@ class SerialTeam(Team):
     def close(self) -> None:
         self._closed = True
 
-    def _check_usable(self) -> None:
+    def _validate_usable(self) -> None:
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
         if self._busy:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft._core import shared
-from weft.engines.refusals import check_memory
+from weft.engines.refusals import validate_memory
 
 
 class _Memory(bytearray):
@@ -30,7 +30,7 @@ def share(source: NDArray[Any], *, readonly: bool) -> SharedArray:
     if _is_shared(source):
         array = source.view(SharedArray)
     else:
-        check_memory("a shared array", source.nbytes, "share less")
+        validate_memory("a shared array", source.nbytes, "share less")
         fortran = source.flags.f_contiguous and not source.flags.c_contiguous
         array = _over(_Memory(source.nbytes), source, order="F" if fortran else "C")
         array[...] = source
