@@ -1,4 +1,4 @@
-"""A table of this process alone: the reference for every other store."""
+"""A table in ordinary memory: the reference for every other store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.engines.refusals import forked_error, left_error, reentrant_error, val
 
 
 class SerialStore(Store):
-    """Rows and state in ordinary memory. All consistencies are one: nobody else adds."""
+    """Rows and state of one process, to which every consistency is the same."""
 
     def __init__(self, group: Group, spec: TableSpec, values: Array | None) -> None:
         arrays = 1 + len(spec.updater.state)
@@ -31,7 +31,7 @@ class SerialStore(Store):
         self._adder = rows.make_adder(spec.n_rows, spec.dtype)
         #: threads take turns
         self._turn = threading.RLock()
-        #: whether one is in the middle of an add
+        #: whether a thread is in the middle of an add
         self._in_turn = False
 
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
