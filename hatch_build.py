@@ -1,6 +1,7 @@
-"""Compiles src/weft/kernels.c when weft is installed or a wheel is built, if there is a C compiler.
+"""Compile src/weft/kernels.c when weft is installed or a wheel is built.
 
-Without one weft is the same, only slower: whatever goes wrong here is told, and fails nothing.
+Without its kernels weft does the same, more slowly: a failure here, such as a missing C compiler,
+is a warning and not an error.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-#: no -march: the library runs on every processor of its kind, and chooses when it is loaded.
-#: -ffp-contract=off: the bits are NumPy's; -fno-math-errno: roots without a call
+#: no -march: the library runs on every processor of its kind, and chooses code when it is loaded.
+#: -ffp-contract=off: results are NumPy's to the bit; -fno-math-errno: square roots without a call
 _FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
 
 
@@ -62,6 +63,6 @@ def _compile(source: Path, library: Path) -> None:
 
 
 def _replace(old: Path, new: Path) -> None:
-    """At once: who has loaded the old one keeps it as it is."""
+    """Replace a file atomically: processes that have loaded the old one keep it."""
     beside = Path(shutil.copy(new, old.with_name(f"{old.name}.{os.getpid()}")))
     beside.replace(old)

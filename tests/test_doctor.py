@@ -259,11 +259,11 @@ def test_what_mpirun_says() -> None:
 
 def test_what_nvidia_smi_says() -> None:
     """A line for each GPU; none; a complaint, where the device files count."""
-    assert look.gpus_told(0, "A, 1 MiB\nB, 2 MiB\n", []) == Fact(2, "A, 1 MiB; B, 2 MiB")
-    assert look.gpus_told(6, "No devices were found\n", ["nvidia0"]).value == 0
-    failed = look.gpus_told(9, "it has failed\n", [])
+    assert look.parse_nvidia_smi(0, "A, 1 MiB\nB, 2 MiB\n", []) == Fact(2, "A, 1 MiB; B, 2 MiB")
+    assert look.parse_nvidia_smi(6, "No devices were found\n", ["nvidia0"]).value == 0
+    failed = look.parse_nvidia_smi(9, "it has failed\n", [])
     assert failed == Fact(None, "nvidia-smi ended with code 9: it has failed")
-    assert look.gpus_told(9, "", ["nvidia0", "nvidia1"]).value == 2
+    assert look.parse_nvidia_smi(9, "", ["nvidia0", "nvidia1"]).value == 2
 
 
 def test_the_line_that_says_why_ranks_failed() -> None:

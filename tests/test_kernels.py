@@ -68,17 +68,17 @@ def test_adding_several_arrays_up(kind: str, count: int, ranks: int) -> None:
 def test_they_are_here() -> None:
     """Wherever the suite runs there is a C compiler, so weft was installed with them."""
     assert kernels.missing() == ""
-    assert all(kernels.add_loop(kind) and kernels.add_rows_loop(kind) for kind in KINDS)
-    assert all(map(kernels.add_up_loop, KINDS))
-    assert kernels.add_loop("float16") is None
+    assert all(kernels.add_kernel(kind) and kernels.add_rows_kernel(kind) for kind in KINDS)
+    assert all(map(kernels.sum_in_place_kernel, KINDS))
+    assert kernels.add_kernel("float16") is None
     assert not can_add_up(np.zeros(1, np.float16), "float16")
     assert not can_add_up(np.zeros(1, np.uint16), "bfloat16")
     assert not can_add_up(np.zeros(1, ">f4"), "float32")
     with pytest.raises(TypeError, match="complex64"):
         add_up([np.zeros(1, np.complex64)])
-    assert kernels.add_rows_loop("complex64") is None
-    assert all(kernels.rule_loop(rule, kind) for rule in RULES for kind in ("float32", "float64"))
-    assert kernels.rule_loop("adam", "int64") is None
+    assert kernels.add_rows_kernel("complex64") is None
+    assert all(kernels.rule_kernel(rule, kind) for rule in RULES for kind in ("float32", "float64"))
+    assert kernels.rule_kernel("adam", "int64") is None
 
 
 @needs_them
@@ -91,7 +91,7 @@ def test_adding_arrays(kind: str, count: int, skipped: int) -> None:
     expected = array.copy()
     with np.errstate(all="ignore"):
         expected[skipped : skipped + count] += delta[:count]
-    loop = kernels.add_loop(kind)
+    loop = kernels.add_kernel(kind)
     assert loop is not None
     loop(address(array[skipped:]), address(delta), count)
     assert same(array, expected)
@@ -104,7 +104,7 @@ def test_copying(count: int, to: int, start: int) -> None:
     source, target = some(800, "uint8"), some(800, "uint8", seed=1)
     expected = target.copy()
     expected[to : to + count] = source[start : start + count]
-    loop = kernels.copy_loop()
+    loop = kernels.copy_kernel()
     assert loop is not None
     loop(address(target) + to, address(source) + start, count)
     assert target.tobytes() == expected.tobytes()
@@ -181,7 +181,7 @@ def test_rules(updater: Updater, kind: str, count: int, step: int, skipped: int)
         for changed in (here, expected):
             rows, *state, delta = (one[skipped : skipped + count] for one in changed)
             updater.update(rows, dict(zip(updater.state, state, strict=True)), delta, step)
-            patch.setattr(kernels, "rule_loop", lambda *_: None)
+            patch.setattr(kernels, "rule_kernel", lambda *_: None)
     assert all(map(same, here, expected))
 
 
@@ -246,7 +246,7 @@ ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + mmap.PAGESIZE), mmap.PAGESIZE
 table, delta = np.zeros((7, 3), np.float32), np.ones((20, 3), np.float32)
 ids = np.frombuffer(memory, np.intp, 20, mmap.PAGESIZE - 160)
 ids[:] = np.arange(20) % 7
-loop = kernels.add_rows_loop("float32")
+loop = kernels.add_rows_kernel("float32")
 places = (one.__array_interface__["data"][0] for one in (table, ids, delta))
 table_at, ids_at, delta_at = places
 print(loop(table_at, 7, ids_at, 20, delta_at, 3), table[:, 0].tolist())

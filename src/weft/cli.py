@@ -15,7 +15,7 @@ from weft.engines import registry
 from weft.engines.base import Command
 from weft.errors import InvalidValue, LaunchError, WeftError
 
-#: on one machine; more is a slip of the finger
+#: on one machine; more is taken for a typing error
 _MOST_RANKS = 1024
 
 _USAGE = """\
@@ -42,7 +42,7 @@ where ranks cannot run. --json prints the same for programs.
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; exits with its code, 2 for a command that makes no sense."""
+    """Run the command and exit with its code, 2 for one that cannot be understood."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_missing_streams()
     try:
@@ -53,20 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except WeftError as error:
         print(f"weft: {error}", file=sys.stderr)
         code = 1
-    except SystemExit as asked:  # --help and --version have printed what they have to say
-        code = asked.code if isinstance(asked.code, int) else 0
-    except KeyboardInterrupt:  # `weft run` takes Ctrl-C itself, for its ranks
+    except SystemExit as end:  # --help and --version have printed their text
+        code = end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:  # `weft run` handles Ctrl-C itself, for its ranks
         code = 128 + signal.SIGINT
     try:
         sys.stdout.flush()
-    except OSError:  # nobody reads it; the interpreter would complain when it tries again
+    except OSError:  # nobody reads it; the interpreter's own flush would print an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def _open_missing_streams() -> None:
-    """After `weft run ... >&-` there is no stdout: print into nothing, rather than into whatever
-    file gets its descriptor."""
+    """Open streams that are closed, as after `weft run ... >&-`, on /dev/null: else the next file
+    that is opened would get their descriptors, and with them what is printed."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
@@ -85,7 +85,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong as a LaunchError, and all commands' usage at once."""
+    """A parser that raises LaunchError, and shows the usage of all commands at once."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -103,9 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def command(run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        made = commands.add_parser(run.__name__[1:])
-        made.set_defaults(run=run, prog=made.prog)
-        return made
+        subparser = commands.add_parser(run.__name__[1:])
+        subparser.set_defaults(run=run, prog=subparser.prog)
+        return subparser
 
     run = command(_run)
     run.add_argument("-n", type=_whole_number, dest="ranks")
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _engine() -> Any:
-    """The module of the engine that launches ranks and serves pipes. Raises EngineUnavailable."""
+    """Return the engine that launches ranks and serves pipes. Raises EngineUnavailable."""
     return registry.choose(None, "launch").load()
 
 
@@ -158,7 +158,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def parse_run(arguments: Sequence[str]) -> Command:
-    """What `weft run` was asked for. Everything after the script or module is the program's."""
+    """Return the arguments of `weft run`. All after the script or module are the program's."""
     return _command(_parser().parse_args(["run", *arguments]))
 
 
@@ -175,7 +175,7 @@ def _command(options: argparse.Namespace) -> Command:
     numbers.from_environment(os.environ)  # one error here, not one per rank
     return Command(
         ranks=options.ranks,
-        program=tuple(_checked_program(program)),
+        program=tuple(_validate_program(program)),
         timeout=options.timeout,
         prefix=options.prefix,
         keep_going=options.keep_going,
@@ -198,8 +198,9 @@ def _seconds(text: str) -> float:
         raise LaunchError(f"--timeout {text}: expected 0 or more seconds, for example 60") from None
 
 
-def _checked_program(program: list[str]) -> list[str]:
-    """The program's command line, if it can be started at all: one error here, not one per rank."""
+def _validate_program(program: list[str]) -> list[str]:
+    """Return the program's command line. Raises LaunchError here if it cannot be started, not once
+    per rank."""
     if not program or program == ["-m"]:
         what = "module" if program else "script"
         raise LaunchError(f"no {what} was given; for example: weft run -n 2 script.py")

@@ -1,4 +1,4 @@
-"""Every exception weft raises, and the table that the serious ones carry.
+"""Every exception that weft raises, and the table of ranks that some of them carry.
 
     WeftError
     ├── UsageError                      the program is wrong; the message shows the right line
@@ -31,8 +31,8 @@
     ├── Mismatch            (ValueError)      a function's parts are not what it gives as a whole
     └── Stalled             (TimeoutError)    a deadline passed; everybody waited for is alive
 
-`except WeftError` catches all of them; each is also the built-in error that a
-reader of the traceback would expect.
+`except WeftError` catches all of them; each is also the built-in error that a reader of the
+traceback would expect.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ class DamagedFile(WeftError, ValueError):
 
 @dataclass(frozen=True)
 class RankState:
-    """One line of the table in `PeerLost` and `Stalled`: who is where."""
+    """One line of the table in `PeerLost` and `Stalled`: where a rank is."""
 
     rank: int
     pid: int
     #: "alive", "stopped", "left", "ending after an exception", or how it ended: "killed by
     #: SIGKILL", "exit code 3", ...
     status: str
-    #: what it is in ("barrier"), or was in last ("after barrier")
+    #: the operation that it is in ("barrier"), or was in last ("after barrier")
     operation: str
     #: seconds since that operation began, or since it ended
     seconds: float
@@ -149,7 +149,7 @@ class RankState:
 
 
 def states_as_text(states: Sequence[RankState]) -> str:
-    """Return the states as aligned text, one rank a line, with their hosts where these differ."""
+    """Return a table of the states, one rank per line, with their hosts if these differ."""
     rows: list[tuple[str, ...]] = [("rank", "host", "pid", "status", "operation", "since", "line")]
     rows += [
         (str(s.rank), s.host, str(s.pid), s.status, s.operation, f"{s.seconds:.2f} s", s.line)
@@ -199,23 +199,23 @@ class Stalled(_WithRanks, TimeoutError):
 
 
 class RemoteError(WeftError, RuntimeError):
-    """Stands for an exception in a worker that cannot be pickled, or that would end this process.
+    """An exception in a worker that cannot be pickled, or that would end this process.
 
     Its message begins with the name of the class; its cause is the RemoteTraceback.
     """
 
 
 class RemoteTraceback(WeftError):
-    """The cause of an exception that was raised in another process: the traceback there."""
+    """The cause of an exception that another process raised: its traceback there."""
 
     def __init__(self, text: str, where: str, item: int | None = None, host: str = "") -> None:
         #: the traceback, as Python prints it
         self.text = text
-        #: which worker it was
+        #: the worker, in words
         self.where = where
-        #: the index of the item; None where it was not about one
+        #: the index of the item, None if the exception was not about one
         self.item = item
-        #: where that worker ran
+        #: the host of the worker
         self.host = host
         what = where if item is None else f"item {item}, {where}"
         super().__init__(f"raised in {what}:\n{text.rstrip()}")
@@ -234,7 +234,7 @@ class WorkerLost(WeftError, RuntimeError):
 
     @property
     def item(self) -> int:
-        """The index of the item; of a team's worker, its rank."""
+        """Return the index of the item; of a team's worker, its rank."""
         return self.loss.item
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -249,11 +249,11 @@ class Loss:
     item: int
     worker: int
     pid: int
-    #: its exit code, or minus the signal that killed it; None where nobody saw it end
+    #: its exit code, or minus the signal that killed it; None if unknown
     code: int | None
-    #: the most memory it had, in bytes
+    #: its peak memory in bytes
     memory: int
-    #: whether the kernel killed it for want of memory
+    #: whether the kernel's out-of-memory killer ended it
     out_of_memory: bool
     host: str = ""
 
@@ -263,7 +263,7 @@ class Cancelled(WeftError, RuntimeError):
 
 
 class Mismatch(WeftError, ValueError):
-    """A function called with `check=True` gives something else in parts than as a whole."""
+    """A function called with `check=True` gives another result in parts than as a whole."""
 
 
 def format_bytes(size: int) -> str:

@@ -1,13 +1,13 @@
-"""Named fault points: how the failure suite reaches every line that matters.
+"""Named fault points, by which the failure suite reaches every line that matters.
 
     WEFT_FAULT=point:rank:action        one fault
     WEFT_FAULT=a:0:kill,b:1:delay=0.5   several, separated by commas
 
-A point is a name in `POINTS`; rank is a rank of the whole job or `*`; the
-action is one of `kill`, `segv`, `exit=CODE`, `raise`, `stop`, `delay=SECONDS`.
-`point@3` acts the third time that the point is reached instead of the first.
+A point is a name in `POINTS`; the rank is one of the whole job, or `*`; the action is one of
+`kill`, `segv`, `exit=CODE`, `raise`, `stop`, `delay=SECONDS`. `point@3` acts the third time that
+the point is reached instead of the first.
 
-With the variable unset `armed` is False and a point costs one test of it:
+With the variable unset `armed` is False, and a point costs one test of it:
 
     if faults.armed:
         faults.reach("meet.after")
@@ -26,34 +26,34 @@ VARIABLE = "WEFT_FAULT"
 
 POINTS = (
     "join.start",  # a rank is about to look for its group
-    "join.sent",  # it has said who it is and waits for the others
-    "join.mapped",  # it has the group's memory
-    "meet.before",  # about to publish its arrival at a barrier
+    "join.sent",  # it has sent its identity and waits for the others
+    "join.mapped",  # it has mapped the group's memory
+    "meet.before",  # is about to publish its arrival at a barrier
     "meet.after",  # has published its arrival
-    "wait.block",  # has spun in vain and is about to sleep in the kernel
+    "wait.block",  # has spun in vain and is about to sleep on a futex
     "split.made",  # the leader of a subgroup has made its memory
     "collective.made",  # rank 0 has made the memory of a group's collectives
-    "collective.filled",  # has filled its slot and is about to come to the first step
-    "collective.met",  # knows what the others called
+    "collective.filled",  # has filled its slot and is about to arrive at the first step
+    "collective.met",  # knows the other ranks' headers
     "collective.round",  # has filled its slot for one of several rounds
-    "collective.block",  # is about to copy from or to a peer's memory, or goes on with joint work
+    "collective.block",  # is about to copy from or to a peer's memory, or to pipeline chunks
     "collective.carried",  # has its result; others may still read its memory
     "lock.taken",  # holds a lock exclusively
     "lock.shared",  # holds a lock in shared mode
     "table.made",  # rank 0 has made the memory of a table
-    "table.adding",  # has said which rows it is about to change
-    "table.added",  # has changed them, and has not said so yet
-    "table.staged",  # has put down its delta for a later clock, and has not said so yet
+    "table.adding",  # has announced which rows it is about to change
+    "table.added",  # has changed them, and has not announced it yet
+    "table.staged",  # has staged its delta for a later clock, and has not announced it yet
     "table.applying",  # is about to apply a part of a clock's deltas
-    "table.copied",  # has copied rows, and is about to see whether they were whole
+    "table.copied",  # has copied rows, and is about to check that they were not torn
     "share.created",  # has made a shared array
-    "share.attach",  # is about to attach somebody's shared array
+    "share.attach",  # is about to attach another process's shared array
     "share.attached",  # has attached it
     "worker.started",  # a worker is about to listen to its driver
-    "worker.learned",  # it has a function
-    "work.received",  # it has the items and is about to run them
+    "worker.learned",  # it has received a function
+    "work.received",  # it has received the items and is about to run them
     "work.done",  # it has run them
-    "work.packed",  # its results are ready to be sent, the large ones in shared memory
+    "work.packed",  # its results are ready to send, the large ones in shared memory
     "work.replied",  # it has sent them; its driver may not have attached that memory yet
     "exit.begin",  # shutdown() was called
     "exit.left",  # has told its peers that it leaves
@@ -63,7 +63,7 @@ ACTIONS = ("kill", "segv", "exit", "raise", "stop", "delay")
 
 
 class InjectedFault(Exception):
-    """What the action `raise` raises."""
+    """The exception of the action `raise`."""
 
 
 @dataclass
@@ -76,11 +76,11 @@ class _Fault:
 
 
 def parse(text: str) -> list[_Fault]:
-    """The faults that a value of WEFT_FAULT asks for."""
-    return [_parse_one(part) for part in text.split(",") if part.strip()]
+    """Return the faults that a value of WEFT_FAULT asks for. Raises InvalidValue."""
+    return [_parse_fault(part) for part in text.split(",") if part.strip()]
 
 
-def _parse_one(text: str) -> _Fault:
+def _parse_fault(text: str) -> _Fault:
     form = f"{VARIABLE}={text!r}: expected point[@count]:rank:action[=argument]"
     fields = text.strip().split(":")
     if len(fields) != 3:
@@ -106,13 +106,13 @@ armed = bool(_faults)
 
 
 def set_rank(rank: int) -> None:
-    """Tell the fault points which rank this process is."""
+    """Set which rank this process is."""
     global _rank
     _rank = rank
 
 
 def reach(point: str) -> None:
-    """Act if a fault is asked for here. Call it only where `armed` is true."""
+    """Act if a fault is set at this point. Call it only if `armed` is true."""
     if point not in POINTS:
         raise InvalidValue(f"fault point {point!r} is not in weft.faults.POINTS; add it there")
     for fault in _faults:

@@ -1,8 +1,9 @@
-"""Loops in C, where they were compiled: when weft was installed and a C compiler was there.
+"""Kernels in C, if they were compiled: when weft was installed and a C compiler was there.
 
 Everything works without them, but more slowly (docs/performance.md has the times).
-`WEFT_KERNELS=0` leaves them away. kernels.c has the loops; hatch_build.py compiles them to the
-library beside this file.
+`WEFT_KERNELS=0` turns them off. kernels.c has the source; hatch_build.py compiles it to the library
+beside this file. Each `..._kernel` function returns a kernel, or None if there is none for a kind
+of number; arrays are passed by their addresses.
 """
 
 from __future__ import annotations
@@ -15,29 +16,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: copies bytes: where to, where from, and how many. They lie apart.
+#: copy(target, source, bytes): copy bytes between buffers that do not overlap
 Copy = Callable[[int, int, int], None]
-#: adds an array to another: where that is, where the first is, and how many numbers. They are the
-#: same or lie apart.
+#: add(array, delta, count): add `count` numbers to an array. Both are the same or do not overlap.
 Add = Callable[[int, int, int], None]
-#: adds several arrays up, in their order: where they are, and how many numbers each has. All are
-#: the sums then.
-AddUp = Callable[[Sequence[int], int], None]
-#: goes on with joint work: does so many steps at the most, and returns if there was nothing to do
-#: at so many looks. Whether it is done.
+#: sum_in_place(arrays, count): add arrays of `count` numbers in their order; each becomes the sum
+SumInPlace = Callable[[Sequence[int], int], None]
+#: go_on(work, steps, looks): advance a pipelined collective by `steps` steps at most, or until
+#: there was nothing to do for `looks` spins; return whether it is done
 GoOn = Callable[["Joint", int, int], bool]
-#: adds to some rows of a table: where it is, how many rows it has, where the ids of those rows are,
-#: how many, where one delta for each is, and how many columns there are. A row may be named several
-#: times. Returns how many were added: less than all if an id is not in the table.
+#: add_rows(table, n_rows, ids, n_ids, deltas, n_columns): add a delta to the row of each id, which
+#: may repeat; return how many were added: fewer than all if an id is outside the table
 AddRows = Callable[[int, int, int, int, int, int], int]
-
-#: changes rows and state as an updater does: where these and the delta are, how many numbers each
-#: has, and the numbers that the rule needs
+#: apply(arrays, count, factors): apply an updater's rule to rows, state and delta, each of `count`
+#: numbers, with the numbers that the rule needs
 ApplyRule = Callable[[Sequence[int], int, Sequence[float]], None]
 
 _SOURCE = Path(__file__).with_name("kernels.c")
 _PATH = Path(__file__).with_name("libkernels.so")
-#: kinds of numbers, as NumPy names them, and as the loops do
+#: kinds of numbers: NumPy's name, and the suffix of the kernel's name
 _KINDS = {
     "float32": "float32",
     "float64": "float64",
@@ -51,8 +48,7 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
 class Joint(ctypes.Structure):
-    """What several processes do together, as one of them sees it: kernels.c has what the fields
-    are, and how it is done."""
+    """A pipelined collective as one rank sees it; kernels.c explains the fields."""
 
     _fields_ = (
         ("rank", _NUMBER),
@@ -76,107 +72,106 @@ class Joint(ctypes.Structure):
 _JOINT = (ctypes.POINTER(Joint), _NUMBER, _NUMBER)
 
 
-def copy_loop() -> Copy | None:
-    """What copies large arrays; None if there is nothing for it."""
+def copy_kernel() -> Copy | None:
+    """Return the kernel that copies large arrays."""
     if _library is None:
         return None
-    loop: Any = _library.copy
-    loop.argtypes, loop.restype = (_POINTER, _POINTER, _NUMBER), None
-    found: Copy = loop
-    return found
+    kernel: Any = _library.copy
+    kernel.argtypes, kernel.restype = (_POINTER, _POINTER, _NUMBER), None
+    copy: Copy = kernel
+    return copy
 
 
-def add_loop(kind: str) -> Add | None:
-    """What adds arrays of a kind of number; None if there is nothing for it."""
-    found: Add | None = _loop("add", kind, (_POINTER, _POINTER, _NUMBER), None)
-    return found
+def add_kernel(kind: str) -> Add | None:
+    """Return the kernel that adds one array to another."""
+    add: Add | None = _kernel("add", kind, (_POINTER, _POINTER, _NUMBER), None)
+    return add
 
 
-def add_up_loop(kind: str) -> AddUp | None:
-    """What adds several arrays of a kind of number up; None if there is nothing for it."""
-    loop = _loop("add_up", kind, (_POINTER, _NUMBER, _NUMBER), None)
-    if loop is None:
+def sum_in_place_kernel(kind: str) -> SumInPlace | None:
+    """Return the kernel that sums several arrays, each of which becomes the sum."""
+    kernel = _kernel("add_up", kind, (_POINTER, _NUMBER, _NUMBER), None)
+    if kernel is None:
         return None
 
-    def add_up(arrays: Sequence[int], count: int) -> None:
-        loop((_POINTER * len(arrays))(*arrays), len(arrays), count)
+    def sum_in_place(arrays: Sequence[int], count: int) -> None:
+        kernel((_POINTER * len(arrays))(*arrays), len(arrays), count)
 
-    return add_up
-
-
-def joint_sum_loop(kind: str) -> GoOn | None:
-    """What goes on with joint sums of a kind of number; None if there is nothing for it."""
-    found: GoOn | None = _loop("joint_sum", kind, _JOINT, ctypes.c_int)
-    return found
+    return sum_in_place
 
 
-def joint_broadcast_loop() -> GoOn | None:
-    """What goes on with joint broadcasts; None if there is nothing for it."""
+def joint_sum_kernel(kind: str) -> GoOn | None:
+    """Return the kernel that advances a pipelined sum."""
+    go_on: GoOn | None = _kernel("joint_sum", kind, _JOINT, ctypes.c_int)
+    return go_on
+
+
+def joint_broadcast_kernel() -> GoOn | None:
+    """Return the kernel that advances a pipelined broadcast."""
     if _library is None:
         return None
-    loop: Any = _library.joint_broadcast
-    loop.argtypes, loop.restype = _JOINT, ctypes.c_int
-    found: GoOn = loop
-    return found
+    kernel: Any = _library.joint_broadcast
+    kernel.argtypes, kernel.restype = _JOINT, ctypes.c_int
+    go_on: GoOn = kernel
+    return go_on
 
 
 def joint_bytes(ranks: int, chunk: int) -> int:
-    """The bytes of the memory for joint work of so many ranks, in chunks of so many bytes."""
+    """Return the size of the memory for pipelined collectives in chunks of so many bytes."""
     size = _loaded().joint_bytes
     size.restype = _NUMBER
     return int(size(_NUMBER(ranks), _NUMBER(chunk)))
 
 
 def joint_is_done(work: Joint, rank: int) -> bool:
-    """Whether a rank needs nobody any more for joint work."""
+    """Return whether a rank has finished its part of a pipelined collective."""
     return bool(_loaded().joint_is_done(ctypes.byref(work), _NUMBER(rank)))
 
 
 def joint_past_cache(work: Joint) -> bool:
-    """Whether joint work that is done goes past the caches, as cores share none. All ranks that ask
-    before they meet again get the same answer."""
+    """Return whether a finished pipelined collective used non-temporal stores, as cores share no
+    cache. All ranks that ask before they meet again get the same answer."""
     return bool(_loaded().joint_past_cache(ctypes.byref(work)))
 
 
 def joint_use_cache(memory: int, rank: int) -> None:
-    """Have a rank try again whether cores share a cache, in this memory for joint work."""
+    """Have a rank measure again, in this memory, whether cores share a cache."""
     _loaded().joint_use_cache(_POINTER(memory), _NUMBER(rank))
 
 
-def add_rows_loop(kind: str) -> AddRows | None:
-    """What adds to rows of a kind of number; None if there is nothing for it."""
+def add_rows_kernel(kind: str) -> AddRows | None:
+    """Return the kernel that adds to rows of a table."""
     arguments = (_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER)
-    found: AddRows | None = _loop("add_rows", kind, arguments, _NUMBER)
-    return found
+    add_rows: AddRows | None = _kernel("add_rows", kind, arguments, _NUMBER)
+    return add_rows
 
 
-def rule_loop(rule: str, kind: str) -> ApplyRule | None:
-    """What applies an updater's rule to rows of a kind of number; None if there is nothing for
-    it."""
+def rule_kernel(rule: str, kind: str) -> ApplyRule | None:
+    """Return the kernel that applies an updater's rule."""
     if kind not in _FLOATS:
         return None
-    loop = _loop(rule, kind, (_POINTER, _NUMBER, _POINTER), None)
-    if loop is None:
+    kernel = _kernel(rule, kind, (_POINTER, _NUMBER, _POINTER), None)
+    if kernel is None:
         return None
 
-    def apply(places: Sequence[int], count: int, factors: Sequence[float]) -> None:
-        loop((_POINTER * len(places))(*places), count, (ctypes.c_double * len(factors))(*factors))
+    def apply(arrays: Sequence[int], count: int, factors: Sequence[float]) -> None:
+        kernel((_POINTER * len(arrays))(*arrays), count, (ctypes.c_double * len(factors))(*factors))
 
     return apply
 
 
 def adding_side_by_side_pays() -> bool:
-    """Whether `add_loop` is quicker than NumPy for arrays that are in no cache."""
+    """Return whether `add_kernel` is faster than NumPy for arrays that are in no cache."""
     return _library is not None and bool(_library.adding_side_by_side_pays())
 
 
 def missing() -> str:
-    """Why there are no loops in C, and what to do about it; empty if there are."""
+    """Return why there are no kernels and what to do about it; "" if there are."""
     return _missing
 
 
 @cache
-def _loop(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
+def _kernel(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
     if _library is None or kind not in _KINDS:
         return None
     function = getattr(_library, f"{name}_{_KINDS[kind]}")
@@ -197,10 +192,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, "this Python has 32 bits; use one of 64"
     try:
         library = ctypes.CDLL(str(_PATH))
-        made_from = ctypes.c_uint32.in_dll(library, "kernels_source").value
+        compiled_from = ctypes.c_uint32.in_dll(library, "kernels_source").value
     except (OSError, ValueError):
         return None, "they were not compiled; have a C compiler, and install weft again"
-    if made_from != zlib.crc32(_SOURCE.read_bytes()):
+    if compiled_from != zlib.crc32(_SOURCE.read_bytes()):
         return None, "they were compiled for another version of weft; install weft again"
     return library, ""
 

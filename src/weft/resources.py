@@ -1,10 +1,9 @@
 """The plan: how much of this machine each worker may use.
 
-Cores are counted by affinity and by the tightest CPU quota among this
-process's cgroup and all its ancestors; memory by MemAvailable and the tightest
-memory limit on the same path. Threads per worker are max(1, cores // workers).
-Where ranks are bound to cores, a rank divides its own among those that may run
-on them too. A variable that the user has set wins over the plan.
+Cores are limited by affinity and by the tightest CPU quota among this process's cgroup and all its
+ancestors; memory by MemAvailable and the tightest memory limit on the same path. Each worker gets
+max(1, cores // workers) threads. A rank that is bound to cores divides them among the ranks that
+may run on them too. A variable that the user has set wins over the plan.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-#: pathlib takes as long to load as all of this; workers are waited for
+#: not pathlib's: it would double the time that workers take to load this module
 Path: TypeAlias = "str | os.PathLike[str]"
 
-#: what BLAS and OpenMP libraries read when they are loaded
+#: the variables that BLAS and OpenMP libraries read when they are loaded
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -30,14 +29,14 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
 )
 
-#: of these, the libraries that are told by a variable of their own, as threadpoolctl names them
+#: those that are for one library, with threadpoolctl's name of it
 _OWN_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "openblas",
     "MKL_NUM_THREADS": "mkl",
     "BLIS_NUM_THREADS": "blis",
 }
 
-#: the cores that this process may use, if somebody has said so: a worker's share of its driver's
+#: the variable with the number of cores that a worker may use of its driver's
 CORES = "WEFT_CORES"
 
 
@@ -50,34 +49,34 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Threads for BLAS, OpenMP and torch in each worker."""
+        """Return the number of threads for BLAS, OpenMP and torch in each worker."""
         return max(1, self.cores // self.workers)
 
     @property
     def free_cores(self) -> bool:
-        """Whether every worker can have a core to itself, so that spinning harms nobody."""
+        """Return whether every worker can have its own core, so that spinning harms nobody."""
         return self.workers <= self.cores
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The thread variables to add to a worker's environment."""
+        """Return the thread variables to add to a worker's environment."""
         return thread_variables(self.threads, environ)
 
 
 def plan(workers: int, sharing: int | None = None) -> Plan:
-    """Return the plan for `workers` processes on this host, all of which use the same cores, or
-    only `sharing` of them those of this process."""
+    """Return the plan for `workers` processes on this host. All of them, or only `sharing` of them,
+    run on the cores of this process."""
     quotas = [quota for quota, _ in _quotas_of(int(time.monotonic()))]
     return _tightest(Plan(count_cores()[0], sharing or workers), quotas, workers)
 
 
 def _tightest(bound: Plan, quotas: Iterable[float], workers: int) -> Plan:
-    """Return the plan that gives least: quotas are for all workers, wherever they are bound."""
+    """Return the plan with the least per worker. Quotas are for all workers, bound or not."""
     plans = [bound, *(Plan(max(1, int(quota)), workers) for quota in quotas)]
     return min(plans, key=lambda plan: plan.cores / plan.workers)
 
 
 def count_sharing(pids: Iterable[int]) -> int:
-    """Count which of these processes of this host may run on a core that this one may use."""
+    """Count those of these processes that may run on a core of this process."""
     if not hasattr(os, "sched_getaffinity"):
         return len(list(pids))
     own = os.sched_getaffinity(0)
@@ -92,10 +91,10 @@ def _affinity(pid: int) -> set[int]:
 
 
 def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that hold libraries to so many threads.
+    """Return the variables that limit libraries to so many threads.
 
-    A variable the user has set is left alone. The libraries fall back on OMP_NUM_THREADS, so
-    where the user has set that one, nothing is added.
+    A variable that the user has set stays as it is. Libraries fall back on OMP_NUM_THREADS, so
+    nothing is added if the user has set that one.
     """
     if "OMP_NUM_THREADS" in environ:
         return {}
@@ -105,10 +104,10 @@ def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]
 def limit_threads(
     threads: int, environ: MutableMapping[str, str] = os.environ
 ) -> Callable[[], None]:
-    """Hold this process to `threads` threads; returns the function that undoes it.
+    """Limit this process to `threads` threads; return a function that undoes it.
 
-    For ranks that another launcher started: variables for libraries still to be
-    loaded, threadpoolctl for those already here.
+    For ranks that another launcher started: variables limit the libraries that are loaded later,
+    threadpoolctl those that are loaded already.
     """
     added = thread_variables(threads, environ)
     environ.update(added)
@@ -124,7 +123,7 @@ def limit_threads(
 
 
 def set_threads(threads: int) -> Callable[[], None]:
-    """Hold the libraries that are loaded to `threads` threads; returns what undoes it."""
+    """Limit the loaded libraries to `threads` threads; return a function that undoes it."""
     undo: list[Callable[[], None]] = []
     if "numpy" in sys.modules or "torch" in sys.modules:
         from threadpoolctl import threadpool_limits
@@ -144,7 +143,7 @@ def set_threads(threads: int) -> Callable[[], None]:
 
 
 def set_own_threads(numbers: Mapping[str, int]) -> None:
-    """Hold some of the libraries that are loaded to numbers of their own, by their variables."""
+    """Limit loaded libraries to numbers of their own, given by their variables' names."""
     if numbers:
         from threadpoolctl import ThreadpoolController
 
@@ -153,7 +152,7 @@ def set_own_threads(numbers: Mapping[str, int]) -> None:
 
 
 def own_threads(environ: Mapping[str, str]) -> dict[str, int]:
-    """The variables of single libraries, where they say a number."""
+    """Return those variables for one library that are set to a number."""
     return {
         name: int(environ[name]) for name in _OWN_VARIABLES if environ.get(name, "").isdecimal()
     }
@@ -161,7 +160,7 @@ def own_threads(environ: Mapping[str, str]) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def host_name() -> str:
-    """Return this host's name, by which records of processes tell hosts apart."""
+    """Return this host's name, which tells the hosts of processes apart."""
     if hasattr(os, "uname"):
         return os.uname().nodename
     import platform
@@ -170,42 +169,43 @@ def host_name() -> str:
 
 
 def count_cores() -> tuple[int, str]:
-    """Cores this process may use, and which limit decided."""
+    """Return how many cores this process may use, and which limit decided."""
     try:
-        found, reason = len(os.sched_getaffinity(0)), "CPU affinity"
+        cores, reason = len(os.sched_getaffinity(0)), "CPU affinity"
     except AttributeError:  # systems without affinity
-        found, reason = os.cpu_count() or 1, "CPU count"
+        cores, reason = os.cpu_count() or 1, "CPU count"
     for quota, where in _quotas_of(int(time.monotonic())):
-        if quota < found:
-            found, reason = max(1, int(quota)), f"CPU quota in {where}"
-    said = os.environ.get(CORES, "")
-    if said.isdecimal() and 0 < int(said) < found:
-        found, reason = int(said), CORES
-    return found, reason
+        if quota < cores:
+            cores, reason = max(1, int(quota)), f"CPU quota in {where}"
+    share = os.environ.get(CORES, "")
+    if share.isdecimal() and 0 < int(share) < cores:
+        cores, reason = int(share), CORES
+    return cores, reason
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> int:
-    """How many GPUs of NVIDIA's this process may use."""
+    """Return how many NVIDIA GPUs this process may use."""
     return len(visible_gpus(environ, devices))
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> list[str]:
-    """The GPUs of NVIDIA's that this process may use: those that CUDA_VISIBLE_DEVICES names up to
-    the first that cannot be, as CUDA reads it; if it is not set, all that have a device file."""
+    """Return the NVIDIA GPUs that this process may use: those that CUDA_VISIBLE_DEVICES names, up
+    to the first invalid one, as CUDA reads it; if it is not set, all that have a device file."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     files = os.listdir(devices) if os.path.isdir(devices) else []
     present = sum(name.startswith("nvidia") and name[6:7].isdigit() for name in files)
     if visible is None:
         return [str(number) for number in range(present)]
-    named = [one.strip() for one in visible.split(",")]
+    named = [gpu.strip() for gpu in visible.split(",")]
     wrong = [
-        not one or (one.lstrip("-").isdigit() and not 0 <= int(one) < present) for one in named
+        not gpu or (gpu.lstrip("-").isdigit() and not 0 <= int(gpu) < present) for gpu in named
     ]
     return named[: wrong.index(True)] if True in wrong else named
 
 
 def available_memory() -> tuple[int, str]:
-    """Bytes that can be allocated now without swapping or an OOM kill, and which limit decided."""
+    """Return how many bytes can be allocated now without swapping or an out-of-memory kill, and
+    which limit decided."""
     best, reason = _mem_available(), "MemAvailable"
     for free, where in _memory_headrooms(_cgroups("memory")):
         if free < best:
@@ -217,9 +217,9 @@ def _mem_available(meminfo: Path = "/proc/meminfo") -> int:
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    # not Linux: the free pages, on macOS all; Windows does not say, and nothing is refused there
+    # not Linux: the free pages, on macOS all pages; Windows has no sysconf, so there is no limit
     names = getattr(os, "sysconf_names", {})
-    pages = next((one for one in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if one in names), None)
+    pages = next((name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in names), None)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages) if pages else sys.maxsize
 
 
@@ -228,7 +228,7 @@ def _cgroups(
     membership: Path = "/proc/self/cgroup",
     mount: Path = "/sys/fs/cgroup",
 ) -> Iterator[str]:
-    """This process's cgroup and its ancestors, in version 2 and version 1 hierarchies."""
+    """Yield the folders of this process's cgroup and its ancestors, of versions 2 and 1."""
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -247,7 +247,8 @@ def _cgroups(
 
 @lru_cache(maxsize=1)
 def _quotas_of(second: int) -> list[tuple[float, str]]:
-    """The quotas, read once a second at most: a dozen files, for every call of `weft.map`."""
+    """Return the CPU quotas. Cached for a second: they are in a dozen files, and every `weft.map`
+    asks for them."""
     return list(_cpu_quotas(_cgroups("cpu")))
 
 

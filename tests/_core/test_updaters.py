@@ -170,7 +170,7 @@ def test_blocks_change_no_bit(rule: str, dtype: str, shape: tuple[int, ...], blo
     rows, deltas = fresh(shape, dtype), [fresh(shape, dtype, seed) for seed in (1, 2)]
     whole = after(updater, rows, deltas)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "rule_loop", lambda *_: None)
+        patch.setattr(kernels, "rule_kernel", lambda *_: None)
         patch.setattr(updaters, "BLOCK", block)
         assert same_bits(after(updater, rows, deltas), whole)
 
@@ -196,7 +196,7 @@ def test_memory_is_allocated_once_per_call(
     """Beside rows and state an update needs one block of scratch memory, not one per term."""
     import tracemalloc
 
-    monkeypatch.setattr(kernels, "rule_loop", lambda *_: None)
+    monkeypatch.setattr(kernels, "rule_kernel", lambda *_: None)
     monkeypatch.setattr(updaters, "BLOCK", BLOCK // 16)
     updater = resolve(name)
     rows, delta = fresh(shape, "float64"), fresh(shape, "float64", seed=1)

@@ -77,7 +77,7 @@ def test_chunks_say_who_ran_them(pool: Pool) -> None:
         assert all(value[0] == part.pid for value in part.values)
         assert 0.01 <= part.seconds < 5
         assert 0 <= part.worker < pool.size
-        assert part.host == socket.gethostname()
+        assert part.host == pool.hosts[part.worker] == socket.gethostname()
     local = os.getpid() not in {part.pid for part in parts}
     assert all((part.sent > 1000 and part.received > 1000) == local for part in parts)
 

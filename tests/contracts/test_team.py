@@ -95,6 +95,7 @@ def test_every_rank_runs_the_function(team: Team) -> None:
     assert [(rank, size) for rank, size, _ in found] == [(r, team.size) for r in range(team.size)]
     assert found[0][2] == (socket.gethostname(), os.getpid())
     assert len({process for _, _, process in found}) == team.size
+    assert len(team.hosts) == team.size
     assert everywhere(team, who) == found  # they stay
 
 

@@ -17,7 +17,7 @@ from weft._core.failures import caller_line
 from weft._core.launch import Launched
 from weft.engines import launched, registry
 from weft.engines.base import Group
-from weft.engines.refusals import forked
+from weft.engines.refusals import forked_error
 from weft.errors import AlreadyInitialized, InvalidType, NotInitialized, UsedAfterFork
 from weft.resources import Plan, count_gpus, limit_threads, plan
 
@@ -210,7 +210,7 @@ def _join(engine: str | None, seconds: float | None) -> Group:
 
 def _no_session() -> NotInitialized | UsedAfterFork:
     if _forked_from is not None:
-        return forked("the session", _forked_from)
+        return forked_error("the session", _forked_from)
     return NotInitialized(
         "weft is not initialized, or was shut down; first join a group:\n    weft.init()"
     )

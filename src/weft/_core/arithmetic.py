@@ -174,7 +174,7 @@ _LARGE = 16 << 20
 
 def copy_to(array: Array, source: Array) -> None:
     """array[...] = source"""
-    loop = kernels.copy_loop() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
+    loop = kernels.copy_kernel() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
     if loop is not None and can_change_in_c(array, source):
         loop(address(array), address(source), source.nbytes)
     else:
@@ -189,7 +189,7 @@ _LARGE_ADD = 2 << 20
 def add_to(array: Array, delta: Array) -> None:
     """array += delta"""
     quicker = array.nbytes >= _LARGE_ADD and kernels.adding_side_by_side_pays()
-    loop = kernels.add_loop(array.dtype.name) if quicker else None
+    loop = kernels.add_kernel(array.dtype.name) if quicker else None
     if loop is not None and can_change_in_c(array, delta):
         loop(address(array), address(delta), array.size)
     else:
@@ -200,13 +200,13 @@ def can_add_up(array: Array, element: str) -> bool:
     """Whether `add_up` takes arrays like this one. `element` is what its numbers are: those of
     bfloat16 have the dtype of uint16."""
     native = array.dtype.isnative and array.dtype.name == element
-    return native and kernels.add_up_loop(element) is not None
+    return native and kernels.sum_in_place_kernel(element) is not None
 
 
 def add_up(arrays: Sequence[Array]) -> None:
     """Have each of several arrays, which are alike and contiguous, be the sum of all, in their
     order, in one pass over memory."""
-    loop = kernels.add_up_loop(arrays[0].dtype.name)
+    loop = kernels.sum_in_place_kernel(arrays[0].dtype.name)
     if loop is None:
         raise TypeError(f"there is no loop that adds arrays of {arrays[0].dtype} up")
     loop([address(array) for array in arrays], arrays[0].size)

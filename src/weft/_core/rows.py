@@ -143,7 +143,7 @@ class Adder(Protocol):
 
 def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
     """Return the quickest one that there is for a table."""
-    loop = kernels.add_rows_loop(dtype.name)
+    loop = kernels.add_rows_kernel(dtype.name)
     return NumpyAdder(n_rows, dtype) if loop is None else CompiledAdder(loop)
 
 

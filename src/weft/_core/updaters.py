@@ -326,7 +326,7 @@ class Rule:
             # flattening would copy, and the update would be lost
             raise ValueError("an updater needs C-contiguous arrays; use numpy.ascontiguousarray")
         factors = self.factors(step, **options)
-        loop = kernels.rule_loop(self.name, arrays[0].dtype.name)
+        loop = kernels.rule_kernel(self.name, arrays[0].dtype.name)
         *changed, delta = arrays
         if loop is not None and all(can_change_in_c(array, delta) for array in changed):
             loop([*map(address, arrays)], arrays[0].size, factors)

@@ -1,6 +1,6 @@
-"""`weft doctor`: the machine as weft sees it, and in words what would go wrong on it.
+"""`weft doctor`: facts about this machine, and in words what would go wrong on it.
 
-problems.py  what is known, facts with their reasons, and what follows from them; pure
-look.py      how the facts are gathered
-report.py    facts and problems as text or JSON
+report.py    the command: facts and problems as text or JSON
+look.py      gathers the facts
+problems.py  the facts, each with its reason, and the problems that follow from them; pure
 """

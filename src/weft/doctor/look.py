@@ -1,6 +1,7 @@
-"""How the facts are gathered, some from programs that are run: nvidia-smi, mpirun, two ranks. Each
-is given a few seconds, and ended if it takes longer. A probe that fails is a fact as well: unknown,
-and why.
+"""Gather the facts about this machine.
+
+Some come from programs that are run: nvidia-smi, mpirun, two ranks. Each gets a few seconds, and is
+killed if it takes longer. A probe that fails is a fact as well: unknown, and why.
 
 `python -m weft.doctor.look` is what those two ranks run.
 """
@@ -41,16 +42,16 @@ _SCOPES = {
     "3": "Yama lets nobody read other processes",
 }
 
-#: seconds for a program that only has to say what it is
+#: seconds for a program that only prints what it is
 _ANSWER = 5.0
-#: seconds for two ranks to meet, each of which loads NumPy, on a busy machine
+#: seconds for two ranks to load NumPy and meet on a busy machine
 _TRIAL = 30.0
 #: PR_SET_PDEATHSIG
 _END_WITH_PARENT = 1
 
 
 def look() -> Machine:
-    """The machine and the environment of this process. Takes about a second."""
+    """Return the facts about this machine and process. Takes about a second."""
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     cores = attempt(lambda: Fact(*count_cores()))
     return Machine(
@@ -76,7 +77,7 @@ def look() -> Machine:
 
 
 def threads_per_rank(cores: int | None, environment: Mapping[str, str]) -> Fact[int]:
-    """Threads of each rank, with one rank per core. Pure."""
+    """Return the threads of each rank, with one rank per core. Pure."""
     if "OMP_NUM_THREADS" in environment:
         number = thread_number(environment["OMP_NUM_THREADS"])
         return Fact(number, "OMP_NUM_THREADS" if number else "OMP_NUM_THREADS is no whole number")
@@ -94,7 +95,7 @@ def _processor(information: Path = Path("/proc/cpuinfo")) -> Fact[str]:
 
 
 def _by_engine(name: str) -> Fact[bool]:
-    """What the engine that launches ranks tries. Raises EngineUnavailable where there is none."""
+    """Run a probe of the engine that launches ranks. Raises EngineUnavailable if there is none."""
     return Fact(*registry.choose(None, "launch").load().probes()[name]())
 
 
@@ -120,7 +121,7 @@ def _version(package: str) -> Fact[str]:
 
 
 def attempt(probe: Callable[[], Fact[Value]]) -> Fact[Value]:
-    """What a probe finds; if it fails, that the fact is unknown, and why."""
+    """Return the fact that a probe finds; if it fails, an unknown fact with the reason."""
     try:
         return probe()
     except Exception as error:
@@ -128,26 +129,26 @@ def attempt(probe: Callable[[], Fact[Value]]) -> Fact[Value]:
 
 
 def reason(error: Exception) -> str:
-    """An exception in one line; of the system's errors the part that is not a number."""
+    """Return an exception as one line; an OSError without its number."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
 
 
 def gpus() -> Fact[int]:
-    """How many, by nvidia-smi, else by their device files."""
+    """Count GPUs by nvidia-smi, else by their device files."""
     program = shutil.which("nvidia-smi")
     devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     if program is None:
         return Fact(len(devices), ", ".join(devices) or "no nvidia-smi and no /dev/nvidia*")
     try:
-        told = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"], _ANSWER)
+        answer = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"], _ANSWER)
     except OSError as error:
         return Fact(len(devices) or None, ", ".join([*devices, reason(error)]))
-    return gpus_told(told.returncode, told.stdout, devices)
+    return parse_nvidia_smi(answer.returncode, answer.stdout, devices)
 
 
-def gpus_told(code: int, text: str, devices: Sequence[str]) -> Fact[int]:
-    """What nvidia-smi's answer means: a line for each GPU, or a complaint. Pure."""
+def parse_nvidia_smi(code: int, text: str, devices: Sequence[str]) -> Fact[int]:
+    """Interpret nvidia-smi's answer: a line for each GPU, or an error message. Pure."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if code == 0:
         return Fact(len(lines), "; ".join(lines) or "nvidia-smi lists none")
@@ -158,25 +159,25 @@ def gpus_told(code: int, text: str, devices: Sequence[str]) -> Fact[int]:
 
 
 def mpirun() -> Fact[str]:
-    """Its version, and where it is."""
+    """Return the version and the path of mpirun."""
     program = shutil.which("mpirun")
     if program is None:
         return Fact("", "not in PATH")
-    told = ask([program, "--version"], _ANSWER)
-    return Fact(mpi_version(told.stdout + told.stderr), program)
+    answer = ask([program, "--version"], _ANSWER)
+    return Fact(mpi_version(answer.stdout + answer.stderr), program)
 
 
 def mpi_version(text: str) -> str:
-    """`Open MPI 5.0.3` or `MPICH 4.2.0`, else the first line of what it said. Pure."""
-    if found := re.search(r"\(Open MPI\)\s+(\S+)", text):
-        return f"Open MPI {found[1]}"
-    if "HYDRA" in text and (found := re.search(r"Version:\s+(\S+)", text)):
-        return f"MPICH {found[1]}"
+    """Return `Open MPI 5.0.3` or `MPICH 4.2.0`, else the first line of the answer. Pure."""
+    if match := re.search(r"\(Open MPI\)\s+(\S+)", text):
+        return f"Open MPI {match[1]}"
+    if "HYDRA" in text and (match := re.search(r"Version:\s+(\S+)", text)):
+        return f"MPICH {match[1]}"
     return text.strip().split("\n")[0][:60] or "it did not say which version"
 
 
 def two_ranks() -> Fact[bool]:
-    """Whether two ranks, started by `weft run`, meet and share an array."""
+    """Try whether two ranks that `weft run` starts meet and share an array."""
     if registry.system_obstacle():
         return Fact(False, "not tried on this system")
     command = [sys.executable, "-m", "weft", "run", "-n", "2", "--no-prefix"]
@@ -190,10 +191,10 @@ def two_ranks() -> Fact[bool]:
 
 
 def complaint(text: str) -> str:
-    """The one line of `weft run`'s errors that says most. Pure."""
+    """Return the line of `weft run`'s errors that says most. Pure."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
-    if last.startswith("weft run:"):  # the rank printed no error: how it ended is above
+    if last.startswith("weft run:"):  # the rank printed no error: an earlier line says how it ended
         last = next((line for line in lines if "failed first" in line), last)
     return last.removeprefix("weft: ").removeprefix("weft run: ")[:300]
 
@@ -201,7 +202,7 @@ def complaint(text: str) -> str:
 def ask(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a program to its end. Raises OSError, TimeoutError.
 
-    It gets a session of its own, so that what it has started can be ended with it.
+    It gets a session of its own, so that its children can be killed with it.
     """
     with subprocess.Popen(
         command,
@@ -225,7 +226,7 @@ def ask(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[s
 
 
 def _end_with_this_process() -> Callable[[], None] | None:
-    """What a child does first, where the kernel can end it when this process is killed."""
+    """Return what makes the kernel kill a child when this process dies, on systems that can."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -235,7 +236,7 @@ def _end_with_this_process() -> Callable[[], None] | None:
 
 
 def trial() -> None:
-    """Meet, share and add, as one of two ranks: what a program needs of an engine. Raises what goes
+    """Meet, share and add as one of two ranks: what programs need of an engine. Raises what goes
     wrong."""
     import numpy
 

@@ -1,5 +1,5 @@
-"""What is known about a machine, and what would go wrong on it, in words. Pure: facts in, sentences
-out."""
+"""The facts about a machine, and the problems that follow from them, in words. Pure: facts in,
+sentences out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Fact(Generic[Value]):
-    """A value and its reason. None: it is unknown. An empty text: there is no such thing here."""
+    """A value and its reason. None: unknown. An empty text: there is no such thing here."""
 
     value: Value | None
     why: str = ""
@@ -24,7 +24,7 @@ class Fact(Generic[Value]):
 
 @dataclass(frozen=True)
 class Machine:
-    """Sizes are in bytes."""
+    """All facts about a machine. Sizes are in bytes."""
 
     weft: Fact[str]
     python: Fact[str]
@@ -33,9 +33,9 @@ class Machine:
     #: as the kernel has it: x86_64
     processor: Fact[str]
     cores: Fact[int]
-    #: of each rank, when there are as many ranks as cores
+    #: threads of each rank, with one rank per core
     threads: Fact[int]
-    #: that can be allocated now
+    #: bytes that can be allocated now
     memory: Fact[int]
     memfd: Fact[bool]
     pidfd: Fact[bool]
@@ -45,37 +45,37 @@ class Machine:
     open_files: Fact[int]
     gpus: Fact[int]
     mpirun: Fact[str]
-    #: whether the loops in C were compiled
+    #: whether the kernels in C were compiled
     kernels: Fact[bool]
     #: whether two ranks, started as a trial, met
     ranks: Fact[bool]
     #: name -> version
     packages: Mapping[str, Fact[str]]
-    #: the variables that change what ranks do, where they are set
+    #: the variables that change what ranks do, if they are set
     environment: Mapping[str, str]
 
 
-#: bytes; with less a few arrays fill it
+#: bytes; less is filled by a few arrays
 _LITTLE = 10**9
 #: descriptors; the usual limit
 _USUAL_FILES = 1024
-#: descriptors of the launcher for each rank, and for itself
+#: descriptors that the launcher needs for each rank, and for itself
 _FILES_PER_RANK, _FILES_BESIDES = 3, 16
 
 
 def thread_number(text: str) -> int | None:
-    """What a variable such as OMP_NUM_THREADS says: `4`, or `4,2` with nested regions."""
+    """Parse a variable such as OMP_NUM_THREADS: `4`, or `4,2` for nested regions."""
     first = text.partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 def problems(machine: Machine) -> list[str]:
-    """Everything worth saying, the worst first; empty where nothing would go wrong."""
+    """Return all problems, the worst first; none if nothing would go wrong."""
     return [*obstacles(machine), *drawbacks(machine)]
 
 
 def obstacles(machine: Machine) -> list[str]:
-    """Why ranks cannot run here; empty where they can."""
+    """Return why ranks cannot run here; nothing if they can."""
     system, processor = machine.system.value, machine.processor.value
     if (system, processor) != ("linux", "x86_64"):
         return [
@@ -89,7 +89,7 @@ def obstacles(machine: Machine) -> list[str]:
 
 
 def drawbacks(machine: Machine) -> list[str]:
-    """What is slower, scarcer or otherwise than expected, while ranks run."""
+    """Return what would be slower, scarcer or otherwise than expected while ranks run."""
     return [
         *_about_cores(machine),
         *_about_threads(machine),
@@ -104,7 +104,7 @@ def drawbacks(machine: Machine) -> list[str]:
 
 
 def _causes(machine: Machine) -> Iterator[str]:
-    """What would explain that ranks do not meet."""
+    """Yield what explains that ranks do not meet."""
     try:
         arguments.from_environment(machine.environment)
     except InvalidValue as error:

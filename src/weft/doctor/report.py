@@ -1,4 +1,4 @@
-"""Facts and problems as text or JSON, and the command that prints them."""
+"""The command `weft doctor`: facts and problems as text or JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(*, in_json: bool) -> int:
 
 
 def as_text(machine: Machine) -> str:
-    """A fact a line, then what would go wrong."""
+    """Return one fact per line, then what would go wrong."""
     lines = [
         *(_fact_line(name, fact) for name, fact in _facts(machine)),
         *(_line(name, text, "set") for name, text in machine.environment.items()),
@@ -50,14 +50,14 @@ def as_text(machine: Machine) -> str:
 
 
 def as_json(machine: Machine) -> str:
-    """The same as one object; a value that is unknown is null, of something absent empty."""
-    found: dict[str, Any] = {
+    """Return the same as one object; an unknown value is null, that of an absent thing empty."""
+    contents: dict[str, Any] = {
         "usable": not obstacles(machine),
         "facts": {name: asdict(fact) for name, fact in _facts(machine)},
         "environment": dict(machine.environment),
         "warnings": problems(machine),
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(contents, indent=2)
 
 
 def _facts(machine: Machine) -> list[tuple[str, Fact[Any]]]:
@@ -82,7 +82,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _line(label: str, value: str, why: str) -> str:
-    """`cores                   2             (CPU affinity)`"""
+    """Format a line: `cores                   2             (CPU affinity)`."""
     reason = f"  ({why})" if why else ""
     return f"{label:<{_LABEL_WIDTH}}{value:<{_VALUE_WIDTH}}{reason}".rstrip()
 

@@ -1,12 +1,12 @@
-"""Where it runs. Engines are found by name and imported when asked for. In reading order:
+"""Where it runs. Engines are found by name and imported at their first use. In reading order:
 
 base.py         the contracts: Group, Store, Pool, Team
-registry.py     which engines there are, what they offer, and which one a call gets
-launched.py     where a launcher put this process
-refusals.py     what every engine says of what cannot be used or allocated
-interruption.py threads that start whole, exceptions of signal handlers, a computation that is ended
-background.py   the thread behind async calls
+registry.py     the table of engines, and the choice of one for a call
+launched.py     this process's place among those that a launcher started
+refusals.py     errors and checks that all engines share
+interruption.py computations that a failure elsewhere interrupts; threads and signal handlers
+background.py   the thread that carries out asynchronous calls
 
-The folder serial/ has this process alone, the reference for every other engine; local/ has
-processes of this machine over shared memory, the engine by default.
+serial/ runs in this process alone, and is the reference for every other engine; local/ runs in
+processes of this machine over shared memory, and is the default.
 """

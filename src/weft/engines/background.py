@@ -1,16 +1,16 @@
-"""Calls that are carried out beside the caller's own work, one after the other, by a thread.
+"""Asynchronous calls: a thread carries them out, one after the other, beside the caller's own work.
 
     the caller                       the thread
-      pending.append(call)             while there are calls, or there may soon be some:
-      none runs? start one                 carry out the first; take it away; open its gate
-      news
-    whoever waits
-      until the gate is open: see that a thread runs
+      pending.append(call)             while calls are pending, or may be soon:
+      no thread runs? start one            carry out the first; remove it; unlock its gate
+      unlock news
+    whoever waits for a call
+      until its gate is unlocked: start a thread if none runs
 
-The thread is started by the first call and ends when there has been none for a while. A signal
-handler may raise between any two steps of the caller, so none of them may be needed for those
-before it: a call is pending from the moment at which it is in the queue, and whoever waits for it
-sees to it that somebody carries it out. There may be two threads for a moment; they take turns.
+The first call starts the thread, which ends when there has been no call for a while. A signal
+handler may raise between any two steps of the caller, so no step relies on those after it: a call
+is pending as soon as it is in the queue, and whoever waits for it makes sure that a thread carries
+it out. There may be two threads for a moment; they take turns.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from typing import Any
 
 from weft._core.arguments import validate_seconds
 from weft.engines import interruption
-from weft.engines.refusals import forked
+from weft.engines.refusals import forked_error
 from weft.errors import Stalled
 
 #: seconds without work after which the thread ends
 _IDLE = 0.5
-#: seconds after which those who wait see to the thread again
+#: seconds after which those who wait make sure again that a thread runs
 _SLICE = 1.0
-#: seconds that the thread has to end what it does when its group is left
+#: seconds that the thread has to finish its call when its group is left
 _ENDING = 10.0
-#: seconds in which a thread begins, or was never started
+#: seconds after which a thread that has not begun was never started
 _BEGINNING = 1.0
 
 
 class PendingCall:
-    """What `async_op=True`, `get_async` and `add_async` return: `weft.engines.base.Handle`."""
+    """The Handle that `async_op=True`, `get_async` and `add_async` return."""
 
-    # of the class too: a signal handler may raise before `__init__` has set them
+    # `__del__` reads these: a signal handler may raise before `__init__` has set them
     _error: BaseException | None = None
     _waited_for = False
 
@@ -51,12 +51,12 @@ class PendingCall:
         self._name, self._background = name, background
         self._process = os.getpid()
         self._ended = False
-        #: locked until it has ended
+        #: locked until the call has ended
         self._gate = threading.Lock()
         self._gate.acquire()
         self._result: Any = None
         self._error = None
-        #: whether somebody has waited for it
+        #: whether `wait` has returned its result or raised its error
         self._waited_for = False
 
     def done(self) -> bool:
@@ -84,26 +84,26 @@ class PendingCall:
             )
 
     def join(self) -> None:
-        """Return when it has ended, well or not."""
+        """Wait until the call has ended, with a result or an error."""
         self._await(float("inf"))
 
     def _await(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait for so many seconds at most; return whether the call has ended."""
         deadline = time.monotonic() + seconds
         while not self._ended:
             if os.getpid() != self._process:
-                raise forked(f"the handle of {self._name}", self._process)
-            self._background.see_to_thread()
-            left = deadline - time.monotonic()
-            if self._gate.acquire(timeout=min(max(left, 0.0), _SLICE)):
+                raise forked_error(f"the handle of {self._name}", self._process)
+            self._background.ensure_thread()
+            remaining = deadline - time.monotonic()
+            if self._gate.acquire(timeout=min(max(remaining, 0.0), _SLICE)):
                 self._gate.release()
-            elif left <= 0:
+            elif remaining <= 0:
                 return self._ended
         return True
 
     def run(self) -> None:
-        """Carry it out; for the thread."""
-        work, self._work = self._work, None  # what it holds is free as soon as it has ended
+        """Carry out the call; for the thread."""
+        work, self._work = self._work, None  # frees what the work holds as soon as it has ended
         try:
             if work is not None:
                 self._result = work()
@@ -111,7 +111,7 @@ class PendingCall:
             self._error = error
 
     def end(self) -> None:
-        """Let go those who wait; for the thread."""
+        """Wake those who wait for the call; for the thread."""
         self._ended = True
         self._gate.release()
 
@@ -124,48 +124,48 @@ class Background:
         #: calls that have not ended; the first one is being carried out
         self.pending: deque[PendingCall] = deque()
         self._thread: threading.Thread | None = None
-        #: all that have not ended: where starting one was interrupted there may be several
+        #: all that have not ended: several, if the start of one was interrupted
         self._threads: list[threading.Thread] = []
         self._turn = threading.Lock()
-        #: unlocked when there may be something new
+        #: unlocked when there may be a new call
         self._news = threading.Lock()
         self._closing = False
         self._process = os.getpid()
 
     def start(self, work: Callable[[], Any], name: str) -> PendingCall:
-        """Have a call carried out after those before it. Raises UsedAfterFork."""
-        if os.getpid() != self._process:  # where the thread, if there was one, is not
-            raise forked(self._name, self._process)
+        """Queue a call after those before it. Raises UsedAfterFork."""
+        if os.getpid() != self._process:  # the parent's thread does not run here
+            raise forked_error(self._name, self._process)
         call = PendingCall(work, name, self)
         self.pending.append(call)
         try:
-            self.see_to_thread()
+            self.ensure_thread()
         except RuntimeError:  # no thread can be started: the call was not made
             self.pending.remove(call)
             raise
-        self._tell()
+        self._notify()
         return call
 
     def finish(self) -> None:
-        """Return when no call is pending. Errors are for who waits for the calls themselves."""
+        """Wait until no call is pending. Errors are raised only by the calls' own handles."""
         while self.pending:
             with contextlib.suppress(IndexError):  # it has just ended
                 self.pending[-1].join()
 
     def close(self) -> None:
-        """Return when the thread has ended. For a group whose calls all fail from now on."""
+        """Wait until the thread has ended. For a group whose calls all fail from now on."""
         self._closing = True
-        self._tell()
+        self._notify()
         begun = time.monotonic() + _BEGINNING
         for thread in list(self._threads):
             while not thread.is_alive() and thread in self._threads and time.monotonic() < begun:
-                time.sleep(0.001)  # whoever started it was interrupted: it may be about to begin
+                time.sleep(0.001)  # its start was interrupted: it may be about to begin
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(_ENDING)
 
-    def see_to_thread(self) -> None:
-        """Start the thread if there is work and no thread. One that runs may end soon, but before
-        it does it looks for work again."""
+    def ensure_thread(self) -> None:
+        """Start a thread if calls are pending and none runs. One that runs may be about to end, but
+        looks for pending calls again before it does."""
         if self.pending and self._thread is None:
             thread = threading.Thread(
                 target=self._run, name=f"weft async {self._name}", daemon=True
@@ -178,14 +178,14 @@ class Background:
                 self._thread = None
                 raise
 
-    def _tell(self) -> None:
-        with contextlib.suppress(RuntimeError):  # already unlocked
+    def _notify(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is unlocked already
             self._news.release()
 
     def _run(self) -> None:
         this = threading.current_thread()
         with self._turn:
-            # again: whoever started it may have been interrupted, and have taken it for not started
+            # again: if its start was interrupted, it was taken for not started
             self._thread = this
             while True:
                 self._carry_out_pending()
@@ -201,4 +201,4 @@ class Background:
             call.run()
             self.pending.popleft()
             call.end()
-            del call  # not until the next one: it holds its result
+            del call  # else it would hold its result until the next call

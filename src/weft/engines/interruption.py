@@ -1,14 +1,15 @@
-"""The driver's own part of a call, ended when a worker fails meanwhile.
+"""Computations that are interrupted from outside, and code that signal handlers interrupt.
 
-The driver computes like the workers, so nobody hears them while it does. A thread listens instead,
-but only once the computation has taken a while: short calls pay nothing for it. When a worker has
-failed, the thread has `ComputationInterrupted` raised in the computing one. In the main thread a
-signal does that, which ends sleeps and other system calls too; elsewhere Python raises it between
-two steps of the program.
-
-Threads that start whole or not at all, wherever a signal handler raises.
-
-Exceptions that signal handlers raise, in the middle of whatever is going on.
+ComputationGuard    interrupts the driver's own part of a call when a worker fails meanwhile. The
+                    driver computes like the workers, so it does not read their messages while it
+                    does. A thread does that instead, but only once the computation has taken a
+                    while: short calls pay nothing for it. When a worker has failed, the thread has
+                    `ComputationInterrupted` raised in the computing one: in the main thread by a
+                    signal, which ends sleeps and other system calls too, elsewhere by Python,
+                    between two bytecodes.
+start               starts a thread whole or not at all, wherever a signal handler raises.
+by_signal_handler   tells exceptions that signal handlers raised, in the middle of whatever was
+                    going on, from all others.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-#: seconds until anybody listens, and between two looks
+#: seconds before a guard is first checked, and between two checks
 _LOOK = 0.05
 
-#: seconds without a call after which the thread ends
+#: seconds without a guard after which the thread ends
 _REST = 0.3
 
-#: one that neither programs nor libraries use
+#: a signal that neither programs nor libraries use
 _SIGNAL = signal.SIGRTMIN + 11
 
 
 class ComputationInterrupted(BaseException):
-    """Raised in a computation of this process that there is no use in going on with."""
+    """Raised in a computation of this process whose result is of no use any more."""
 
 
 class _TakenBack(BaseException):
-    """Raised in the place of a ComputationInterrupted that came too late."""
+    """Raised in place of a ComputationInterrupted that came too late."""
 
 
 class ComputationGuard:
-    """Used as `with`: the block may end with ComputationInterrupted once `failed()` is true.
+    """A context manager that raises ComputationInterrupted in its block once `failed()` is true.
 
     `failed` is called in another thread, and never after the block.
     """
@@ -62,7 +63,7 @@ class ComputationGuard:
             if self._by_signal:
                 _listen()
             _watcher.watch(self)
-        except BaseException:  # a Ctrl-C: then there will be no exit
+        except BaseException:  # a Ctrl-C: `__exit__` will not be called
             self._open = False
             _watcher.guards.pop(self, None)
             raise
@@ -76,18 +77,19 @@ class ComputationGuard:
         self.close()
 
     def close(self) -> None:
-        """Once or several times: an interrupt may have come before the block's own end of it."""
-        self._open = False  # from here on the signal means nothing
+        """Stop interrupting the block. Idempotent, for callers that an interrupt kept from
+        `__exit__`."""
+        self._open = False  # from here on the signal is ignored
         _watcher.guards.pop(self, None)
-        with self._lock:  # a look may be under way
+        with self._lock:  # a check may be under way
             if self.raised and not self._by_signal:
                 self._take_back()
 
     def _take_back(self) -> None:
-        """Let no ComputationInterrupted that is still on its way come out after the block.
+        """Keep a ComputationInterrupted that is pending from being raised after the block.
 
-        Clearing it is not enough: CPython 3.11 then goes on looking for it at every step, and with
-        a tracer never gets past one. So another takes its place, and is waited for here.
+        Clearing it is not enough: CPython 3.11 then goes on looking for it at every bytecode, and
+        under a tracer never gets past one. So another exception replaces it, and is caught here.
         """
         try:
             while _raise_in(self._thread, _TakenBack):
@@ -95,8 +97,8 @@ class ComputationGuard:
         except (_TakenBack, ComputationInterrupted):
             pass
 
-    def look(self) -> None:
-        """Interrupt the block if there is a reason to, once."""
+    def check(self) -> None:
+        """Interrupt the block, once, if it has failed."""
         with self._lock:
             if not self._open or self.raised or time.monotonic() - self._since < _LOOK:
                 return
@@ -109,16 +111,17 @@ class ComputationGuard:
                     _raise_in(self._thread, ComputationInterrupted)
 
     def raise_in_main_thread(self) -> None:
+        """Raise ComputationInterrupted if this guard sent the signal; for the signal handler."""
         if self._open and self.raised and self._by_signal:
             self._open = False
             raise ComputationInterrupted
 
 
 class _Watcher:
-    """The thread, while it is needed."""
+    """The thread that checks the guards, while there are some."""
 
     def __init__(self) -> None:
-        #: in the order in which they began; several threads may have teams
+        #: a set in order of entry; several threads may have teams
         self.guards: dict[ComputationGuard, None] = {}
         self._lock = threading.Lock()
         self._running = False
@@ -131,25 +134,25 @@ class _Watcher:
                 thread = threading.Thread(target=self._run, name="weft guard", daemon=True)
                 try:
                     start(thread)
-                except BaseException:  # it may run all the same, beside the next one
+                except BaseException:  # the thread may run all the same, beside the next one
                     self._running = False
                     raise
 
     def _run(self) -> None:
-        rested = time.monotonic()
+        last_used = time.monotonic()
         while True:
             time.sleep(_LOOK)
             for guard in list(self.guards):
-                guard.look()
-                rested = time.monotonic()
+                guard.check()
+                last_used = time.monotonic()
             with self._lock:  # a guard that comes now finds either this thread or none
-                if not self.guards and time.monotonic() - rested > _REST:
+                if not self.guards and time.monotonic() - last_used > _REST:
                     self._running = False
                     return
 
 
 def _listen() -> None:
-    """Have the signal end computations. The handler stays: it costs nothing while none comes."""
+    """Install the signal's handler. It stays: it costs nothing while no signal comes."""
     global _listening
     if not _listening:
         signal.signal(_SIGNAL, _on_signal)
@@ -157,7 +160,7 @@ def _listen() -> None:
 
 
 def _is_listening() -> bool:
-    """Whether the handler is still there: the program may have put back those of before."""
+    """Return whether the handler is still installed: the program may have replaced it."""
     global _listening
     _listening = signal.getsignal(_SIGNAL) is _on_signal
     return _listening
@@ -176,12 +179,12 @@ def _raise_in(thread: int, error: type[BaseException]) -> bool:
 
 def _in_child() -> None:
     global _watcher
-    _watcher = _Watcher()  # the thread is the parent's
+    _watcher = _Watcher()  # the parent's thread does not run here
 
 
 _watcher = _Watcher()
 
-#: whether the signal has its handler
+#: whether the signal's handler is installed
 _listening = False
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
@@ -189,11 +192,12 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread. Whoever is interrupted in here does not know whether it runs.
+    """Start a thread. A caller that is interrupted in here does not know whether it runs.
 
     `Thread.start` takes several steps, and a signal handler that raises between two of them leaves
     a thread that dies as it begins. Handlers run in the main thread only, so the steps are taken in
-    another one, which begins in a single step. Raises RuntimeError if there can be no more threads.
+    another thread, which starts in a single step. Raises RuntimeError if no more threads can be
+    started.
     """
     if threading.current_thread() is not threading.main_thread():
         thread.start()
@@ -217,9 +221,8 @@ def _start(thread: threading.Thread, started: threading.Lock, errors: list[Runti
 
 
 def by_signal_handler(error: BaseException) -> bool:
-    """Whether an exception is one that a handler of this program's raised: it says nothing of what
-    was going on then, and is the user's to catch. Its traceback shows it.
-    """
+    """Return whether a signal handler of this program raised an exception, by its traceback. Such
+    an exception says nothing of the code that it interrupted, and is the user's to catch."""
     if threading.current_thread() is not threading.main_thread():
         return False  # handlers run in the main thread only
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
@@ -232,8 +235,8 @@ def by_signal_handler(error: BaseException) -> bool:
 
 
 def _code(handler: Any) -> CodeType | None:
-    """What a handler runs, if it is written in Python: a function, a method, or an object that can
-    be called."""
+    """Return the code of a handler that is written in Python: a function, a method, or an object
+    that can be called."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):

@@ -1,5 +1,4 @@
-"""Where this process stands among those that a launcher started, by what /proc and its
-environment say."""
+"""This process's place among those that a launcher started, from its environment and /proc."""
 
 from __future__ import annotations
 
@@ -10,13 +9,12 @@ from weft._core.launch import Ancestor, Launched, Process, launched
 
 
 def place() -> Launched | None:
-    """Take and return this process's place, or None where no launcher started it."""
+    """Return this process's place, which it takes by that; None if no launcher started it."""
     return launched(os.environ, ancestors)
 
 
 def ancestors() -> Iterator[Ancestor]:
-    """Yield this process's parent, the parent's parent, and so on as far as they can be seen:
-    none where there is no /proc."""
+    """Yield this process's parent, grandparent and so on, as far as /proc shows them."""
     pid = os.getppid() if os.path.exists("/proc/self/stat") else 0
     while pid > 0:
         fields = stat_fields(pid)
@@ -25,8 +23,8 @@ def ancestors() -> Iterator[Ancestor]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return /proc/PID/stat from the third field on: the second is a name that may hold anything.
-    Empty where there is no such process, or it is hidden."""
+    """Return the fields of /proc/PID/stat from the third on, as the second is a name that may hold
+    spaces. Return an empty list if there is no such process, or it is hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode().split()
@@ -35,7 +33,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def _environment(pid: int) -> dict[str, str] | None:
-    """Return what a process was started with, or None where this process may not see it."""
+    """Return the environment that a process was started with; None if it may not be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = os.fsdecode(file.read()).split("\0")

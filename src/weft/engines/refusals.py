@@ -1,8 +1,7 @@
-"""What every engine says of a group or table that cannot be used, and of a wrong color or key.
+"""Errors and checks that all engines share, so that a program gets the same ones wherever it runs.
 
-One text for all engines, so that a program meets the same errors wherever it runs.
-
-Whether there is memory for what is about to be made.
+First the errors for a group or table that cannot be used, then the checks of `split`'s
+arguments and of free memory.
 """
 
 from __future__ import annotations
@@ -26,24 +25,40 @@ if TYPE_CHECKING:
     from weft.engines.base import Group
 
 
-def succeeded(group: Group) -> UsageError:
-    """When a group is used after `survivors`."""
+def superseded_error(group: Group) -> UsageError:
+    """Return the error for a group that is used after `survivors`."""
     return UsageError(
         f"group {group.name!r} of generation {group.generation} has a successor, which survivors() "
         "returned; go on with that one:\n    group = group.latest"
     )
 
 
-def within_itself(name: str) -> UsageError:
-    """When a table is used in the middle of one of its own calls."""
+def reentrant_error(name: str) -> UsageError:
+    """Return the error for a table that is used within one of its own calls."""
     return UsageError(
         f"table {name!r} is used by an updater or a signal handler in the middle of a call of the "
         "same thread; an updater only changes the rows it is given"
     )
 
 
-def checked_split(color: object, key: object) -> tuple[int | None, int]:
-    """A color and a key as they are told to other ranks. Raises for what cannot be."""
+def forked_error(what: str, parent: int) -> UsedAfterFork:
+    """Return the error for a part of a group that is used in a forked child."""
+    return UsedAfterFork(
+        f"{what} belongs to process {parent}, from which this process {os.getpid()} was forked; "
+        "a child starts with a group of its own:\n    group = weft.init()"
+    )
+
+
+def left_error(what: str) -> NotInitialized:
+    """Return the error for a group that is used after `leave` or `weft.shutdown`."""
+    return NotInitialized(
+        f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
+        "group that it is still in:\n    group = weft.init()"
+    )
+
+
+def validate_split(color: object, key: object) -> tuple[int | None, int]:
+    """Return a color and a key as 64-bit integers. Raises InvalidType, InvalidValue."""
     number = None if color is None else _as_int64("color", color, ", or None for no subgroup")
     return number, _as_int64("key", key)
 
@@ -57,28 +72,12 @@ def _as_int64(name: str, value: object, else_expected: str = "") -> int:
     return number
 
 
-def forked(what: str, parent: int) -> UsedAfterFork:
-    """When something of a group is used in a forked child."""
-    return UsedAfterFork(
-        f"{what} belongs to process {parent}, from which this process {os.getpid()} was forked; "
-        "a child starts with a group of its own:\n    group = weft.init()"
-    )
-
-
-def left(what: str) -> NotInitialized:
-    """When a group is used after `leave` or `weft.shutdown`."""
-    return NotInitialized(
-        f"this process has left {what}; a new one comes from weft.init(), or from split() of a "
-        "group that it is still in:\n    group = weft.init()"
-    )
-
-
-#: left to the rest of the machine
+#: bytes that are left to other programs
 _MARGIN = 64 << 20
 
 
-def check_memory(what: str, size: int, remedy: str) -> None:
-    """Raise OutOfMemory unless `size` more bytes can be had now."""
+def validate_memory(what: str, size: int, remedy: str) -> None:
+    """Raise OutOfMemory unless `size` more bytes can be allocated now."""
     free, reason = available_memory()
     if size + _MARGIN > free:
         raise OutOfMemory(

@@ -1,19 +1,20 @@
-"""The engines, a row each, and which of them a call gets.
+"""The table of engines, and the choice of one for a call.
 
-Whoever needs an engine asks here and names what is to be offered:
+Code that needs an engine calls `choose` and names what the engine must offer:
 
     init                   "group"       Team, function, train_step   "team"
     map, distribute        "pool"        share                        "share"
     weft run, named pipes  "launch"
 
-The module of a row is imported at its first use. It has, of these, what the row offers:
+The module of a row is imported at its first use. Of these functions it has those for what the row
+offers:
 
     join(place, *, timeout, start_timeout) -> Group     group
     make_pool(PoolOptions) -> Pool, prestart()          pool
     make_team(TeamOptions) -> Team                      team
     share(array, *, readonly) -> SharedArray            share
     launch(Command) -> exit code; open_pipe, pipes, close_pipe; probes() for `weft doctor`   launch
-    close()      end what this process has of it; a later call may start it again
+    close()      end the engine's workers in this process; a later call may start new ones
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
 
 @dataclass(frozen=True)
 class Engine:
-    """One row."""
+    """One row of the table."""
 
     name: str
-    #: "" for an engine that is known by name only
+    #: "" for an engine of which only the name is known
     module: str
     #: of "group", "pool", "team", "share", "launch"
     offers: frozenset[str]
-    #: the package that it needs, as it is imported; the extra of the same name as the engine has it
+    #: the package that it imports; weft's extra of the engine's name installs it
     requires: str = ""
-    #: tells why it cannot run here, or "" where it can; does not import the module
+    #: returns why it cannot run here, or "" where it can, without importing the module
     obstacle: Callable[[], str] = lambda: ""
 
     def load(self) -> Any:
-        """Import and return its module."""
+        """Import and return the engine's module."""
         return importlib.import_module(self.module)
 
     def validate(self) -> None:
-        """Raise MissingPackage or EngineUnavailable where it cannot run."""
+        """Raise MissingPackage or EngineUnavailable if the engine cannot run here."""
         reason = self.obstacle()
         if self.requires and importlib.util.find_spec(self.requires) is None:
             raise MissingPackage(
@@ -62,7 +63,7 @@ class Engine:
 
 
 def system_obstacle() -> str:
-    """Return why the local engine cannot run here: its memory model holds on x86-64 only."""
+    """Return why the local engine cannot run here, or "": its memory model needs x86-64."""
     machine = os.uname().machine if hasattr(os, "uname") else "an unknown machine"
     if sys.platform == "linux" and machine == "x86_64":
         return ""
@@ -93,15 +94,15 @@ ENGINES = {
     )
 }
 
-#: whether it was said that this system has no processes
+#: whether the user was warned that weft runs serially here
 _warned = False
 
 
 def choose(engine: str | None, offer: str, place: Launched | None = None) -> Engine:
-    """Return the row that is named; where none is, the one for this place and system.
+    """Return the named row, or without a name the one for this place and system.
 
-    That is local, and serial for the group of a process that no launcher started. Where the local
-    engine cannot run, what one process can do is left to serial, with one warning.
+    That is local, but serial for the group of a process that no launcher started. Where the local
+    engine cannot run, serial takes over what one process can do, with one warning.
 
     Raises UnknownEngine, MissingPackage, EngineUnavailable.
     """
@@ -123,21 +124,21 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
 
 
 def validate_name(engine: str | None, offer: str) -> None:
-    """Raise as `choose` does for a name, without looking at where this process is."""
+    """Raise what `choose` raises for a name, without regard to a launcher."""
     if engine is not None:
         _named(engine, offer).validate()
 
 
 def prestart(engine: str | None) -> None:
-    """Have the engine of a pool begin to start while its caller still loads. Whether it can be had,
-    and whether the name is right, is found out later."""
+    """Start a pool's engine while its caller is still being imported. A wrong name, or an engine
+    that cannot run, is an error only when the pool is made."""
     row = ENGINES.get(engine or "local")
     if row is not None and row.module and "pool" in row.offers and not row.obstacle():
         row.load().prestart()
 
 
 def close_loaded() -> None:
-    """Close every engine of which this process has loaded something."""
+    """Close every engine that this process has loaded a module of."""
     for row in ENGINES.values():
         if row.module.rpartition(".")[0] in sys.modules:
             row.load().close()
@@ -154,7 +155,7 @@ def _named(engine: str, offer: str) -> Engine:
 
 
 def _warn_once(reason: str) -> None:
-    from weft._core.failures import caller_line  # most programs need none of it here
+    from weft._core.failures import caller_line  # imported late: most programs never warn
 
     global _warned
     if _warned:

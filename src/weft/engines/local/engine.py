@@ -1,6 +1,6 @@
-"""What the registry's row of the local engine names.
+"""The local engine's functions, as the registry lists them.
 
-It loads little: a first map has workers start by it while the rest is loaded.
+Importing this loads little, so that the workers of a first map start while the rest is loaded.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from weft.engines.local.group import LocalGroup
     from weft.engines.local.pool.pool import LocalPool
 
-#: how often this process has joined a group: the sessions of a launch are told apart by it
+#: how often this process has joined a group: the number of the session within its launch
 _sessions = 0
-#: whether workers were asked for before
+#: whether a pool or a team was made before
 _has_workers = False
 
 
 def join(place: Launched | None, *, timeout: float, start_timeout: float) -> LocalGroup:
-    """Join the ranks of the launch that `place` says, or a group of one. Raises MissingRank,
-    PeerLost, Refused."""
+    """Join the ranks of a launch, or without a place a group of one. Raises MissingRank, PeerLost,
+    Refused."""
     global _sessions
     from weft import faults
     from weft._core.launch import alone
@@ -42,7 +42,7 @@ def join(place: Launched | None, *, timeout: float, start_timeout: float) -> Loc
 
 
 def prestart() -> None:
-    """Start the interpreter of the first workers, which takes longest."""
+    """Start the interpreter of the first workers, which takes the longest."""
     if not _has_workers:
         from weft.engines.local.pool import interpreter
 
@@ -62,14 +62,14 @@ def make_pool(options: PoolOptions) -> LocalPool:
         from weft.engines.local.pool import named_pipe
 
         pipe = named_pipe.check_name(options.named_pipe)
-        channel, served = named_pipe.connect(pipe)  # now: that nobody serves it is said here
+        channel, served = named_pipe.connect(pipe)  # now, so that NoSuchPipe is raised here
         channel.close()
         size = min(size, served.size)
     return LocalPool(size, workers(pipe), cores=options.cores, gpus=options.gpus)
 
 
 def make_team(options: TeamOptions) -> Team:
-    """Return a team of this process and workers that stay; of this process alone if it is one."""
+    """Return a team of this process and workers that stay; for one rank, of this process alone."""
     global _has_workers
     size = options.size or options.cores
     if size == 1:
@@ -91,7 +91,7 @@ def make_team(options: TeamOptions) -> Team:
 
 
 def share(array: Any, *, readonly: bool) -> SharedArray:
-    """Return a copy in shared memory; of an array that lies there already a view. Raises
+    """Return a copy in shared memory, or a view of an array that lies there already. Raises
     OutOfMemory."""
     from weft.engines.local.memory.arrays import SharedArray, buffer_of, copy_in, read_only
 
@@ -101,7 +101,7 @@ def share(array: Any, *, readonly: bool) -> SharedArray:
 
 
 def close() -> None:
-    """End the workers, and give back the memory that is only kept for later."""
+    """End the workers, and release memory that is kept for reuse."""
     loaded = sys.modules
     if workers := loaded.get("weft.engines.local.pool.workers"):
         workers.close_workers()
@@ -112,7 +112,7 @@ def close() -> None:
 
 
 def launch(command: Command) -> int:
-    """Run `weft run`; return its exit code."""
+    """Carry out `weft run`; return its exit code."""
     from weft.engines.local.meeting.launcher import run
 
     return run(command)
@@ -128,7 +128,7 @@ def open_pipe(name: object, size: int) -> str:
 
 
 def pipes() -> Iterator[str]:
-    """Yield a line for each pipe that this user has open: how busy it is, or what is wrong."""
+    """Yield a line for each open pipe of this user: how busy it is, or what is wrong with it."""
     from weft.engines.local.pool import named_pipe
 
     for pipe in named_pipe.names():
@@ -154,7 +154,7 @@ def close_pipe(name: object) -> str:
 
 
 def probes() -> dict[str, Callable[[], tuple[Any, str]]]:
-    """Return what `weft doctor` tries of this machine: by name, what returns a value and why."""
+    """Return the probes of `weft doctor` by name; each returns a value and the reason for it."""
     from weft.engines.local.probes import PROBES
 
     return PROBES

@@ -23,7 +23,7 @@ from weft.engines.local.meeting.meeting import (
 )
 from weft.engines.local.meeting.roster import Recorder
 from weft.engines.local.memory.segment import Block
-from weft.engines.refusals import checked_split, left, succeeded
+from weft.engines.refusals import left_error, superseded_error, validate_split
 from weft.errors import (
     Disagreement,
     InvalidValue,
@@ -122,7 +122,7 @@ class LocalGroup(Group):
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> LocalGroup | None:
         seconds = self.timeout if timeout is None else validate_seconds(timeout)
-        color, key = checked_split(color, key)
+        color, key = validate_split(color, key)
         with self._calling("split"):
             return self._split(color, key, seconds)
 
@@ -322,14 +322,14 @@ class LocalGroup(Group):
         if not self._meeting.roster.is_here:
             return self._meeting.roster.unusable(f"group {self.name!r}")
         if self.has_left:
-            return left(f"group {self.name!r}")
+            return left_error(f"group {self.name!r}")
         if self.successor is None:
             return UsageError(
                 f"group {self.name!r} is out of step since {self._given_up} on this rank; the "
                 "ranks that are still here can go on as a new generation:\n"
                 "    group = group.survivors()"
             )
-        return succeeded(self)
+        return superseded_error(self)
 
     def _used_twice(self, operation: str) -> UsedConcurrently:
         roster, tag = self._meeting.roster, self._meeting.tag

@@ -1,12 +1,12 @@
-"""What `weft doctor` tries of this machine. A probe returns a value and why; None: unknown.
+"""Probes of `weft doctor`. Each returns a value, None if unknown, and the reason for it.
 
 Whether one process may read another's memory is tried between two children of this one:
 
-    this process ──┬── holder   allows this process and its descendants; waits
+    this process ──┬── holder   allows this process and its descendants to read it; waits
                    └── reader   reads the holder's memory; its exit code is the answer
 
-Ranks stand in the same relation: siblings below their launcher. The children
-are forked, so that a buffer has the same address in both.
+Ranks are related in the same way: siblings, children of their launcher. The children are forked,
+so that a buffer has the same address in both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from weft.engines.local.processes import linux
 
-#: None: it is unknown
+#: a value, None if unknown, and the reason for it
 Answer = tuple[bool | None, str]
 
 _BEFORE, _AFTER = b"weft before", b"weft after "
@@ -31,8 +31,8 @@ _FAILED = 255  # no errno
 
 
 def between_siblings() -> Answer:
-    """Try whether one process may read another's memory. Leaves no process behind, however this one
-    ends."""
+    """Try whether one process may read another's memory. However this process ends, it leaves none
+    behind."""
     memory = ctypes.create_string_buffer(_BEFORE)
     address, size = ctypes.addressof(memory), len(_BEFORE)
     here, there = socket.socketpair()
@@ -53,13 +53,13 @@ def between_siblings() -> Answer:
         holder = _start(hold)
         there.close()
         here.recv(1)
-        answer = _ended(_start(read))
-    _ended(holder)
+        answer = _exit_code(_start(read))
+    _exit_code(holder)
     return verdict(answer, seccomp=_seccomp())
 
 
 def verdict(answer: int, *, seccomp: bool) -> Answer:
-    """What the reader's end means: 0, an errno, or minus a signal. Pure."""
+    """Interpret the reader's exit code: 0, an errno, or minus a signal. Pure."""
     if answer == 0:
         return True, "tried between two processes"
     if answer == -signal.SIGSYS:
@@ -73,7 +73,7 @@ def verdict(answer: int, *, seccomp: bool) -> Answer:
 
 
 def _start(work: Callable[[], int]) -> int:
-    """A child that ends with the number that `work` returns, or with the errno of its error."""
+    """Fork a child that exits with what `work` returns, or with the errno that it raises."""
     pid = os.fork()
     return pid or _run(work)
 
@@ -88,12 +88,12 @@ def _run(work: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
-def _ended(pid: int) -> int:
+def _exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _seccomp(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether a seccomp filter watches this process, as in most containers."""
+    """Return whether this process has a seccomp filter, as in most containers."""
     return status.exists() and "\nSeccomp:\t2" in status.read_text()
 
 

@@ -1,8 +1,8 @@
-"""This process alone: the reference for every other engine, and the debugger's friend.
+"""This process alone: the reference for every other engine, and the one to debug with.
 
+engine.py       what the registry's row names
 group.py        a group of one, and its collectives
 store.py        a table's rows
-pool.py         both kinds of team, without workers
-sharing.py      arrays that are shared with nobody
-engine.py       what the registry's row names
+pool.py         a pool and a team without workers
+sharing.py      shared arrays in ordinary memory
 """

@@ -1,4 +1,4 @@
-"""What the registry's row of the serial engine names."""
+"""The serial engine's functions, as the registry lists them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def join(place: Launched | None, *, timeout: float, start_timeout: float) -> SerialGroup:
-    """Return a group of one, wherever a launcher put this process."""
+    """Return a group of one, whatever the launcher says."""
     from weft.engines.serial.group import SerialGroup
 
     return SerialGroup(timeout=timeout)
+
+
+def prestart() -> None:
+    """Do nothing: there is nothing to start."""
 
 
 def make_pool(options: PoolOptions) -> SerialPool:
@@ -24,10 +28,6 @@ def make_pool(options: PoolOptions) -> SerialPool:
     from weft.engines.serial.pool import SerialPool
 
     return SerialPool()
-
-
-def prestart() -> None:
-    """Do nothing: there is nothing to start."""
 
 
 def make_team(options: TeamOptions) -> SerialTeam:

@@ -1,4 +1,4 @@
-"""This process alone: the reference for every other engine, and the debugger's friend."""
+"""A group of one rank: the reference for every other group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft._core.arguments import validate_seconds
 from weft.engines.base import Group, Handle, Store
-from weft.engines.refusals import checked_split, left, succeeded
+from weft.engines.refusals import left_error, superseded_error, validate_split
 from weft.resources import host_name
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SerialGroup(Group):
-    """A group of one. Everything a group does, it does at once."""
+    """A group of one rank, which never waits."""
 
     def __init__(self, *, timeout: float, name: str = "world", generation: int = 0) -> None:
         self.name, self.rank, self.size, self.hosts = name, 0, 1, (host_name(),)
@@ -24,20 +24,20 @@ class SerialGroup(Group):
         self._splits = 0
 
     def barrier(self, *, timeout: float | None = None) -> None:
-        self._begin(timeout)
+        self._validate_use(timeout)
 
     def split(
         self, color: int | None, *, key: int = 0, timeout: float | None = None
     ) -> Group | None:
-        self._begin(timeout)
-        color, key = checked_split(color, key)
+        self._validate_use(timeout)
+        color, key = validate_split(color, key)
         self._splits += 1
         if color is None:
             return None
         return SerialGroup(timeout=self.timeout, name=f"{self.name}/{self._splits}.{color}")
 
     def survivors(self, *, timeout: float | None = None) -> Group:
-        self._begin(timeout)
+        self._validate_use(timeout)
         self.successor = SerialGroup(
             timeout=self.timeout, name=self.name, generation=self.generation + 1
         )
@@ -49,32 +49,32 @@ class SerialGroup(Group):
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         from weft.engines.serial.store import SerialStore
 
-        self._begin(None)
+        self._validate_use(None)
         return SerialStore(self, spec, values)
 
     def refuse(self, name: str, error: Exception) -> None:
-        """There is nobody to tell."""
+        """Do nothing: there are no other ranks."""
 
     def carry_out(self, call: Call, *, timeout: float) -> None:
-        self._begin(timeout)
+        self._validate_use(timeout)
         carry_out(call)
 
     def _start(self, call: Call, seconds: float) -> Handle:
-        self._begin(seconds)
+        self._validate_use(seconds)
         return super()._start(call, seconds)
 
-    def _begin(self, timeout: float | None) -> None:
+    def _validate_use(self, timeout: float | None) -> None:
         if self.has_left:
-            raise left(f"group {self.name!r}")
+            raise left_error(f"group {self.name!r}")
         if self.successor is not None:
-            raise succeeded(self)
+            raise superseded_error(self)
         if timeout is not None:
             validate_seconds(timeout)
 
 
 def carry_out(call: Call) -> None:
-    """Do what the call plans, in this process alone."""
-    # imported here: programs without collectives do without NumPy
+    """Settle a call of this process alone, and move or combine its arrays."""
+    # imported late: programs without collectives do without NumPy
     from weft._core.arithmetic import combine
     from weft._core.calls import Combination
 

@@ -1,4 +1,4 @@
-"""A pool and a team of nobody else: this process does the work itself."""
+"""A pool and a team without workers: this process does the work itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SerialPool(Pool):
-    """The reference for every other pool, and the debugger's friend."""
+    """The reference for every other pool, and the one to debug with."""
 
     size = 1
 
@@ -27,7 +27,7 @@ class SerialPool(Pool):
         return function
 
     def forget(self, prepared: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing: the function is the user's own."""
 
     def put(self, array: Array, *, readonly: bool = False) -> Array:
         if readonly:
@@ -35,9 +35,6 @@ class SerialPool(Pool):
 
             return read_only(array)
         return array
-
-    def close(self) -> None:
-        """There are none."""
 
     def run(self, job: Job) -> Generator[Finished, None, None]:
         deadline = None if job.timeout is None else time.monotonic() + job.timeout
@@ -56,12 +53,14 @@ class SerialPool(Pool):
                     seed_generators(derive(job.seed, index))
                 value = job.function(item)
             except Exception as error:
-                errors[index] = error  # itself: a debugger sees its frames
+                errors[index] = error  # the exception itself: a debugger sees its frames
             seconds = time.perf_counter() - start
-            ran = 0, os.getpid(), seconds
-            yield Finished(index, [value], errors, *ran, host=host_name())
+            yield Finished(index, [value], errors, 0, os.getpid(), seconds, host=host_name())
             if errors and not job.keep_going:
                 return
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""
 
 
 class SerialTeam(Team):
@@ -75,7 +74,7 @@ class SerialTeam(Team):
         self._closed = self._busy = False
 
     def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
-        self._check_usable()
+        self._validate_usable()
         number = self._registered_so_far
         self._registered_so_far += 1
         self.member.registered[number] = value
@@ -91,10 +90,13 @@ class SerialTeam(Team):
         *,
         common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        self._check_usable()
+        self._validate_usable()
         self._busy = True
         try:
-            return [None if one is None else function(self.member, *one, **common) for one in own]
+            return [
+                None if arguments is None else function(self.member, *arguments, **common)
+                for arguments in own
+            ]
         finally:
             self._busy = False
 
@@ -107,7 +109,7 @@ class SerialTeam(Team):
     def close(self) -> None:
         self._closed = True
 
-    def _check_usable(self) -> None:
+    def _validate_usable(self) -> None:
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
         if self._busy:

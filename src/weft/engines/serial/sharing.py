@@ -1,4 +1,4 @@
-"""Arrays that are shared with nobody: as `weft.share` makes them where there are no processes."""
+"""What `weft.share` returns without other processes: shared arrays in ordinary memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft._core import shared
-from weft.engines.refusals import check_memory
+from weft.engines.refusals import validate_memory
 
 
 class _Memory(bytearray):
-    """What tells a shared array from a copy of one: it lies in one of these."""
+    """The memory of a shared array, by whose class an array is told from a copy."""
 
 
 class SharedArray(shared.SharedArray):
@@ -26,11 +26,11 @@ class SharedArray(shared.SharedArray):
 
 
 def share(source: NDArray[Any], *, readonly: bool) -> SharedArray:
-    """Return a copy, in the same order; of an array that is shared already a view."""
+    """Return a copy in the same memory order, or a view of an array that is shared already."""
     if _is_shared(source):
         array = source.view(SharedArray)
     else:
-        check_memory("a shared array", source.nbytes, "share less")
+        validate_memory("a shared array", source.nbytes, "share less")
         fortran = source.flags.f_contiguous and not source.flags.c_contiguous
         array = _over(_Memory(source.nbytes), source, order="F" if fortran else "C")
         array[...] = source
@@ -38,7 +38,7 @@ def share(source: NDArray[Any], *, readonly: bool) -> SharedArray:
 
 
 def _read_only(array: SharedArray) -> SharedArray:
-    """The same array over a buffer that NumPy cannot make writable again."""
+    """Return the array over a buffer that NumPy cannot make writable again."""
     memory = _memory_of(array)
     whole = np.frombuffer(memory, np.uint8)
     offset = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
@@ -59,7 +59,7 @@ def _is_shared(array: NDArray[Any]) -> bool:
 
 
 def _memory_of(array: Any) -> Any:
-    """What an array lies in: the object behind all its bases."""
+    """Return the object that an array's memory belongs to, behind all its bases."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array.obj if isinstance(array, memoryview) else array

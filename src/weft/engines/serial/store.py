@@ -1,4 +1,4 @@
-"""A table of this process alone: the reference for every other store."""
+"""A table in ordinary memory: the reference for every other store."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft._core.arguments import validate_seconds
 from weft._core.arithmetic import Array
 from weft._core.tables import Ids, Interrupted, TableSpec
 from weft.engines.base import Group, Store
-from weft.engines.refusals import check_memory, forked, left, within_itself
+from weft.engines.refusals import forked_error, left_error, reentrant_error, validate_memory
 
 
 class SerialStore(Store):
-    """Rows and state in ordinary memory. All consistencies are one: nobody else adds."""
+    """Rows and state of one process, to which every consistency is the same."""
 
     def __init__(self, group: Group, spec: TableSpec, values: Array | None) -> None:
         arrays = 1 + len(spec.updater.state)
-        check_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
+        validate_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
         self.spec, self._steps = spec, 0
         self._group, self._process = group, os.getpid()
         self._rows = np.zeros(spec.shape, spec.dtype)
@@ -31,23 +31,23 @@ class SerialStore(Store):
         self._adder = rows.make_adder(spec.n_rows, spec.dtype)
         #: threads take turns
         self._turn = threading.RLock()
-        #: whether one is in the middle of an add
+        #: whether a thread is in the middle of an add
         self._in_turn = False
 
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
-        self._check_use(timeout)
+        self._validate_use(timeout)
         with self._turn:
             if self._in_turn:
-                raise within_itself(self.spec.name)
+                raise reentrant_error(self.spec.name)
             return rows.read(self._rows, ids, out)
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
-        self._check_use(timeout)
+        self._validate_use(timeout)
         if ids is not None and not ids.size:
             return
         with self._turn:
             if self._in_turn:
-                raise within_itself(self.spec.name)
+                raise reentrant_error(self.spec.name)
             try:
                 self._in_turn = True
                 self._steps += 1
@@ -74,7 +74,7 @@ class SerialStore(Store):
         return self._steps
 
     def settle(self, *, timeout: float | None = None) -> None:
-        self._check_use(timeout)
+        self._validate_use(timeout)
 
     def read_piece(self, name: str, start: int, stop: int) -> Array:
         piece: Array = self._arrays[name][start:stop].copy()
@@ -87,13 +87,13 @@ class SerialStore(Store):
         self._steps = steps
 
     def exclusive_rows(self) -> Array:
-        self._check_use(None)
+        self._validate_use(None)
         return self._rows
 
-    def _check_use(self, timeout: float | None) -> None:
+    def _validate_use(self, timeout: float | None) -> None:
         if os.getpid() != self._process:
-            raise forked(f"table {self.spec.name!r}", self._process)
+            raise forked_error(f"table {self.spec.name!r}", self._process)
         if self._group.latest.has_left:
-            raise left(f"table {self.spec.name!r}'s group")
+            raise left_error(f"table {self.spec.name!r}'s group")
         if timeout is not None:
             validate_seconds(timeout)

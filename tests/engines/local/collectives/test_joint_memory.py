@@ -65,7 +65,7 @@ def _without_loops_on_rank_0(group: Group, body: Any) -> Any:
 
     if group.rank == 0:
         kernels._library, kernels._missing = None, "taken away"
-        kernels._loop.cache_clear()
+        kernels._kernel.cache_clear()
     return body(group)
 
 

@@ -149,7 +149,7 @@ def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
         array.dtype.isnative
         and array.dtype.name == element
         and (op == "sum" or element in _MEANS)
-        and kernels.joint_sum_loop(element) is not None
+        and kernels.joint_sum_kernel(element) is not None
         for array, element in zip(arrays, elements, strict=True)
     )
 
@@ -228,7 +228,7 @@ class JointWork:
     ) -> JointWork:
         """The sum of all ranks' sources, or their mean. Arrays are aligned, and a source is its
         target or lies apart from it; a rank without a target gets no result."""
-        loop = kernels.joint_sum_loop(source.dtype.name)
+        loop = kernels.joint_sum_kernel(source.dtype.name)
         divisor = memory.ranks if mean else 1
         return cls(memory, before, loop, source=source, target=target, divisor=divisor)
 
@@ -237,7 +237,7 @@ class JointWork:
         cls, memory: Memory, before: int, *, root: int, source: Array | None, target: Array | None
     ) -> JointWork:
         """The root's source to the others' targets."""
-        loop = kernels.joint_broadcast_loop()
+        loop = kernels.joint_broadcast_kernel()
         return cls(memory, before, loop, source=source, target=target, root=root)
 
     def go_on(self, steps: int, looks: int) -> bool:

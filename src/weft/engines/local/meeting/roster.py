@@ -49,7 +49,7 @@ from weft.engines.local.processes.linux import (
     readable,
     state_letter,
 )
-from weft.engines.refusals import forked, left
+from weft.engines.refusals import forked_error, left_error
 from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, UsedAfterFork
 from weft.resources import Plan, count_sharing, host_name, plan
 
@@ -335,8 +335,8 @@ class Roster:
     def unusable(self, what: str) -> NotInitialized | UsedAfterFork:
         """Why something of this job cannot be used here any more."""
         if self._forked:
-            return forked(what, self._process)
-        return left(what)
+            return forked_error(what, self._process)
+        return left_error(what)
 
     def mark_forked(self) -> None:
         self.is_here, self._forked = False, True

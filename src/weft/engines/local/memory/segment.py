@@ -35,7 +35,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from weft.engines.local.processes.linux import make_huge, map_over, translated
-from weft.engines.refusals import check_memory
+from weft.engines.refusals import validate_memory
 
 #: bytes that are reserved at a time
 PIECE = 64 << 20
@@ -66,7 +66,9 @@ class Segment:
     def create(cls, size: int) -> Segment:
         """A new segment of at least `size` zero bytes, reserved and ready to touch."""
         size = whole_pages(size)
-        check_memory("shared memory", size, "share less, or drop shared arrays that are not used")
+        validate_memory(
+            "shared memory", size, "share less, or drop shared arrays that are not used"
+        )
         made = cls.__new__(cls)
         made.size = size
         try:

@@ -40,7 +40,7 @@ from weft.engines.local.meeting.meeting import MAILBOX_BYTES, TABLE, Meeting, ma
 from weft.engines.local.meeting.roster import Recorder
 from weft.engines.local.memory.segment import Block
 from weft.engines.local.tables.state import Changes, Clocks, Staging, TableMemory
-from weft.engines.refusals import check_memory, within_itself
+from weft.engines.refusals import reentrant_error, validate_memory
 from weft.errors import OutOfMemory, Stalled
 
 #: bytes that are read at a time: only large copies are made past the cache, which is twice as fast
@@ -61,7 +61,7 @@ def make_store(
     trouble = ""
     if meeting.rank == 0:
         try:
-            check_memory(f"{spec.kind} {spec.name!r}", nbytes, "make it smaller")
+            validate_memory(f"{spec.kind} {spec.name!r}", nbytes, "make it smaller")
         except OutOfMemory as error:
             trouble = str(error)
     # a message may be too short for all of it: the digest tells whether ranks mean the same
@@ -244,7 +244,7 @@ class LocalStore(Store):
     def _check_turn(self) -> None:
         """Refuse a call that comes in the middle of another one of the same thread."""
         if self._in_turn:
-            raise within_itself(self.spec.name)
+            raise reentrant_error(self.spec.name)
 
     def _add_all(self, delta: Array, deadline: float) -> None:
         """Update every stripe. Ranks begin at different ones, so as not to meet at once.
