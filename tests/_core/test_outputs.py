@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from weft._core.functions import Partial, check_modes, is_close, join
+from weft._core.functions import Partial, is_close, join, validate_modes
 from weft.errors import InvalidType, InvalidValue
 
 FUNCTIONS = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod}
@@ -151,4 +151,4 @@ def test_outputs_that_cannot_be_joined(
 def test_unknown_modes(modes: Any) -> None:
     """The known ones are listed."""
     with pytest.raises(InvalidValue, match="'mean', 'sum', 'prod', 'min', 'max', 'gather', None"):
-        check_modes(modes)
+        validate_modes(modes)

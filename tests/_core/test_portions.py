@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.partition import RowSlice, choose, common_length, count, part
+from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
 from weft.errors import InvalidType, InvalidValue
 
 lengths = st.integers(0, 30)
@@ -36,7 +36,7 @@ def test_a_batch_means_what_it_means_to_an_array(length: int, data: Any) -> None
 def test_parts_are_all_rows_in_order(length: int, parts: int, indexed: bool) -> None:
     """They differ by one row at most, the first has the most, and none is left out."""
     rows = choose(slice(None, None, -1) if indexed else None, length)
-    found = [part(rows, parts, index) for index in range(parts)]
+    found = [part_of_rows(rows, parts, index) for index in range(parts)]
     counts = [count(one) for one in found]
     assert max(counts) - min(counts) <= 1
     assert counts == sorted(counts, reverse=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core.functions import Task, compute, join, select
-from weft._core.partition import RowSlice, choose, part
+from weft._core.partition import RowSlice, choose, part_of_rows
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -29,7 +29,7 @@ def test_ranks_and_slices_come_to_one_call(rows: int, ranks: int, slices: int, m
         return values if mode == "gather" else getattr(values, mode)(axis=0)
 
     def task(rank: int) -> Task:
-        own = part(choose(None, rows), ranks, rank)
+        own = part_of_rows(choose(None, rows), ranks, rank)
         return Task([RowSlice(array, own)], {"power": 2}, own.stop - own.start, slices, None)
 
     parts = [compute(function, task(rank), mode) for rank in range(ranks) if task(rank).rows]

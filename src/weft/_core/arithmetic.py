@@ -175,7 +175,7 @@ _LARGE = 16 << 20
 def copy_to(array: Array, source: Array) -> None:
     """array[...] = source"""
     loop = kernels.copy_loop() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
-    if loop is not None and can_change_in_c(array, source):
+    if loop is not None and kernel_applies(array, source):
         loop(address(array), address(source), source.nbytes)
     else:
         np.copyto(array, source)
@@ -190,20 +190,20 @@ def add_to(array: Array, delta: Array) -> None:
     """array += delta"""
     quicker = array.nbytes >= _LARGE_ADD and kernels.adding_side_by_side_pays()
     loop = kernels.add_loop(array.dtype.name) if quicker else None
-    if loop is not None and can_change_in_c(array, delta):
+    if loop is not None and kernel_applies(array, delta):
         loop(address(array), address(delta), array.size)
     else:
         np.add(array, delta, out=array)
 
 
-def can_add_up(array: Array, element: str) -> bool:
-    """Whether `add_up` takes arrays like this one. `element` is what its numbers are: those of
-    bfloat16 have the dtype of uint16."""
+def can_sum_in_place(array: Array, element: str) -> bool:
+    """Return whether `sum_in_place` takes arrays like this one. `element` names the kind of number:
+    bfloat16 has the dtype uint16."""
     native = array.dtype.isnative and array.dtype.name == element
     return native and kernels.add_up_loop(element) is not None
 
 
-def add_up(arrays: Sequence[Array]) -> None:
+def sum_in_place(arrays: Sequence[Array]) -> None:
     """Have each of several arrays, which are alike and contiguous, be the sum of all, in their
     order, in one pass over memory."""
     loop = kernels.add_up_loop(arrays[0].dtype.name)
@@ -217,7 +217,7 @@ def same_buffer(source: Array, target: Array) -> bool:
     return source.nbytes == target.nbytes and address(source) == address(target)
 
 
-def can_change_in_c(array: Array, given: Array) -> bool:
+def kernel_applies(array: Array, given: Array) -> bool:
     """Whether a loop in C, number by number, makes of one array and what it is given what NumPy
     would: they lie in memory alike, and apart."""
     alike = array.dtype == given.dtype and array.shape == given.shape and array.dtype.isnative

@@ -176,7 +176,7 @@ def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[
 _LARGE = 256 << 10
 
 
-class Together:
+class Coalescing:
     """Which arrays of a call are treated as one: the small ones of a kind, in their order."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
@@ -192,7 +192,7 @@ class Together:
         #: the kind of number of each
         self.elements = tuple(leaves[group[0]].element for group in groups)
 
-    def join(self, arrays: Sequence[Array]) -> list[Array]:
+    def coalesce(self, arrays: Sequence[Array]) -> list[Array]:
         """These flat arrays, the small ones of a kind copied into one."""
         return [
             arrays[group[0]] if len(group) == 1 else np.concatenate([arrays[i] for i in group])
@@ -201,13 +201,13 @@ class Together:
 
     def targets(self, joined: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
         """Where results are to be written: to the arrays themselves, or where others were joined
-        to; `spread` then brings them to their arrays."""
+        to; `scatter_back` then brings them to their arrays."""
         return [
             arrays[group[0]] if len(group) == 1 else one
             for group, one in zip(self._groups, joined, strict=True)
         ]
 
-    def spread(self, joined: Sequence[Array], arrays: Sequence[Array]) -> None:
+    def scatter_back(self, joined: Sequence[Array], arrays: Sequence[Array]) -> None:
         """Copy what was joined to its arrays."""
         for group, one in zip(self._groups, joined, strict=True):
             if len(group) > 1:
@@ -217,9 +217,9 @@ class Together:
 
 
 @lru_cache(maxsize=256)
-def together(leaves: tuple[Leaf, ...]) -> Together:
+def coalescing(leaves: tuple[Leaf, ...]) -> Coalescing:
     """The same one for calls alike: to make it takes longer than a small reduction."""
-    return Together(leaves)
+    return Coalescing(leaves)
 
 
 def read_only(array: Array) -> Array:

@@ -30,7 +30,7 @@ import numpy as np
 
 from weft import adapters
 from weft._core.arithmetic import NUMERIC, OPERATIONS, Array
-from weft._core.arrays import Arrays, Leaf, Target, copy_if_aliased, flat, in_words, together
+from weft._core.arrays import Arrays, Leaf, Target, coalescing, copy_if_aliased, flat, in_words
 from weft._core.partition import part_of
 from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
@@ -143,7 +143,7 @@ class UnlikeArrays(Exception):
 
     def __init__(self, ranks: Mapping[int, Sequence[Leaf]]) -> None:
         #: what these ranks have, in words
-        self.ranks = {rank: shown(leaves) for rank, leaves in ranks.items()}
+        self.ranks = {rank: as_text(leaves) for rank, leaves in ranks.items()}
         super().__init__(str(self.ranks))
 
 
@@ -166,29 +166,29 @@ class Reduce(Call):
         if not isinstance(op, str) or op not in OPERATIONS:
             raise InvalidValue(f"{name}(op={op!r}): expected one of {', '.join(OPERATIONS)}")
         if name == "reduce":
-            root = checked_root(name, root, size)
+            root = validate_root(name, root, size)
         if weight is not None:
-            self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
+            self.own = _WEIGHT.pack(_validate_weight(name, weight, op))
         self.value, self.op, self._root, self._out = value, op, root, out
         given = _numbers_of(name, value, op, size)
         self.common = _common(name, given, op, root, weight is not None)
-        self._together = together(given.leaves)
-        self.source = self._together.join([flat(view) for view in given.views])
+        self._coalescing = coalescing(given.leaves)
+        self.source = self._coalescing.coalesce([flat(view) for view in given.views])
         self._target = None
         if root is None or root == rank:
-            taken = None if out is None else taken_arrays(name, out)
-            if taken is not None and taken.leaves is not given.leaves:
-                check_out(name, taken.leaves, given.leaves)
-            self._target = Target(given.leaves, given.structure, taken)
-            self.early_target = self._together.targets(self.source, self._target.arrays)
-            if taken is not None:
+            results = None if out is None else out_arrays(name, out)
+            if results is not None and results.leaves is not given.leaves:
+                validate_out(name, results.leaves, given.leaves)
+            self._target = Target(given.leaves, given.structure, results)
+            self.early_target = self._coalescing.targets(self.source, self._target.arrays)
+            if results is not None:
                 self.source = copy_if_aliased(self.source, self.early_target)
         self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
     @property
     def elements(self) -> Sequence[str]:
         """Return what the numbers of each source are."""
-        return self._together.elements
+        return self._coalescing.elements
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
         weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None
@@ -197,12 +197,12 @@ class Reduce(Call):
                 f"{self.name}(weight=...): the weights of all {len(weights)} ranks are 0, so "
                 "there is no mean; at least one rank must have some weight"
             )
-        elements = self._together.elements
+        elements = self._coalescing.elements
         return Combination(self.op, elements, weights, self._root, self.early_target)
 
     def finish(self) -> None:
         if self._target is not None:
-            self._together.spread(self.early_target, self._target.arrays)
+            self._coalescing.scatter_back(self.early_target, self._target.arrays)
 
     def result(self) -> Any:
         return None if self._target is None else self._target.deliver(self._out)
@@ -218,7 +218,7 @@ def _common(name: str, given: Arrays, op: str, root: int | None, weighted: bool)
 # what the calls check
 
 
-def checked_root(name: str, root: Any, size: int) -> int:
+def validate_root(name: str, root: Any, size: int) -> int:
     """The root as a rank of the group."""
     expected = f"{name}(root={root!r}): expected a rank of the group, 0 to {size - 1}"
     try:
@@ -230,7 +230,7 @@ def checked_root(name: str, root: Any, size: int) -> int:
     return rank
 
 
-def taken_arrays(name: str, out: Any) -> Arrays:
+def out_arrays(name: str, out: Any) -> Arrays:
     """The arrays that the user gave for the results."""
     arrays = Arrays.of(out)
     if arrays is None:
@@ -247,23 +247,23 @@ def taken_arrays(name: str, out: Any) -> Arrays:
     return arrays
 
 
-def check_out(
-    name: str, taken: Sequence[Leaf], expected: Sequence[Leaf], whose: str = "out="
+def validate_out(
+    name: str, given: Sequence[Leaf], expected: Sequence[Leaf], whose: str = "out="
 ) -> None:
     """Refuse arrays for the results that cannot take them."""
-    if len(taken) != len(expected) or not all(map(Leaf.matches, taken, expected)):
+    if len(given) != len(expected) or not all(map(Leaf.matches, given, expected)):
         raise InvalidValue(
-            f"{name}: {whose} is {shown(taken)}, the result is {shown(expected)}; they must have "
-            "the same shape and dtype"
+            f"{name}: {whose} is {as_text(given)}, the result is {as_text(expected)}; they must "
+            "have the same shape and dtype"
         )
 
 
-def shown(leaves: Sequence[Leaf]) -> str:
+def as_text(leaves: Sequence[Leaf]) -> str:
     some = ", ".join(map(str, leaves[:8])) + (", ..." if len(leaves) > 8 else "")
     return some if len(leaves) == 1 else f"{len(leaves)} arrays ({some})"
 
 
-def _checked_weight(name: str, weight: Any, op: str) -> float:
+def _validate_weight(name: str, weight: Any, op: str) -> float:
     if op != "mean":
         raise InvalidValue(f"{name}(op={op!r}, weight={weight!r}): weight= is for op='mean'")
     try:

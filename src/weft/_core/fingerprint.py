@@ -36,7 +36,7 @@ _CONSTANT = (ModuleType, BuiltinFunctionType, CodeType, type)
 
 
 @dataclass(frozen=True)
-class State:
+class Fingerprint:
     """What a function mentions. Where two are equal, nothing has changed in between."""
 
     values: Hashable
@@ -46,13 +46,13 @@ class State:
     held: list[Any] = field(compare=False, repr=False)
 
 
-def state_of(fun: Callable[..., Any], is_kept: Callable[[Any], bool]) -> State:
+def fingerprint(fun: Callable[..., Any], is_kept: Callable[[Any], bool]) -> Fingerprint:
     """What a function mentions. `is_kept` tells what workers have by themselves, whatever is in it.
 
     Never raises: what cannot be looked at is compared by its identity.
     """
     look = _Look(is_kept)
-    return State(look.at(fun), look.may_change, look.held)
+    return Fingerprint(look.at(fun), look.may_change, look.held)
 
 
 class _Look:

@@ -23,7 +23,7 @@ import numpy as np
 
 from weft import adapters
 from weft._core.arithmetic import BFLOAT16, NUMERIC, combine, widen
-from weft._core.partition import RowSlice, count, part
+from weft._core.partition import RowSlice, count, part_of_rows
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -72,11 +72,13 @@ def _taken(value: Any, slices: int, index: int) -> Any:
     """A value as the function gets it, for one of several slices."""
     if not isinstance(value, RowSlice):
         return value
-    return (value if slices == 1 else RowSlice(value.array, part(value.rows, slices, index))).take()
+    if slices > 1:
+        value = RowSlice(value.array, part_of_rows(value.rows, slices, index))
+    return value.take()
 
 
 def _rows(task: Task, slices: int, index: int) -> int:
-    return task.rows if slices == 1 else count(part(slice(0, task.rows), slices, index))
+    return task.rows if slices == 1 else count(part_of_rows(slice(0, task.rows), slices, index))
 
 
 def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:
@@ -116,7 +118,7 @@ class Partial(NamedTuple):
     rows: int
 
 
-def check_modes(modes: Modes) -> None:
+def validate_modes(modes: Modes) -> None:
     """Raise unless this is a mode, or a sequence or dict of modes."""
     if isinstance(modes, (list, tuple)):
         found: Sequence[Any] = modes
@@ -126,7 +128,7 @@ def check_modes(modes: Modes) -> None:
         found = [modes]
     for mode in found:
         if isinstance(mode, (list, tuple, Mapping)):
-            check_modes(mode)
+            validate_modes(mode)
         elif mode not in MODES:
             known = ", ".join(map(repr, MODES))
             raise InvalidValue(f"collect={mode!r}: expected one of {known}")
@@ -209,7 +211,7 @@ def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
         return reduce(operator.add if mode == "sum" else operator.mul, values)
     adapter = _adapter_of(values, mode, name)
     arrays, element = _viewed(values, mode, name)
-    _check_alike(arrays, name, mode)
+    _validate_alike(arrays, name, mode)
     if len(arrays) == 1 and (mode != "mean" or parts[0].rows == 0):
         return adapter.deliver(arrays[0].copy(), element)
     weighted = mode == "mean" and any(part.rows for part in parts)
@@ -262,7 +264,7 @@ def _concatenated(arrays: Sequence[Any], name: str) -> Any:
     try:
         return np.concatenate([np.atleast_1d(array) for array in arrays])
     except ValueError:
-        raise _shapes_differ(arrays, name, "needs rows of one shape") from None
+        raise _shapes_error(arrays, name, "needs rows of one shape") from None
 
 
 def _delivered(adapter: Any, array: Any, element: str) -> Any:
@@ -272,14 +274,14 @@ def _delivered(adapter: Any, array: Any, element: str) -> Any:
         return adapter.deliver(array.astype(np.float32), "float32")
 
 
-def _check_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
+def _validate_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
     if arrays[0].dtype.kind not in NUMERIC:
         raise InvalidType(
             f"{name} has dtype {arrays[0].dtype}, which collect={mode!r} cannot combine; expected "
             "numbers"
         )
     if len({array.shape for array in arrays}) > 1:
-        raise _shapes_differ(
+        raise _shapes_error(
             arrays,
             name,
             f"collect={mode!r} needs one shape: a value over all rows. For one row per row use "
@@ -287,7 +289,7 @@ def _check_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
         )
 
 
-def _shapes_differ(arrays: Sequence[Any], name: str, expected: str) -> InvalidValue:
+def _shapes_error(arrays: Sequence[Any], name: str, expected: str) -> InvalidValue:
     found = ", ".join(map(str, sorted({np.shape(array) for array in arrays})))
     return InvalidValue(
         f"{name} has other shapes in some parts than in others: {found}; {expected}"

@@ -25,11 +25,11 @@ from weft._core.calls import (
     Copy,
     Movement,
     UnlikeArrays,
-    check_out,
-    checked_root,
+    as_text,
     layout_of,
-    shown,
-    taken_arrays,
+    out_arrays,
+    validate_out,
+    validate_root,
 )
 from weft._core.partition import part_of
 from weft.errors import InvalidType, InvalidValue
@@ -67,16 +67,17 @@ class _Move(Call):
 
     def __init__(self, name: str, rank: int, size: int, *, out: Any, receives: bool) -> None:
         self.name, self._rank, self._size, self._out = name, rank, size, out
-        self._taken = taken_arrays(name, out) if receives and out is not None else None
+        self._out_arrays = out_arrays(name, out) if receives and out is not None else None
         self._target: Target | None = None
 
     def _give(self, offer: _Offer | None, source: Sequence[Array]) -> None:
         """Note what this rank gives."""
-        if self._taken is not None:
-            source = copy_if_aliased(source, self._taken.views)
+        if self._out_arrays is not None:
+            source = copy_if_aliased(source, self._out_arrays.views)
         self.source = source
         self.layout = layout_of(tuple(array.nbytes for array in source))
-        self.own = _Own(offer, None if self._taken is None else self._taken.leaves).encode()
+        out = None if self._out_arrays is None else self._out_arrays.leaves
+        self.own = _Own(offer, out).encode()
 
     def _movement(self, copies: Sequence[Copy], sizes: Sequence[Sequence[int]]) -> Movement:
         present = [copy for copy in copies if copy.length]
@@ -93,11 +94,11 @@ class _FromRoot(_Move):
 
     def __init__(self, name: str, rank: int, size: int, value: Any, *, root: Any, out: Any) -> None:
         super().__init__(name, rank, size, out=out, receives=True)
-        self._root, self._value = checked_root(name, root, size), value
+        self._root, self._value = validate_root(name, root, size), value
         self.common = f"{name}(root={self._root})".encode()
         given = _arrays_of(value)
         if given is not None:
-            self._check(given.leaves)
+            self._validate_leaves(given.leaves)
             source = [flat(view) for view in given.views] if rank == self._root else []
             self._give(_Offer(given.leaves, given.structure), source)
         elif rank == self._root:
@@ -115,25 +116,25 @@ class _FromRoot(_Move):
             raise UnlikeArrays(given)
         for rank, own in enumerate(told):
             if own.out is not None:
-                self._check_out(rank, own.out, offer)
+                self._validate_out(rank, own.out, offer)
         self._from_pickle = bool(offer.pickles)
         copies = [copy for rank in range(self._size) for copy in self._copies(offer, rank)]
         if self._wants_result():
             mine = [copy.length for copy in copies if copy.to_rank == self._rank]
             leaves = _as_bytes(mine) if self._from_pickle else self._parts(offer.leaves, self._rank)
-            self._target = Target(leaves, offer.structure, self._taken)
+            self._target = Target(leaves, offer.structure, self._out_arrays)
         else:
             copies = [copy for copy in copies if copy.to_rank != self._rank]
         sizes = [offer.sizes if rank == self._root else () for rank in range(self._size)]
         return self._movement(copies, sizes)
 
-    def _check_out(self, rank: int, out: Sequence[Leaf], offer: _Offer) -> None:
+    def _validate_out(self, rank: int, out: Sequence[Leaf], offer: _Offer) -> None:
         if offer.pickles:
             raise InvalidValue(
-                f"{self.name}: rank {rank}'s out= is {shown(out)}, but the root's value is an "
+                f"{self.name}: rank {rank}'s out= is {as_text(out)}, but the root's value is an "
                 "object, which comes back as a new one; leave out= away"
             )
-        check_out(self.name, out, self._parts(offer.leaves, rank), f"rank {rank}'s out=")
+        validate_out(self.name, out, self._parts(offer.leaves, rank), f"rank {rank}'s out=")
 
     def result(self) -> Any:
         if self._target is None:
@@ -144,7 +145,7 @@ class _FromRoot(_Move):
 
     # what tells broadcast and scatter apart
 
-    def _check(self, leaves: Sequence[Leaf]) -> None:
+    def _validate_leaves(self, leaves: Sequence[Leaf]) -> None:
         """Refuse arrays that cannot be sent."""
 
     def _wants_result(self) -> bool:
@@ -168,7 +169,7 @@ class Broadcast(_FromRoot):
     """The root's value, whole, to everyone. The root has it already."""
 
     def _wants_result(self) -> bool:
-        return self._rank != self._root or self._taken is not None
+        return self._rank != self._root or self._out_arrays is not None
 
     def _pickles(self, value: Any) -> list[Array]:
         return [_pickled(value)]
@@ -186,7 +187,7 @@ class Broadcast(_FromRoot):
 class Scatter(_FromRoot):
     """A part of the root's rows, or of its list's items, for each."""
 
-    def _check(self, leaves: Sequence[Leaf]) -> None:
+    def _validate_leaves(self, leaves: Sequence[Leaf]) -> None:
         for leaf in leaves:
             if not leaf.shape:
                 raise InvalidValue(
@@ -226,7 +227,7 @@ class Gather(_Move):
     def __init__(
         self, name: str, rank: int, size: int, value: Any, *, out: Any, root: Any = None
     ) -> None:
-        self._root = checked_root(name, root, size) if name == "gather" else None
+        self._root = validate_root(name, root, size) if name == "gather" else None
         self._receives = self._root is None or self._root == rank
         super().__init__(name, rank, size, out=out, receives=self._receives)
         where = "" if self._root is None else f", root={self._root}"
@@ -248,10 +249,10 @@ class Gather(_Move):
         whole = self._whole(offers)
         for rank, own in enumerate(told):
             if own.out is not None:
-                check_out(self.name, own.out, whole, f"rank {rank}'s out=")
+                validate_out(self.name, own.out, whole, f"rank {rank}'s out=")
         if self._receives:
             structure = None if self._given is None else self._given.structure
-            self._target = Target(whole, structure, self._taken)
+            self._target = Target(whole, structure, self._out_arrays)
         receivers = range(self._size) if self._root is None else [self._root]
         copies = [copy for rank in receivers for copy in self._copies(offers, rank)]
         return self._movement(copies, [offer.sizes for offer in offers])

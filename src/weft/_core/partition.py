@@ -113,7 +113,7 @@ def count(rows: slice | np.ndarray[Any, Any]) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-def part(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
+def part_of_rows(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
     """One of several parts of the chosen rows, as even as can be."""
     start, stop = part_of(count(rows), parts, index)
     if isinstance(rows, slice):
