@@ -328,7 +328,7 @@ class Layout:
         return pieces
 
     def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
-        """Yield the blocks that one of `size` ranks works on: each byte is in one block of one of them.
+        """Yield the blocks that one of `size` ranks works on; each byte is in one of one rank.
 
         Blocks are cut on lines, so that no element is in two of them; each is of one array.
         """
