@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support import run_python
 from weft import kernels
-from weft._core.arithmetic import add_to, add_up, address, can_add_up, copy_to
+from weft._core.arithmetic import add_to, address, can_sum_in_place, copy_to, sum_in_place
 from weft._core.rows import CompiledAdder, make_adder
 from weft._core.updaters import BUILT_IN, RULES, Updater, momentum
 from weft.errors import InvalidValue
@@ -57,8 +57,8 @@ def test_adding_several_arrays_up(kind: str, count: int, ranks: int) -> None:
     before = [array.copy() for array in arrays]
     with np.errstate(all="ignore"):
         expected = reduce(np.add, (array[1:-1] for array in before))
-    assert can_add_up(arrays[0], kind)
-    add_up([array[1:-1] for array in arrays])
+    assert can_sum_in_place(arrays[0], kind)
+    sum_in_place([array[1:-1] for array in arrays])
     for array, old in zip(arrays, before, strict=True):
         assert same(array[1:-1], expected)
         assert same(array[[0, -1]], old[[0, -1]])
@@ -71,11 +71,11 @@ def test_they_are_here() -> None:
     assert all(kernels.add_kernel(kind) and kernels.add_rows_kernel(kind) for kind in KINDS)
     assert all(map(kernels.sum_in_place_kernel, KINDS))
     assert kernels.add_kernel("float16") is None
-    assert not can_add_up(np.zeros(1, np.float16), "float16")
-    assert not can_add_up(np.zeros(1, np.uint16), "bfloat16")
-    assert not can_add_up(np.zeros(1, ">f4"), "float32")
+    assert not can_sum_in_place(np.zeros(1, np.float16), "float16")
+    assert not can_sum_in_place(np.zeros(1, np.uint16), "bfloat16")
+    assert not can_sum_in_place(np.zeros(1, ">f4"), "float32")
     with pytest.raises(TypeError, match="complex64"):
-        add_up([np.zeros(1, np.complex64)])
+        sum_in_place([np.zeros(1, np.complex64)])
     assert kernels.add_rows_kernel("complex64") is None
     assert all(kernels.rule_kernel(rule, kind) for rule in RULES for kind in ("float32", "float64"))
     assert kernels.rule_kernel("adam", "int64") is None

@@ -14,7 +14,7 @@ import weft
 from synkhronos import _session
 from synkhronos._shareds import find
 from synkhronos._values import fit
-from weft._core.partition import Batch, choose, common_length, count, part
+from weft._core.partition import Batch, choose, common_length, count, part_of_rows
 from weft.errors import InvalidValue
 
 OPERATIONS = {"avg": "mean", "sum": "sum", "prod": "prod", "min": "min", "max": "max"}
@@ -37,7 +37,7 @@ def scatter(vars: Any, values: Any, batch: Batch | None = None) -> None:
             "more"
         )
     for rank, place in enumerate(_session.places(call.size)):
-        own = part(rows, call.size, rank)
+        own = part_of_rows(rows, call.size, rank)
         call.replica.set(place, call.packed([np.array(one[own]) for one in given]))
 
 

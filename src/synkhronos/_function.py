@@ -18,7 +18,7 @@ from synkhronos._selections import check_slices, cut_of, selections, shifted, su
 from synkhronos._shareds import check_sliceable, register
 from synkhronos._values import fit
 from weft._core.functions import Common, Partial, Task, join
-from weft._core.partition import Batch, RowSlice, choose, common_length, count, part
+from weft._core.partition import Batch, RowSlice, choose, common_length, count, part_of_rows
 from weft.errors import InvalidType, InvalidValue
 
 #: what a call takes besides inputs by name
@@ -168,7 +168,7 @@ class Function:
         chosen = selections(options.batch_s, team.size)
         found: list[Order | None] = [None] * team.size
         for rank, place in enumerate(_session.places(team.size)):
-            own = part(rows, team.size, rank)
+            own = part_of_rows(rows, team.size, rank)
             if split and not count(own) and (place or count(rows)):
                 continue  # no rows: nothing to do
             task = order.task._replace(

@@ -14,14 +14,14 @@ from weft._core.functions import (
     Modes,
     Partial,
     Task,
-    check_modes,
     compute,
     is_close,
     join,
     select,
+    validate_modes,
 )
 from weft._core.items import validate_callable
-from weft._core.partition import Batch, RowSlice, choose, common_length, count, part
+from weft._core.partition import Batch, RowSlice, choose, common_length, count, part_of_rows
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, Mismatch
 
@@ -73,7 +73,7 @@ def function(
     argument.
     """
     validate_callable(fun, "function(fun)")
-    check_modes(collect)
+    validate_modes(collect)
     return Function(fun, split=split, whole=whole, collect=collect, team=team, check=check)
 
 
@@ -169,7 +169,7 @@ class Function:
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         size = self.team.size
-        parts = [part(rows, size, rank) for rank in range(size)]
+        parts = [part_of_rows(rows, size, rank) for rank in range(size)]
         own = [
             # of no rows at all the driver makes what it makes
             (call.number, modes, *self._task(call, rows)) if count(rows) or rank == 0 else None
@@ -227,7 +227,7 @@ class Function:
     def _compare(self, call: _Call, rows: Any, modes: Modes) -> None:
         """Raise unless the team makes of some rows, cut in two slices at least, what the function
         makes of them at once."""
-        sample = part(rows, max(1, count(rows) // _SAMPLE), 0)
+        sample = part_of_rows(rows, max(1, count(rows) // _SAMPLE), 0)
         joined = self._on_team(call._replace(slices=2), sample, modes)
         task = self._task(call._replace(slices=1), sample).with_common(self._common(call))
         direct = compute(self._fun, task, modes).outputs

@@ -11,7 +11,7 @@ from weft import adapters
 from weft._api.team import Team, default_team
 from weft._core.arguments import whole
 from weft._core.arithmetic import OPERATIONS
-from weft._core.partition import Batch, choose, common_length, count, part
+from weft._core.partition import Batch, choose, common_length, count, part_of_rows
 from weft.adapters import containers, models
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, UsageError
@@ -72,7 +72,7 @@ class Replica:
             raise InvalidValue(
                 f"scatter of {count(rows)} rows over {size} ranks; expected a row each"
             )
-        parts = [[one[part(rows, size, rank)] for one in lists] for rank in range(size)]
+        parts = [[one[part_of_rows(rows, size, rank)] for one in lists] for rank in range(size)]
         self._everywhere(_write_replica, [(self._number, own) for own in parts])
 
     def gather(self, *, stack: bool = False, order: Sequence[int] | None = None) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft._api import session
 from weft._api.mapping import share_of_cores, validate_size
 from weft._core import arguments
-from weft._core.fingerprint import State, state_of
+from weft._core.fingerprint import Fingerprint, fingerprint
 from weft.adapters import models
 from weft.engines import registry
 from weft.engines.base import TeamOptions
@@ -36,31 +36,31 @@ class RegisteredFunction:
         self._number: int | None = None
         #: what it was and mentioned when it was last sent or called, and how often the team had
         #: started
-        self._state: State | None = None
+        self._fingerprint: Fingerprint | None = None
         self._starts = 0
         self._drop: Callable[[], Any] = lambda: None
 
     def number(self) -> int:
         """Its number, now that the workers have it as it is."""
         known = self._starts == self._team.starts
-        if self._number is not None and known and self._look() == self._state:
+        if self._number is not None and known and self._look() == self._fingerprint:
             return self._number
         self._number = None
         self._drop()
         number = self._team.backend.register(self._fun, self._name, by_value=True)
         self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
-        self._number, self._starts, self._state = number, self._team.starts, self._look()
+        self._number, self._starts, self._fingerprint = number, self._team.starts, self._look()
         return number
 
     def called(self) -> None:
         """A call has ended. What it has changed itself, here as in the workers, such as a cache of
         its own, is no reason to send it again."""
-        if self._state is not None and self._state.may_change:
-            self._state = self._look()
+        if self._fingerprint is not None and self._fingerprint.may_change:
+            self._fingerprint = self._look()
 
-    def _look(self) -> State:
-        return state_of(self._fun, self._team.workers_have())
+    def _look(self) -> Fingerprint:
+        return fingerprint(self._fun, self._team.workers_have())
 
 
 class Team:

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft._api.team import RegisteredFunction, Team, default_team
 from weft._core.items import validate_callable
-from weft._core.partition import RowSlice, choose, common_length, count, part
+from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
 from weft.adapters import models
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
@@ -64,7 +64,7 @@ class _TrainStep:
     def __call__(self, *batch: Any) -> float:
         """Train on these rows; returns the loss before the step."""
         rows = choose(None, common_length({f"argument {i}": one for i, one in enumerate(batch)}))
-        parts = [part(rows, self.team.size, rank) for rank in range(self.team.size)]
+        parts = [part_of_rows(rows, self.team.size, rank) for rank in range(self.team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
         if len(batch) not in self._counts:

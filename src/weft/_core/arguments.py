@@ -1,9 +1,7 @@
-"""Whole numbers as users give them.
+"""Whole numbers and timeouts, as users give them.
 
-The one rule for how long a call may wait.
-
-`timeout=` on the call, else `timeout=` of `weft.init`, else the environment
-variable WEFT_TIMEOUT, else `DEFAULT`. A number of seconds, 0 or more;
+How long a call may wait is said by `timeout=` of the call, else by `timeout=` of `weft.init`, else
+by the environment variable WEFT_TIMEOUT, else by `DEFAULT`: a number of seconds, 0 or more.
 `math.inf` waits for as long as the peers live.
 """
 
@@ -19,9 +17,17 @@ from typing import Any
 
 from weft.errors import InvalidType, InvalidValue
 
+VARIABLE = "WEFT_TIMEOUT"
+
+#: seconds; long enough for a master that evaluates while the others wait at a barrier
+DEFAULT = 1800.0
+
+#: seconds that a group without an explicit timeout has to assemble
+START = 120.0
+
 
 def whole(value: Any) -> int | None:
-    """A whole number as Python's own; None for what is none.
+    """Return a whole number as a Python int, or None for any other value.
 
     NumPy's integers are whole numbers. True and 2.0 are not.
 
@@ -40,8 +46,10 @@ def whole(value: Any) -> int | None:
 
 
 def validate_count(value: Any, where: str, name: str, *, least: int | None = None) -> int:
-    """A whole number, and not below the least: the option `name` of `where`. Raises InvalidType,
-    InvalidValue."""
+    """Return the option `name` of the call `where` as an int of at least `least`.
+
+    Raises InvalidType for anything but a whole number, InvalidValue for one that is too small.
+    """
     rule = "a whole number" + ("" if least is None else f", {least} or more")
     number = whole(value)
     if number is None:
@@ -52,17 +60,8 @@ def validate_count(value: Any, where: str, name: str, *, least: int | None = Non
     return number
 
 
-VARIABLE = "WEFT_TIMEOUT"
-
-#: seconds; long enough for a master that evaluates while the others wait at a barrier
-DEFAULT = 1800.0
-
-#: seconds that a group without an explicit timeout has to assemble
-START = 120.0
-
-
 def validate_seconds(timeout: object, name: str = "timeout") -> float:
-    """`timeout` as seconds, or the error that names it."""
+    """Return a timeout as seconds. Raises InvalidType and InvalidValue, which name it."""
     if isinstance(timeout, bool) or not isinstance(timeout, Real):  # NumPy's numbers too
         raise InvalidType(
             f"{name}={timeout!r}: expected a number of seconds, got {type(timeout).__name__}; "
@@ -76,25 +75,25 @@ def validate_seconds(timeout: object, name: str = "timeout") -> float:
 
 
 def seconds(timeout: object) -> float:
-    """The seconds that a call may wait: as said, else as WEFT_TIMEOUT says, else the default."""
+    """Return how long a call may wait: the given timeout, else WEFT_TIMEOUT, else the default."""
     if timeout is not None:
         return validate_seconds(timeout)
-    said = from_environment(os.environ)
-    return DEFAULT if said is None else said
+    variable = from_environment(os.environ)
+    return DEFAULT if variable is None else variable
 
 
 def deadline_after(timeout: float | None, default: float) -> float:
-    """When a call gives up, on the monotonic clock: as it was said, else after the default."""
+    """Return when a call gives up, on the monotonic clock: after the timeout, else the default."""
     return time.monotonic() + (default if timeout is None else validate_seconds(timeout))
 
 
 def seconds_until(deadline: float) -> float:
-    """The seconds that are left until a deadline; 0 when it has passed."""
+    """Return the seconds that are left until a deadline; 0 once it has passed."""
     return max(0.0, deadline - time.monotonic())
 
 
 def from_environment(environ: Mapping[str, str]) -> float | None:
-    """What WEFT_TIMEOUT says, if it is set."""
+    """Return the seconds in WEFT_TIMEOUT, or None if it is not set."""
     text = environ.get(VARIABLE, "")
     if not text:
         return None

@@ -1,4 +1,6 @@
-"""What the numbers of an array are, and in what they are summed.
+"""Arithmetic of arrays: combining what the ranks have, adding and copying.
+
+Combining: which type totals are accumulated in.
 
     stored                   sum, prod            mean              min, max
     bool                     or, and              float64           as stored
@@ -7,18 +9,17 @@
     float32 and wider        as stored            as stored         as stored
     complex                  as stored            as stored         as stored, NumPy's order
 
-A weighted mean is taken in double precision at the least. The result is cast back to what is
-stored, as NumPy casts: once, after the totals of all hosts have been accumulated.
+A weighted mean is accumulated in double precision at least. The result is cast back to the stored
+type, as NumPy casts, once: after the totals of all hosts have been accumulated.
 
     parts of a host  --accumulate-->  its total, wide  --accumulate-->  total  --finish-->  result
                      in rank order                     in the order of hosts   divide, narrow
 
-Sums of integers wrap around in any width to the same result, so they need no wider one. NumPy
-has no bfloat16: it is stored in the upper half of a float32, here as uint16.
+Sums of integers need no wider type: they wrap around to the same result in any width. NumPy has no
+bfloat16, which is the upper half of a float32: arrays of it have the dtype uint16 here.
 
-Copying one array to another, past the cache if it is large.
-
-Adding arrays, by the quickest loop that there is.
+Adding and copying: `add_to`, `copy_to` and `sum_in_place` use a kernel in C where there is one and
+it is faster than NumPy; large copies are non-temporal.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def combine(
     element: str,
     weights: Sequence[float] | None = None,
 ) -> None:
-    """Write to `out` what the parts, in the order of their ranks, come to.
+    """Combine the parts, which come in the order of their ranks, into `out`.
 
     A part may be overwritten once the one after the next is asked for, and may be `out` itself.
     `weights`, one per part, are for the mean; a part of weight 0 does not count at all. `element`
@@ -75,12 +76,12 @@ def accumulate(
     element: str,
     weights: Sequence[float] | None = None,
 ) -> float:
-    """Write to `total`, which has the `wide_type`, what the parts come to before `finish`.
+    """Combine the parts into `total`, which has the `wide_type`; `finish` makes the result of it.
 
-    Returns their weight: their number, or the sum of their weights. Where that is 0, `total` is
-    left as it is. Totals of several hosts are accumulated likewise, in the order of hosts, with
-    their dtype's name as `element` and without those of weight 0; their weights are added.
-    Of parts that have the type of `total` and no weights `combine` says what may be overwritten.
+    Return the weight of the parts: their number, or the sum of their weights. If that is 0, `total`
+    is left as it is. Totals of several hosts are accumulated likewise, in the order of hosts, with
+    their dtype's name as `element` and without those of weight 0; their weights are added. If
+    parts have the type of `total` and no weights, `combine` says when one may be overwritten.
     """
     function, iterator = OPERATIONS[op], iter(parts)
     first = next(iterator)
@@ -107,8 +108,8 @@ def accumulate(
 
 
 def finish(total: Array, out: Array, op: str, element: str, weight: float) -> None:
-    """Write to `out`, which may be `total` itself, the result of all parts: of a mean the total
-    divided by their weight. Changes `total`."""
+    """Write the result of all parts to `out`, which may be `total` itself: a mean divides the total
+    by their weight. Changes `total`."""
     if weight == 0:
         raise ValueError("all weights are 0")  # refused before any part is asked for
     if op == "mean" and weight != 1:
@@ -124,13 +125,13 @@ def wide_type(dtype: np.dtype[Any], op: str, element: str, *, weighted: bool) ->
 
 
 def accumulates_as_stored(dtype: np.dtype[Any], op: str) -> bool:
-    """Whether numbers of a dtype of NumPy's are combined in that dtype."""
+    """Return whether totals of this dtype, one of NumPy's own, are accumulated in it."""
     return _wide(dtype, op, dtype.name) is None
 
 
 @lru_cache(maxsize=256)
 def _wide(dtype: np.dtype[Any], op: str, element: str) -> np.dtype[Any] | None:
-    """In what to accumulate; None for what is stored."""
+    """Return the type to accumulate in, or None for the stored one."""
     if element == BFLOAT16:
         return np.dtype(np.float32)
     if op in ("min", "max"):
@@ -143,7 +144,7 @@ def _wide(dtype: np.dtype[Any], op: str, element: str) -> np.dtype[Any] | None:
 
 
 def widen(stored: Array, wide: np.dtype[Any], element: str, *, out: Array | None = None) -> Array:
-    """Return a copy in another type, in `out` if it is given."""
+    """Return a copy in a wider type, in `out` if it is given."""
     if element == BFLOAT16:
         bits: Array = stored.astype(np.uint32) << np.uint32(16)
         stored = bits.view(np.float32)
@@ -154,8 +155,8 @@ def widen(stored: Array, wide: np.dtype[Any], element: str, *, out: Array | None
 
 
 def narrow(wide: Array, out: Array, element: str) -> None:
-    """Write to `out` what was computed in another type; bfloat16 is rounded to the nearest, ties
-    to even, as every conversion to floats rounds."""
+    """Cast what was computed in a wider type to `out`. Rounds bfloat16 as all floats are rounded:
+    to nearest, ties to even."""
     if element != BFLOAT16:
         np.copyto(out, wide, casting="unsafe")
         return
@@ -163,69 +164,72 @@ def narrow(wide: Array, out: Array, element: str) -> None:
     bits = wide.view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-    # rounding could carry a NaN into infinity: it keeps its upper bits, one of them set
+    # rounding could carry a NaN over to infinity, so it keeps its upper bits, one of them set
     nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     np.copyto(out, np.where(np.isnan(wide), nan, rounded), casting="unsafe")
 
 
-#: bytes from which on a copy would push everything else out of the cache, and soon itself
+#: bytes from which on a copy is non-temporal: it would evict everything else from the cache, and
+#: its own beginning
 _LARGE = 16 << 20
 
 
 def copy_to(array: Array, source: Array) -> None:
-    """array[...] = source"""
+    """Assign: array[...] = source."""
     loop = kernels.copy_kernel() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
-    if loop is not None and can_change_in_c(array, source):
+    if loop is not None and kernel_applies(array, source):
         loop(address(array), address(source), source.nbytes)
     else:
         np.copyto(array, source)
 
 
-#: bytes from which on arrays are taken to be in no cache: there the loop in C is the quicker one on
-#: some processors
+#: bytes from which on arrays are assumed not to be cached: there the kernel is faster on some
+#: processors
 _LARGE_ADD = 2 << 20
 
 
 def add_to(array: Array, delta: Array) -> None:
-    """array += delta"""
-    quicker = array.nbytes >= _LARGE_ADD and kernels.adding_side_by_side_pays()
-    loop = kernels.add_kernel(array.dtype.name) if quicker else None
-    if loop is not None and can_change_in_c(array, delta):
+    """Add in place: array += delta."""
+    faster = array.nbytes >= _LARGE_ADD and kernels.adding_side_by_side_pays()
+    loop = kernels.add_kernel(array.dtype.name) if faster else None
+    if loop is not None and kernel_applies(array, delta):
         loop(address(array), address(delta), array.size)
     else:
         np.add(array, delta, out=array)
 
 
-def can_add_up(array: Array, element: str) -> bool:
-    """Whether `add_up` takes arrays like this one. `element` is what its numbers are: those of
-    bfloat16 have the dtype of uint16."""
+def can_sum_in_place(array: Array, element: str) -> bool:
+    """Return whether `sum_in_place` takes arrays like this one. `element` names the kind of number:
+    bfloat16 has the dtype uint16."""
     native = array.dtype.isnative and array.dtype.name == element
     return native and kernels.sum_in_place_kernel(element) is not None
 
 
-def add_up(arrays: Sequence[Array]) -> None:
-    """Have each of several arrays, which are alike and contiguous, be the sum of all, in their
-    order, in one pass over memory."""
+def sum_in_place(arrays: Sequence[Array]) -> None:
+    """Replace each of several arrays by the sum of all, in their order, in one pass over memory.
+
+    They are contiguous and have one shape and dtype. Raises TypeError if there is no kernel for it.
+    """
     loop = kernels.sum_in_place_kernel(arrays[0].dtype.name)
     if loop is None:
-        raise TypeError(f"there is no loop that adds arrays of {arrays[0].dtype} up")
+        raise TypeError(f"there is no kernel that sums arrays of {arrays[0].dtype} in place")
     loop([address(array) for array in arrays], arrays[0].size)
 
 
 def same_buffer(source: Array, target: Array) -> bool:
-    """Whether two flat arrays are one."""
+    """Return whether two flat arrays are the same memory."""
     return source.nbytes == target.nbytes and address(source) == address(target)
 
 
-def can_change_in_c(array: Array, given: Array) -> bool:
-    """Whether a loop in C, number by number, makes of one array and what it is given what NumPy
-    would: they lie in memory alike, and apart."""
+def kernel_applies(array: Array, given: Array) -> bool:
+    """Return whether a kernel, which goes through memory element by element, can change `array` by
+    `given` as NumPy would: same dtype and shape, both contiguous, no overlap."""
     alike = array.dtype == given.dtype and array.shape == given.shape and array.dtype.isnative
-    in_order = array.flags.carray and given.flags.c_contiguous and given.flags.aligned
-    return alike and in_order and not np.may_share_memory(array, given)
+    contiguous = array.flags.carray and given.flags.c_contiguous and given.flags.aligned
+    return alike and contiguous and not np.may_share_memory(array, given)
 
 
 def address(array: Array) -> int:
-    """Where an array begins."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    """Return the address of an array's first element."""
+    start: int = array.__array_interface__["data"][0]
+    return start

@@ -1,8 +1,12 @@
-"""The arrays of a call: what they are, where their memory is, and where results go.
+"""The arrays of a call: what they are, where their memory is, and where its results go.
 
-Many small arrays of a call as few: what is to be done for each takes longer than to copy it.
+    value   --Arrays.of-->  leaves, views, structure  --flat, coalesce-->  sources
+                                                                              |  an engine
+    result  <--deliver----  Target  <--scatter_back--------------------  early targets
 
-Arrays to which nothing can be written.
+In this order: `Leaf` and `Arrays` describe what a value holds; `Target` is where results go, in
+fresh arrays or in `out=`; `Coalescing` treats many small arrays as one, since what is done for each
+array takes longer than to copy it; `read_only` makes views to which nothing can be written.
 """
 
 from __future__ import annotations
@@ -20,19 +24,19 @@ from weft import adapters
 from weft._core.arithmetic import Array, same_buffer
 from weft.adapters import containers
 
-#: bytes of the longest description that ranks show each other
+#: bytes of the longest description that ranks exchange
 _LONGEST_WORDS = 400
 
 
 class Leaf(NamedTuple):
-    """One array of a call, described: enough to make another like it elsewhere."""
+    """The description of one array of a call: enough to make another like it elsewhere."""
 
     adapter: str
     #: the kind of number; what the dtype does not tell is bfloat16, stored as uint16
     element: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    #: "cpu", or where else its memory is, as its library says it: "cuda:0"
+    #: where its memory is, in the words of its library: "cpu", "cuda:0"
     device: str = "cpu"
 
     def __str__(self) -> str:
@@ -47,17 +51,17 @@ class Leaf(NamedTuple):
 
     @property
     def row_nbytes(self) -> int:
-        """The bytes of what lies behind one index of the first axis."""
+        """Return the bytes of one row: of one index of the first axis."""
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def matches(self, other: Leaf) -> bool:
-        """Whether one array can take the other's values; whose arrays they are, and where, does
-        not matter."""
+        """Return whether one array can take the other's values, whatever their libraries and
+        devices are."""
         return self is other or self[1:4] == other[1:4]
 
 
 class Arrays:
-    """The arrays in a value: what they are, views of their memory, and how they hang together."""
+    """The arrays in a value: their descriptions, views of their memory, and their structure."""
 
     __slots__ = ("leaves", "structure", "views")
 
@@ -68,7 +72,10 @@ class Arrays:
 
     @classmethod
     def of(cls, value: Any, find: Callable[[Any], Any] = adapters.of) -> Arrays | None:
-        """Those of an array, or of a list, tuple or dict of arrays; None for anything else."""
+        """Return those of an array, or of a list, tuple or dict of arrays; None for anything else.
+
+        `find` returns the adapter of an array, None for what is none.
+        """
         if type(value) is np.ndarray:
             known = _plain.get((value.dtype, value.shape))
             if known is not None:
@@ -79,15 +86,16 @@ class Arrays:
             return cls(_remembered(leaf) if view is value else (leaf,), (view,))
         if not isinstance(value, (list, tuple, dict)):
             return None
-        found = containers.flatten(value, lambda item: find(item) is not None)
-        if found is None:
+        flattened = containers.flatten(value, lambda item: find(item) is not None)
+        if flattened is None:
             return None
-        described = [_describe(item, find(item)) for item in found[0]]
+        items, structure = flattened
+        described = [_describe(item, find(item)) for item in items]
         leaves, views = [leaf for leaf, _ in described], [view for _, view in described]
-        return cls(tuple(leaves), views, found[1])
+        return cls(tuple(leaves), views, structure)
 
 
-#: what plain NumPy arrays of a dtype and shape are: describing one costs more than reducing it
+#: descriptions of plain NumPy arrays by dtype and shape: to make one takes longer than to reduce it
 _plain: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[Leaf]] = {}
 
 
@@ -103,8 +111,8 @@ def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
 
 
 def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) -> str:
-    """Arrays in words, if asked for without the number of their rows; a long text is cut, and told
-    from others by its checksum."""
+    """Describe arrays, with `any_rows` without their numbers of rows. A long text is truncated, and
+    has a checksum that distinguishes it from others."""
     words = [leaf.without_rows() if any_rows else str(leaf) for leaf in leaves]
     text = containers.describe(structure, iter(words))
     data = text.encode(errors="replace")
@@ -124,11 +132,11 @@ class Target:
             self._views: Sequence[Array] = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
         else:
             self._views = out.views
-        #: flat and contiguous; the results are to be written here
+        #: where the results are to be written: flat and contiguous
         self.arrays = [self._flat(view) for view in self._views]
 
     def _flat(self, view: Array) -> Array:
-        # NumPy may round otherwise where memory is not aligned, and ranks are to get the same bits
+        # NumPy may round differently where memory is not aligned, and ranks must get the same bits
         if view.flags.c_contiguous and view.flags.aligned:
             return view if view.ndim == 1 else view.reshape(-1)
         packed = np.empty(view.size, view.dtype)
@@ -136,7 +144,7 @@ class Target:
         return packed
 
     def deliver(self, out: Any) -> Any:
-        """The results: `out`, if the user gave it, else as each leaf's library has them."""
+        """Return the results: `out`, if the user gave it, else arrays of each leaf's library."""
         for view, packed in self._packed:
             np.copyto(view, packed.reshape(view.shape))
         if out is not None:
@@ -147,18 +155,18 @@ class Target:
 
 
 def flat(view: Array) -> Array:
-    """The same numbers as a contiguous array of one dimension; a copy only where it must be."""
+    """Return an array as a contiguous one of one dimension: a view where possible, else a copy."""
     if view.flags.c_contiguous:
         return view if view.ndim == 1 else view.reshape(-1)
     return np.ascontiguousarray(view).reshape(-1)
 
 
 def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
-    """The sources, copied where results written to a target would change what is still to be read.
+    """Return the sources, copied where writing to a target would change what is still to be read.
 
-    An array may be its own target. It may not overlap it in another way, nor another's target.
+    A source may be its own target. It may not overlap it in any other way, nor another's target.
     """
-    apart = []
+    safe = []
     for index, source in enumerate(sources):
         for position, target in enumerate(targets):
             if source is target and index == position:
@@ -168,16 +176,16 @@ def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[
             ):
                 source = source.copy()  # noqa: PLW2901  from here on it is the copy that counts
                 break
-        apart.append(source)
-    return apart
+        safe.append(source)
+    return safe
 
 
-#: bytes from which on an array stays by itself
+#: bytes from which on an array is not coalesced
 _LARGE = 256 << 10
 
 
-class Together:
-    """Which arrays of a call are treated as one: the small ones of a kind, in their order."""
+class Coalescing:
+    """Which arrays of a call are treated as one: the small ones of a dtype, in their order."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         small: dict[tuple[str, str], list[int]] = {}
@@ -189,43 +197,44 @@ class Together:
                 groups.append(group)
             group.append(index)
         self._groups = groups
-        #: the kind of number of each
+        #: the kind of number of each coalesced array
         self.elements = tuple(leaves[group[0]].element for group in groups)
 
-    def join(self, arrays: Sequence[Array]) -> list[Array]:
-        """These flat arrays, the small ones of a kind copied into one."""
+    def coalesce(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return these flat arrays, with the small ones of a dtype copied into one."""
         return [
             arrays[group[0]] if len(group) == 1 else np.concatenate([arrays[i] for i in group])
             for group in self._groups
         ]
 
-    def targets(self, joined: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-        """Where results are to be written: to the arrays themselves, or where others were joined
-        to; `spread` then brings them to their arrays."""
+    def targets(self, coalesced: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+        """Return where results are to be written: to an array itself, or to the coalesced one, from
+        which `scatter_back` copies them."""
         return [
-            arrays[group[0]] if len(group) == 1 else one
-            for group, one in zip(self._groups, joined, strict=True)
+            arrays[group[0]] if len(group) == 1 else source
+            for group, source in zip(self._groups, coalesced, strict=True)
         ]
 
-    def spread(self, joined: Sequence[Array], arrays: Sequence[Array]) -> None:
-        """Copy what was joined to its arrays."""
-        for group, one in zip(self._groups, joined, strict=True):
+    def scatter_back(self, coalesced: Sequence[Array], arrays: Sequence[Array]) -> None:
+        """Copy the elements of coalesced arrays to those that they came from."""
+        for group, source in zip(self._groups, coalesced, strict=True):
             if len(group) > 1:
                 ends = accumulate(len(arrays[index]) for index in group)
                 for index, end in zip(group, ends, strict=True):
-                    arrays[index][...] = one[end - len(arrays[index]) : end]
+                    arrays[index][...] = source[end - len(arrays[index]) : end]
 
 
 @lru_cache(maxsize=256)
-def together(leaves: tuple[Leaf, ...]) -> Together:
-    """The same one for calls alike: to make it takes longer than a small reduction."""
-    return Together(leaves)
+def coalescing(leaves: tuple[Leaf, ...]) -> Coalescing:
+    """Return how the arrays of a call are coalesced. Cached, since to work it out takes longer than
+    a small reduction."""
+    return Coalescing(leaves)
 
 
 def read_only(array: Array) -> Array:
-    """A view of an array, of its own class, to which nothing can be written; nor to its mask."""
+    """Return a read-only view of an array, of the same class; its mask is read-only too."""
     if isinstance(array, np.ma.MaskedArray):
-        # both parts first: NumPy takes a mask over as it is
+        # data and mask first: NumPy keeps a mask as it is given
         mask = read_only(np.ma.getmaskarray(array))
         return masked(read_only(array.data), mask, array.fill_value, array.hardmask)
     view: Array = array.view()
@@ -234,6 +243,6 @@ def read_only(array: Array) -> Array:
 
 
 def masked(data: Array, mask: Array, fill_value: Any, hard: bool) -> Array:
-    """A masked array over these."""
-    found: Array = np.ma.array(data, mask=mask, copy=False, fill_value=fill_value, hard_mask=hard)
-    return found
+    """Return a masked array over this data and mask, without a copy."""
+    array: Array = np.ma.array(data, mask=mask, copy=False, fill_value=fill_value, hard_mask=hard)
+    return array

@@ -1,20 +1,17 @@
-"""A collective call as one rank makes it, before and after the ranks have met. No processes.
+"""A collective call as one rank makes it, before and after the ranks have met.
 
     call = Reduce("all_reduce", rank, size, value, ...)    refuses what makes no sense
-      call.common    in words; must be the same on every rank
-      call.own       what only this rank knows and the others need, as bytes
+      call.common    the shared part: the call in words, which must be the same on every rank
+      call.own       the rank's part: what only this rank knows and the others need, as bytes
       call.source    this rank's arrays: flat, contiguous, its own memory where possible
                                      --- an engine has the ranks exchange `common` and `own` ---
-    plan = call.settle(owns)                      what is to be moved or combined, and into what
+    plan = call.settle(owns)                      a Combination or a Movement, and its target
                                      --- an engine carries out the plan ---
     call.finish()                                 results go to where they belong
     call.result()                                 of the type of what was given
 
-This module has what all calls share and those that compute; `moves.py` has those that move.
-
-What a collective comes to, once the ranks have told each other what they have: two kinds.
-
-An engine carries them out; the planning is in `calls.py` and `moves.py`.
+In this order: `Call`, the two kinds of plans, `Reduce` (reduce and all_reduce), validation, and the
+`Layout` of a call's arrays as one buffer. `moves.py` has the calls that move.
 """
 
 from __future__ import annotations
@@ -30,125 +27,95 @@ import numpy as np
 
 from weft import adapters
 from weft._core.arithmetic import NUMERIC, OPERATIONS, Array
-from weft._core.arrays import Arrays, Leaf, Target, copy_if_aliased, flat, in_words, together
+from weft._core.arrays import Arrays, Leaf, Target, coalescing, copy_if_aliased, flat, in_words
 from weft._core.partition import part_of
 from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
-
-#: where arrays of one call begin in their common buffer; every item size divides it
-LINE = 64
-
-
-class Piece(NamedTuple):
-    """A part of one array: its bytes `start` to `stop`, which lie at `at` in some window."""
-
-    array: int
-    start: int
-    stop: int
-    at: int
-
-
-class Layout:
-    """Several arrays as one flat buffer: each begins on a line of its own.
-
-    >>> layout = Layout([100, 8])
-    >>> layout.starts, layout.size
-    ((0, 128), 136)
-    >>> layout.window(64, 192)
-    [Piece(array=0, start=64, stop=100, at=0), Piece(array=1, start=0, stop=8, at=64)]
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = tuple(sizes)
-        starts, end = [], 0
-        for size in self.sizes:
-            start = -(-end // LINE) * LINE
-            starts.append(start)
-            end = start + size
-        self.starts = tuple(starts)
-        #: bytes from the beginning of the first array to the end of the last
-        self.size = end
-        #: all of it
-        self.pieces = self.window(0, end)
-
-    def window(self, first: int, last: int) -> list[Piece]:
-        """What lies between two places of the buffer; `at` counts from the first."""
-        pieces = []
-        for index, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
-            low, high = max(first, start), min(last, start + size)
-            if low < high:
-                pieces.append(Piece(index, low - start, high - start, low - first))
-        return pieces
-
-    def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
-        """The blocks that one of `size` ranks works on: every byte is in one block of one rank.
-
-        Blocks are cut on lines, so that no element is in two of them; a block is of one array.
-        """
-        lines = -(-self.size // LINE)
-        first, last = part_of(lines, size, rank)
-        for index, start, stop, _ in self.window(first * LINE, last * LINE):
-            for begin in range(start, stop, block):
-                yield Piece(index, begin, min(begin + block, stop), 0)
-
-
-def elements(arrays: Sequence[Array], piece: Piece) -> Array:
-    """The elements of a piece, as a view."""
-    array = arrays[piece.array]
-    if piece.stop - piece.start == array.nbytes:
-        return array
-    width = array.dtype.itemsize
-    return array[piece.start // width : piece.stop // width]
-
-
-@lru_cache(maxsize=256)
-def layout_of(sizes: tuple[int, ...]) -> Layout:
-    """The layout of arrays of these sizes; calls are often alike."""
-    return Layout(sizes)
-
 
 _WEIGHT = struct.Struct("d")
 
 
 class Call(ABC):
-    """See the top of this module."""
+    """One rank's side of a collective, in the order drawn at the top of this module."""
 
     name: str
+    #: the shared part
     common: bytes
+    #: the rank's part
     own: bytes = b""
     source: Sequence[Array] = ()
-    #: how the source lies as one flat buffer
+    #: the source as one flat buffer
     layout: Layout
     #: where the results go, if that is known before the ranks have met
     early_target: Sequence[Array] = ()
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Plan:
-        """What is to be done, now that every rank's `own` is known.
+        """Return what is to be done, given every rank's part.
 
-        Raises InvalidValue and UnlikeArrays where they do not go together, on every rank alike.
+        Raises InvalidValue and UnlikeArrays where the parts do not fit together, on every rank.
         """
 
     def finish(self) -> None:  # noqa: B027  most calls have nothing left to do
-        """The last part of carrying out the plan: results are brought to where they belong."""
+        """Bring results to where they belong: the last step of carrying out the plan."""
 
     @abstractmethod
     def result(self) -> Any:
-        """What the call returns on this rank, once the plan has been carried out."""
+        """Return the call's result on this rank, once the plan has been carried out."""
+
+
+class Combination(NamedTuple):
+    """A plan to combine corresponding arrays of all ranks, element by element: in rank order within
+    a host, then in the order of hosts, which is that of their lowest ranks."""
+
+    op: str
+    elements: Sequence[str]
+    weights: Sequence[float] | None
+    #: who gets the result: one rank, or None for all
+    root: int | None
+    #: this rank's results; empty where it gets none
+    target: Sequence[Array]
+
+
+class Copy(NamedTuple):
+    """Consecutive bytes that go from one rank's array to another's."""
+
+    from_rank: int
+    from_array: int
+    from_byte: int
+    to_rank: int
+    to_array: int
+    to_byte: int
+    length: int
+
+
+class Movement(NamedTuple):
+    """A plan to copy bytes from the ranks' sources to their targets."""
+
+    #: what this rank gets, and what others get from it
+    incoming: Sequence[Copy]
+    outgoing: Sequence[Copy]
+    #: for every rank the bytes of each of its source arrays
+    sizes: Sequence[Sequence[int]]
+    #: this rank's results
+    target: Sequence[Array]
+
+
+Plan = Combination | Movement
 
 
 class UnlikeArrays(Exception):
-    """A rank's arrays are not like those that they must be like; the engine makes a Disagreement
-    of it, which every rank gets."""
+    """Arrays of some ranks differ that must have one shape and dtype. The engine raises a
+    Disagreement from it on every rank."""
 
     def __init__(self, ranks: Mapping[int, Sequence[Leaf]]) -> None:
-        #: what these ranks have, in words
-        self.ranks = {rank: shown(leaves) for rank, leaves in ranks.items()}
+        #: the arrays of these ranks, as text
+        self.ranks = {rank: as_text(leaves) for rank, leaves in ranks.items()}
         super().__init__(str(self.ranks))
 
 
 class Reduce(Call):
-    """all_reduce, and with a root reduce."""
+    """A call of all_reduce or, with a root, of reduce."""
 
     def __init__(
         self,
@@ -166,29 +133,29 @@ class Reduce(Call):
         if not isinstance(op, str) or op not in OPERATIONS:
             raise InvalidValue(f"{name}(op={op!r}): expected one of {', '.join(OPERATIONS)}")
         if name == "reduce":
-            root = checked_root(name, root, size)
+            root = validate_root(name, root, size)
         if weight is not None:
-            self.own = _WEIGHT.pack(_checked_weight(name, weight, op))
+            self.own = _WEIGHT.pack(_validate_weight(name, weight, op))
         self.value, self.op, self._root, self._out = value, op, root, out
         given = _numbers_of(name, value, op, size)
         self.common = _common(name, given, op, root, weight is not None)
-        self._together = together(given.leaves)
-        self.source = self._together.join([flat(view) for view in given.views])
+        self._coalescing = coalescing(given.leaves)
+        self.source = self._coalescing.coalesce([flat(view) for view in given.views])
         self._target = None
         if root is None or root == rank:
-            taken = None if out is None else taken_arrays(name, out)
-            if taken is not None and taken.leaves is not given.leaves:
-                check_out(name, taken.leaves, given.leaves)
-            self._target = Target(given.leaves, given.structure, taken)
-            self.early_target = self._together.targets(self.source, self._target.arrays)
-            if taken is not None:
+            results = None if out is None else out_arrays(name, out)
+            if results is not None and results.leaves is not given.leaves:
+                validate_out(name, results.leaves, given.leaves)
+            self._target = Target(given.leaves, given.structure, results)
+            self.early_target = self._coalescing.targets(self.source, self._target.arrays)
+            if results is not None:
                 self.source = copy_if_aliased(self.source, self.early_target)
         self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
     @property
     def elements(self) -> Sequence[str]:
-        """Return what the numbers of each source are."""
-        return self._together.elements
+        """Return the kind of number of each source."""
+        return self._coalescing.elements
 
     def settle(self, owns: Sequence[bytes]) -> Combination:
         weights = [_WEIGHT.unpack(own)[0] for own in owns] if self.own else None
@@ -197,12 +164,12 @@ class Reduce(Call):
                 f"{self.name}(weight=...): the weights of all {len(weights)} ranks are 0, so "
                 "there is no mean; at least one rank must have some weight"
             )
-        elements = self._together.elements
+        elements = self._coalescing.elements
         return Combination(self.op, elements, weights, self._root, self.early_target)
 
     def finish(self) -> None:
         if self._target is not None:
-            self._together.spread(self.early_target, self._target.arrays)
+            self._coalescing.scatter_back(self.early_target, self._target.arrays)
 
     def result(self) -> Any:
         return None if self._target is None else self._target.deliver(self._out)
@@ -215,11 +182,8 @@ def _common(name: str, given: Arrays, op: str, root: int | None, weighted: bool)
     return words.encode()
 
 
-# what the calls check
-
-
-def checked_root(name: str, root: Any, size: int) -> int:
-    """The root as a rank of the group."""
+def validate_root(name: str, root: Any, size: int) -> int:
+    """Return the root as an int. Raise unless it is a rank of the group."""
     expected = f"{name}(root={root!r}): expected a rank of the group, 0 to {size - 1}"
     try:
         rank = operator.index(root)
@@ -230,8 +194,8 @@ def checked_root(name: str, root: Any, size: int) -> int:
     return rank
 
 
-def taken_arrays(name: str, out: Any) -> Arrays:
-    """The arrays that the user gave for the results."""
+def out_arrays(name: str, out: Any) -> Arrays:
+    """Return the arrays that the user gave for the results. Raise if these cannot be written to."""
     arrays = Arrays.of(out)
     if arrays is None:
         raise InvalidType(
@@ -247,23 +211,24 @@ def taken_arrays(name: str, out: Any) -> Arrays:
     return arrays
 
 
-def check_out(
-    name: str, taken: Sequence[Leaf], expected: Sequence[Leaf], whose: str = "out="
+def validate_out(
+    name: str, given: Sequence[Leaf], expected: Sequence[Leaf], whose: str = "out="
 ) -> None:
-    """Refuse arrays for the results that cannot take them."""
-    if len(taken) != len(expected) or not all(map(Leaf.matches, taken, expected)):
+    """Raise InvalidValue unless the arrays given for the results can take them."""
+    if len(given) != len(expected) or not all(map(Leaf.matches, given, expected)):
         raise InvalidValue(
-            f"{name}: {whose} is {shown(taken)}, the result is {shown(expected)}; they must have "
-            "the same shape and dtype"
+            f"{name}: {whose} is {as_text(given)}, the result is {as_text(expected)}; they must "
+            "have the same shape and dtype"
         )
 
 
-def shown(leaves: Sequence[Leaf]) -> str:
+def as_text(leaves: Sequence[Leaf]) -> str:
+    """Describe arrays for an error message: at most eight of them."""
     some = ", ".join(map(str, leaves[:8])) + (", ..." if len(leaves) > 8 else "")
     return some if len(leaves) == 1 else f"{len(leaves)} arrays ({some})"
 
 
-def _checked_weight(name: str, weight: Any, op: str) -> float:
+def _validate_weight(name: str, weight: Any, op: str) -> float:
     if op != "mean":
         raise InvalidValue(f"{name}(op={op!r}, weight={weight!r}): weight= is for op='mean'")
     try:
@@ -282,7 +247,7 @@ def _checked_weight(name: str, weight: Any, op: str) -> float:
 
 
 def _numbers_of(name: str, value: Any, op: str, size: int) -> Arrays:
-    """The arrays of a value, if they can be reduced."""
+    """Return the arrays of a value. Raise unless they can be reduced."""
     given = Arrays.of(value, adapters.of_array_or_number)
     if given is None:
         where, what = containers.find_other(value, adapters.of_array_or_number)
@@ -312,48 +277,81 @@ def _kind(value: Any) -> str:
 
 
 def _as_float(given: Arrays, index: int) -> Arrays:
-    """The mean of Python's whole numbers is as Python's division: of 1 and 2 it is 1.5."""
+    """Return the arrays with one of them as floats: the mean of Python's ints is a float, as their
+    quotient is."""
     views, leaves = list(given.views), list(given.leaves)
     views[index] = views[index].astype(np.float64)
     leaves[index] = leaves[index]._replace(element="float64", dtype=views[index].dtype)
     return Arrays(tuple(leaves), views, given.structure)
 
 
-class Combination(NamedTuple):
-    """Corresponding arrays of all ranks are to be combined, element by element: in rank order
-    within a host, then in the order of hosts, which is that of their lowest ranks."""
-
-    op: str
-    elements: Sequence[str]
-    weights: Sequence[float] | None
-    #: who gets the result: one rank, or None for all
-    root: int | None
-    #: this rank's results; empty where it gets none
-    target: Sequence[Array]
+#: arrays of a call begin at multiples of this in their buffer; every item size divides it
+LINE = 64
 
 
-class Copy(NamedTuple):
-    """Bytes of one rank's array that go to another's."""
-
-    from_rank: int
-    from_array: int
-    from_byte: int
-    to_rank: int
-    to_array: int
-    to_byte: int
-    length: int
+@lru_cache(maxsize=256)
+def layout_of(sizes: tuple[int, ...]) -> Layout:
+    """Return the layout of arrays of these sizes. Cached, since calls are often alike."""
+    return Layout(sizes)
 
 
-class Movement(NamedTuple):
-    """Bytes are to go from the ranks' sources to their targets."""
+class Layout:
+    """Several arrays as one flat buffer: each begins on a line of its own.
 
-    #: what this rank gets, and what others get from it
-    incoming: Sequence[Copy]
-    outgoing: Sequence[Copy]
-    #: for every rank the bytes of each of its source arrays
-    sizes: Sequence[Sequence[int]]
-    #: this rank's results
-    target: Sequence[Array]
+    >>> layout = Layout([100, 8])
+    >>> layout.starts, layout.size
+    ((0, 128), 136)
+    >>> layout.window(64, 192)
+    [Piece(array=0, start=64, stop=100, at=0), Piece(array=1, start=0, stop=8, at=64)]
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        starts, end = [], 0
+        for size in self.sizes:
+            start = -(-end // LINE) * LINE
+            starts.append(start)
+            end = start + size
+        self.starts = tuple(starts)
+        #: bytes from the beginning of the first array to the end of the last
+        self.size = end
+        #: all arrays, whole
+        self.pieces = self.window(0, end)
+
+    def window(self, first: int, last: int) -> list[Piece]:
+        """Return what lies between two offsets in the buffer; `at` counts from the first."""
+        pieces = []
+        for index, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
+            low, high = max(first, start), min(last, start + size)
+            if low < high:
+                pieces.append(Piece(index, low - start, high - start, low - first))
+        return pieces
+
+    def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
+        """Yield the blocks that one of `size` ranks works on; each byte is in one of one rank.
+
+        Blocks are cut on lines, so that no element is in two of them; each is of one array.
+        """
+        lines = -(-self.size // LINE)
+        first, last = part_of(lines, size, rank)
+        for index, start, stop, _ in self.window(first * LINE, last * LINE):
+            for begin in range(start, stop, block):
+                yield Piece(index, begin, min(begin + block, stop), 0)
 
 
-Plan = Combination | Movement
+class Piece(NamedTuple):
+    """The bytes `start` to `stop` of one array, which lie at `at` in some window."""
+
+    array: int
+    start: int
+    stop: int
+    at: int
+
+
+def elements(arrays: Sequence[Array], piece: Piece) -> Array:
+    """Return a view of the elements of a piece."""
+    array = arrays[piece.array]
+    if piece.stop - piece.start == array.nbytes:
+        return array
+    width = array.dtype.itemsize
+    return array[piece.start // width : piece.stop // width]

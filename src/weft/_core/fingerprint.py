@@ -1,15 +1,16 @@
-"""What a function mentions besides its arguments, as it is now: to be compared with what it was.
+"""The fingerprint of a function: it tells whether a value that the function uses has changed.
 
-A function that workers keep is a copy. When something that it mentions has changed since, it has to
-be sent again, or workers would compute with the old value and the driver with the new one.
+Workers have a copy of a registered function. Once something that it uses besides its arguments has
+changed, it must be sent again, or workers would compute with the old value and the driver with the
+new one.
 
-    def grad(x): return x.T @ (x @ w - y)      w and y: by what is in them
-    w -= 0.1 * f(x)                            the next call sends grad again
+    def grad(x): return x.T @ (x @ w - y)      w and y are compared by their contents
+    w -= 0.1 * f(x)                            so the next call sends grad again
 
-Looked at are numbers, strings, arrays, tensors, models, lists, tuples, dicts and sets of these,
-attributes of objects of the main program, and functions of it; of anything else, whether it is the
-same object. Of what is large a part is compared: to read all of it at every call would take longer
-than many a call does.
+By contents are compared numbers, strings, arrays, tensors, models, lists, tuples, dicts and sets of
+these, attributes of objects of the main program, and its functions; anything else by its identity.
+Of large values a part is compared: to read all of them at every call would take longer than many
+calls do.
 """
 
 from __future__ import annotations
@@ -29,47 +30,49 @@ import numpy as np
 from weft import adapters
 from weft.adapters import models
 
-#: values that are looked at within one that the function mentions, and how deep
+#: how many values are visited within one that the function uses, and how deep
 _MOST, _DEEPEST = 1000, 20
 
 _CONSTANT = (ModuleType, BuiltinFunctionType, CodeType, type)
 
 
 @dataclass(frozen=True)
-class State:
-    """What a function mentions. Where two are equal, nothing has changed in between."""
+class Fingerprint:
+    """What a function uses, at one time. If two are equal, nothing has changed in between."""
 
     values: Hashable
     #: whether any of it could change
     may_change: bool = field(compare=False)
-    #: what is compared by its identity, held so that no other object has it
+    #: objects compared by identity, kept alive so that no other object gets the same one
     held: list[Any] = field(compare=False, repr=False)
 
 
-def state_of(fun: Callable[..., Any], is_kept: Callable[[Any], bool]) -> State:
-    """What a function mentions. `is_kept` tells what workers have by themselves, whatever is in it.
+def fingerprint(function: Callable[..., Any], workers_have: Callable[[Any], bool]) -> Fingerprint:
+    """Return the fingerprint of a function.
 
-    Never raises: what cannot be looked at is compared by its identity.
+    Values for which `workers_have` is true, such as replicas, are compared by identity: each worker
+    has its own. Never raises: what cannot be read is compared by identity too.
     """
-    look = _Look(is_kept)
-    return State(look.at(fun), look.may_change, look.held)
+    visit = _Visit(workers_have)
+    return Fingerprint(visit.value(function), visit.may_change, visit.held)
 
 
-class _Look:
-    """One look at everything that a function mentions."""
+class _Visit:
+    """One walk through everything that a function uses."""
 
-    def __init__(self, is_kept: Callable[[Any], bool]) -> None:
-        self._is_kept = is_kept
-        #: by identity: the object, so that none made meanwhile has it, and which one it was
+    def __init__(self, workers_have: Callable[[Any], bool]) -> None:
+        self._workers_have = workers_have
+        #: by identity: the object, kept alive so that no new one gets it, and its place in the walk
         self._seen: dict[int, tuple[Any, int]] = {}
         self._left = _MOST
         self.may_change = False
         self.held: list[Any] = []
 
-    def at(self, value: Any, depth: int = 0) -> Hashable:
+    def value(self, value: Any, depth: int = 0) -> Hashable:
+        """Return what is to be compared of a value."""
         plain = _PLAIN.get(type(value))
         if plain is not None:
-            self._left, self.may_change = self._left - 1, True  # another may come in its place
+            self._left, self.may_change = self._left - 1, True  # the name may get another value
             return type(value).__name__, plain(value)
         if id(value) in self._seen:
             return "again", self._seen[id(value)][1]
@@ -79,7 +82,7 @@ class _Look:
             inside = self._inside(value, depth)
         except Exception:  # an object may raise whatever it is asked
             inside = None
-        if not inside or type(value) is not np.ndarray:  # which is compared by its numbers alone
+        if not inside or type(value) is not np.ndarray:  # arrays are compared by contents alone
             self.held.append(value)
         return (type(value).__name__, inside) if inside else id(value)
 
@@ -88,32 +91,33 @@ class _Look:
             return None
         if depth:
             self.may_change = True
-        if depth > _DEEPEST or self._left <= 0 or (depth and self._is_kept(value)):
+        if depth > _DEEPEST or self._left <= 0 or (depth and self._workers_have(value)):
             return None
-        # no adapter has these, and to ask them all takes longer than the rest
+        # no adapter takes these, and to ask all adapters takes longer than the rest
         adapter = adapters.of(value) if type(value) not in _PARTS else None
         if adapter is not None:
             state: Hashable = adapter.state(value)
             return state
         parts = itertools.islice(_parts_of(value), max(0, self._left))
-        return tuple(self.at(part, depth + 1) for part in parts)
+        return tuple(self.value(part, depth + 1) for part in parts)
 
 
 def _parts_of(value: Any) -> Iterable[Any]:
-    """What a value consists of; nothing for what is only looked at as a whole."""
+    """Return what a value consists of; nothing if only its identity counts."""
     for kind, parts in _PARTS.items():
         if isinstance(value, kind):
             return parts(value)
     if adapters.of_model(value) is not None:
-        found = models.parts(value)
-        return list(models.read(value)) if any(part is value for part in found) else found
+        parts_of_model = models.parts(value)
+        whole = any(part is value for part in parts_of_model)
+        return list(models.read(value)) if whole else parts_of_model
     attributes = getattr(value, "__dict__", {}) if type(value).__module__ == "__main__" else {}
     return list(attributes.values())
 
 
-def _mentioned_by(function: FunctionType) -> Iterator[Any]:
-    """Yield a function's code, what it has closed over, and the global variables that it uses; only
-    its code if workers load it from its module."""
+def _used_by(function: FunctionType) -> Iterator[Any]:
+    """Yield a function's code, its closure, and the global variables that it uses; only its code if
+    workers import it from its module."""
     yield function.__code__
     if function.__module__ != "__main__" and _is_importable(function):
         return
@@ -121,23 +125,23 @@ def _mentioned_by(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # it is empty so far
+        except ValueError:  # an empty cell
             yield None
     variables = function.__globals__
     yield from (variables[name] for name in _globals_of(function.__code__) if name in variables)
 
 
 def _is_importable(function: FunctionType) -> bool:
-    """Return whether its name leads to it: not after its module was loaded again."""
-    found: Any = sys.modules.get(function.__module__)
+    """Return whether a function can be imported by its name: not after its module was reloaded."""
+    value: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)  # a module may have its own __getattr__
-    return found is function
+        value = getattr(value, "__dict__", {}).get(name)  # a module may have its own __getattr__
+    return value is function
 
 
 @lru_cache(maxsize=256)
 def _globals_of(code: CodeType) -> tuple[str, ...]:
-    """The global variables that a function looks up, and those within it."""
+    """Return the names of the global variables that a function and those within it look up."""
     looked_up = {
         instruction.argval
         for instruction in dis.get_instructions(code)
@@ -149,7 +153,7 @@ def _globals_of(code: CodeType) -> tuple[str, ...]:
     return tuple(sorted(looked_up))
 
 
-#: values that cannot change, and what to compare of them; NaN is to be equal to itself
+#: immutable values, and what is compared of them; NaN must equal itself
 _PLAIN: dict[type, Callable[[Any], Hashable]] = {
     **dict.fromkeys((int, str, bytes, bool, type(None)), lambda value: value),
     float: float.hex,
@@ -157,13 +161,14 @@ _PLAIN: dict[type, Callable[[Any], Hashable]] = {
     **dict.fromkeys((np.float32, np.float64, np.int32, np.int64, np.bool_), lambda n: n.tobytes()),
 }
 
+#: containers and callables, and the values in them
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    FunctionType: _mentioned_by,
+    FunctionType: _used_by,
     MethodType: lambda method: (method.__func__, method.__self__),
-    functools.partial: lambda made: (made.func, made.args, made.keywords),
-    dict: lambda given: itertools.chain([len(given)], *given.items()),
-    list: lambda given: (len(given), *given),
-    tuple: lambda given: given,
-    set: lambda given: (len(given), frozenset(given)),
-    frozenset: lambda given: sorted(map(hash, given)),
+    functools.partial: lambda partial: (partial.func, partial.args, partial.keywords),
+    dict: lambda values: itertools.chain([len(values)], *values.items()),
+    list: lambda values: (len(values), *values),
+    tuple: lambda values: values,
+    set: lambda values: (len(values), frozenset(values)),
+    frozenset: lambda values: sorted(map(hash, values)),
 }

@@ -1,15 +1,19 @@
-"""A function over some rows, in one rank: slice by slice, then as one.
+"""A function on a rank's rows, and the outputs of all ranks joined.
 
-What the ranks' outputs come to: each mode says what one output of the function is.
+    driver                    each rank                                   driver
+    a Task for each rank ->   compute: the function, slice by slice  ->   join: one result
 
-    mean             a mean over rows: weighted by the rows of each part
+A mode says what an output of the function is, and so how outputs for different rows are joined:
+
+    mean             a mean over rows: weighted by the number of rows
     sum, prod        a sum or product over rows
     min, max         the smallest or largest of all rows
     gather           one row for each row: joined along the first axis
-    None             whatever: the driver's own is kept
+    None             anything: the driver's own is kept
 
 Outputs may be arrays and numbers, or tuples, lists and dicts of them, nested as you like. A list
-that is gathered is a list of rows.
+that is gathered is a list of rows. In this order: tasks and `compute`, `join`, and `is_close`, by
+which a mode is checked.
 """
 
 from __future__ import annotations
@@ -23,12 +27,18 @@ import numpy as np
 
 from weft import adapters
 from weft._core.arithmetic import BFLOAT16, NUMERIC, combine, widen
-from weft._core.partition import RowSlice, count, part
+from weft._core.partition import RowSlice, count, part_of_rows
 from weft.errors import InvalidType, InvalidValue
+
+#: what an output may be joined by
+MODES = ("mean", "sum", "prod", "min", "max", "gather", None)
+
+#: a mode for all outputs, or a list, tuple or dict of modes
+Modes = Any
 
 
 class Common(NamedTuple):
-    """The name of a common argument of the call, in the place where the function gets it."""
+    """A placeholder for an argument that all ranks get, by its name."""
 
     name: str
 
@@ -41,46 +51,58 @@ class Task(NamedTuple):
     keywords: Mapping[str, Any]
     rows: int
     slices: int
-    #: which outputs are wanted; None: all
+    #: which outputs are wanted, by position or key; None: all
     wanted: tuple[Any, ...] | None
 
     def with_common(self, common: Mapping[str, Any]) -> Task:
-        """Return the task with the common arguments in their places."""
+        """Return the task with the common arguments in place of their placeholders."""
 
-        def given(value: Any) -> Any:
+        def fill(value: Any) -> Any:
             return common[value.name] if isinstance(value, Common) else value
 
         return self._replace(
-            arguments=[given(one) for one in self.arguments],
-            keywords={name: given(one) for name, one in self.keywords.items()},
+            arguments=[fill(value) for value in self.arguments],
+            keywords={name: fill(value) for name, value in self.keywords.items()},
         )
 
 
+class Partial(NamedTuple):
+    """The outputs of a function on some rows."""
+
+    outputs: Any
+    rows: int
+
+
 def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
-    """Return the outputs of a function on a rank's task."""
+    """Call a function on the rows of a task, slice by slice. Return its outputs, joined."""
     slices = min(task.slices, max(1, task.rows))
     parts = []
     for index in range(slices):
-        arguments = [_taken(one, slices, index) for one in task.arguments]
-        keywords = {name: _taken(one, slices, index) for name, one in task.keywords.items()}
+        arguments = [_argument(value, slices, index) for value in task.arguments]
+        keywords = {name: _argument(value, slices, index) for name, value in task.keywords.items()}
         outputs = select(function(*arguments, **keywords), task.wanted)
         parts.append(Partial(outputs, _rows(task, slices, index)))
     return parts[0] if len(parts) == 1 else Partial(join(parts, modes), task.rows)
 
 
-def _taken(value: Any, slices: int, index: int) -> Any:
-    """A value as the function gets it, for one of several slices."""
+def _argument(value: Any, slices: int, index: int) -> Any:
+    """Return an argument as the function gets it for one of several slices."""
     if not isinstance(value, RowSlice):
         return value
-    return (value if slices == 1 else RowSlice(value.array, part(value.rows, slices, index))).take()
+    if slices > 1:
+        value = RowSlice(value.array, part_of_rows(value.rows, slices, index))
+    return value.take()
 
 
 def _rows(task: Task, slices: int, index: int) -> int:
-    return task.rows if slices == 1 else count(part(slice(0, task.rows), slices, index))
+    return task.rows if slices == 1 else count(part_of_rows(slice(0, task.rows), slices, index))
 
 
 def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:
-    """Some of a function's outputs, or of their modes: by position, or by key."""
+    """Return some of a function's outputs, or of their modes, by position or by key.
+
+    Raises InvalidType if there is only one, InvalidValue for one that does not exist.
+    """
     if wanted is None:
         return outputs
     if isinstance(outputs, Mapping):
@@ -101,39 +123,27 @@ def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:
     return [outputs[index] for index in wanted]
 
 
-MODES = ("mean", "sum", "prod", "min", "max", "gather", None)
-
-Modes = Any
-
-#: how far results may be apart that differ in the order of their sums, in parts of them
-_TOLERANCE = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
-
-
-class Partial(NamedTuple):
-    """The outputs of a function on some rows."""
-
-    outputs: Any
-    rows: int
-
-
-def check_modes(modes: Modes) -> None:
-    """Raise unless this is a mode, or a sequence or dict of modes."""
+def validate_modes(modes: Modes) -> None:
+    """Raise InvalidValue unless this is a mode, or a sequence or dict of modes."""
     if isinstance(modes, (list, tuple)):
-        found: Sequence[Any] = modes
+        each: Sequence[Any] = modes
     elif isinstance(modes, Mapping):
-        found = list(modes.values())
+        each = list(modes.values())
     else:
-        found = [modes]
-    for mode in found:
+        each = [modes]
+    for mode in each:
         if isinstance(mode, (list, tuple, Mapping)):
-            check_modes(mode)
+            validate_modes(mode)
         elif mode not in MODES:
             known = ", ".join(map(repr, MODES))
             raise InvalidValue(f"collect={mode!r}: expected one of {known}")
 
 
 def join(parts: Sequence[Partial], modes: Modes, name: str = "the output") -> Any:
-    """The outputs of all parts as one."""
+    """Join the outputs for different rows by their modes. Errors call them `name`.
+
+    Raises InvalidType and InvalidValue for outputs that cannot be joined so.
+    """
     if isinstance(modes, (list, tuple, Mapping)):
         return _join_each(parts, modes, name)
     first = parts[0].outputs
@@ -147,8 +157,147 @@ def join(parts: Sequence[Partial], modes: Modes, name: str = "the output") -> An
     return _join_leaf(parts, modes, name)
 
 
+def _join_each(parts: Sequence[Partial], modes: Modes, name: str) -> Any:
+    """Join each output by its own mode."""
+    first = parts[0].outputs
+    keyed = isinstance(modes, Mapping)
+    fits = isinstance(first, Mapping) if keyed else isinstance(first, (tuple, list))
+    if not fits or len(first) != len(modes) or (keyed and set(first) != set(modes)):
+        raise InvalidValue(
+            f"collect has modes for {len(modes)} outputs, {list(modes)}; the function returned "
+            f"{_shape_of(first)}"
+        )
+    keys = list(modes) if keyed else list(range(len(modes)))
+    values = [join(_pick(parts, key, name), modes[key], f"{name}[{key!r}]") for key in keys]
+    if keyed:
+        return dict(zip(keys, values, strict=True))
+    return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
+
+
+def _pick(parts: Sequence[Partial], key: Any, name: str) -> list[Partial]:
+    """Return one output of each part. Raise InvalidValue unless all parts have the same outputs."""
+    first = parts[0].outputs
+    for part in parts:
+        alike = type(part.outputs) is type(first) and len(part.outputs) == len(first)
+        if not alike or (isinstance(first, Mapping) and key not in part.outputs):
+            raise InvalidValue(
+                f"{name} is {_shape_of(first)} for some rows and {_shape_of(part.outputs)} for "
+                "others; expected the same outputs for all"
+            )
+    return [Partial(part.outputs[key], part.rows) for part in parts]
+
+
+def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
+    values = [part.outputs for part in parts]
+    if all(value is None for value in values):
+        return None  # as many pytrees have it
+    if mode == "gather":
+        return _gathered(values, name)
+    if mode in ("sum", "prod") and set(map(type, values)) in ({int}, {float}):
+        # not as arrays: ints may have any width, and for floats what follows would take longer than
+        # the call; in order, as arrays are combined
+        return reduce(operator.add if mode == "sum" else operator.mul, values)
+    adapter = _adapter_of(values, mode, name)
+    arrays, element = _viewed(values, mode, name)
+    _validate_alike(arrays, name, mode)
+    if len(arrays) == 1 and (mode != "mean" or parts[0].rows == 0):
+        return adapter.deliver(arrays[0].copy(), element)
+    weighted = mode == "mean" and any(part.rows for part in parts)
+    weights = [float(part.rows) for part in parts] if weighted else None
+    if mode == "mean" and arrays[0].dtype.kind in "biu" and element != BFLOAT16:
+        arrays, element = [array.astype(np.float64) for array in arrays], "float64"
+    out = np.empty_like(arrays[0])
+    combine(arrays, out, mode, element, weights)
+    return _delivered(adapter, out, element)
+
+
+def _gathered(values: Sequence[Any], name: str) -> Any:
+    if all(isinstance(value, list) for value in values):
+        return [row for value in values for row in value]
+    if all(isinstance(value, np.ndarray) for value in values):
+        return _concatenated(values, name)  # of any dtype
+    adapter = _adapter_of(values, "gather", name)
+    arrays, element = _viewed(values, "gather", name)
+    joined = _concatenated(arrays, name)
+    return joined if arrays[0].ndim == 0 else adapter.deliver(joined, element)
+
+
+def _adapter_of(values: Sequence[Any], mode: str, name: str) -> Any:
+    """Return the adapter of the first value. Raise InvalidType unless all are arrays or numbers."""
+    for value in values:
+        if adapters.of_array_or_number(value) is None:
+            raise InvalidType(
+                f"{name} is a {type(value).__name__}, which collect={mode!r} cannot combine; "
+                "expected arrays or numbers; collect=None keeps the driver's own"
+            )
+    return adapters.of_array_or_number(values[0])
+
+
+def _viewed(values: Sequence[Any], mode: str, name: str) -> tuple[list[Any], str]:
+    """Return all values as NumPy arrays of one dtype, and the kind of number in them."""
+    views = [_adapter_of([value], mode, name).view(value) for value in values]
+    arrays = [array for array, _ in views]
+    elements = {element for _, element in views}
+    if len(elements) == 1:
+        return arrays, elements.pop()
+    if BFLOAT16 in elements or any(array.dtype.kind not in NUMERIC for array in arrays):
+        raise InvalidType(
+            f"{name} has dtype {' and '.join(sorted(elements))} for different rows; expected one"
+        )
+    common = np.result_type(*arrays)
+    return [array.astype(common) for array in arrays], common.name
+
+
+def _concatenated(arrays: Sequence[Any], name: str) -> Any:
+    try:
+        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    except ValueError:
+        raise _shapes_error(arrays, name, "needs rows of one shape") from None
+
+
+def _delivered(adapter: Any, array: Any, element: str) -> Any:
+    try:
+        return adapter.deliver(array, element)
+    except InvalidType:  # JAX without 64 bits, whose own means of integers are float32 too
+        return adapter.deliver(array.astype(np.float32), "float32")
+
+
+def _validate_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
+    if arrays[0].dtype.kind not in NUMERIC:
+        raise InvalidType(
+            f"{name} has dtype {arrays[0].dtype}, which collect={mode!r} cannot combine; expected "
+            "numbers"
+        )
+    if len({array.shape for array in arrays}) > 1:
+        raise _shapes_error(
+            arrays,
+            name,
+            f"collect={mode!r} needs one shape: a value over all rows. For one row per row use "
+            "collect='gather'",
+        )
+
+
+def _shapes_error(arrays: Sequence[Any], name: str, expected: str) -> InvalidValue:
+    shapes = ", ".join(map(str, sorted({np.shape(array) for array in arrays})))
+    return InvalidValue(
+        f"{name} has other shapes in some parts than in others: {shapes}; {expected}"
+    )
+
+
+def _shape_of(outputs: Any) -> str:
+    if isinstance(outputs, Mapping):
+        return f"a dict with {list(outputs)}"
+    if isinstance(outputs, (tuple, list)):
+        return f"a {type(outputs).__name__} of {len(outputs)}"
+    return f"a {type(outputs).__name__}"
+
+
+#: the relative difference allowed between results whose sums were taken in another order
+_TOLERANCE = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
+
+
 def is_close(one: Any, other: Any, modes: Modes) -> bool:
-    """Whether outputs are the same to rounding, but for those of which the driver's own is kept."""
+    """Return whether outputs are equal up to rounding, except those that have the mode None."""
     if modes is None:
         return True
     if isinstance(one, Mapping):
@@ -167,150 +316,15 @@ def is_close(one: Any, other: Any, modes: Modes) -> bool:
     return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance / 100, equal_nan=True))
 
 
-def _join_each(parts: Sequence[Partial], modes: Modes, name: str) -> Any:
-    """Each output by a mode of its own."""
-    first = parts[0].outputs
-    keyed = isinstance(modes, Mapping)
-    fits = isinstance(first, Mapping) if keyed else isinstance(first, (tuple, list))
-    if not fits or len(first) != len(modes) or (keyed and set(first) != set(modes)):
-        raise InvalidValue(
-            f"collect has modes for {len(modes)} outputs, {list(modes)}; the function returned "
-            f"{_shape_of(first)}"
-        )
-    keys = list(modes) if keyed else list(range(len(modes)))
-    values = [join(_pick(parts, key, name), modes[key], f"{name}[{key!r}]") for key in keys]
-    if keyed:
-        return dict(zip(keys, values, strict=True))
-    return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
-
-
-def _pick(parts: Sequence[Partial], key: Any, name: str) -> list[Partial]:
-    """One of the outputs of all parts."""
-    first = parts[0].outputs
-    for one in parts:
-        alike = type(one.outputs) is type(first) and len(one.outputs) == len(first)
-        if not alike or (isinstance(first, Mapping) and key not in one.outputs):
-            raise InvalidValue(
-                f"{name} is {_shape_of(first)} for some rows and {_shape_of(one.outputs)} for "
-                "others; expected the same outputs for all"
-            )
-    return [Partial(one.outputs[key], one.rows) for one in parts]
-
-
-def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
-    values = [part.outputs for part in parts]
-    if all(value is None for value in values):
-        return None  # a part of many trees
-    if mode == "gather":
-        return _gathered(values, name)
-    if mode in ("sum", "prod") and set(map(type, values)) in ({int}, {float}):
-        # as they are: ints have no width, and for floats all that follows would take longer than
-        # the call; one after the other, as arrays are combined
-        return reduce(operator.add if mode == "sum" else operator.mul, values)
-    adapter = _adapter_of(values, mode, name)
-    arrays, element = _viewed(values, mode, name)
-    _check_alike(arrays, name, mode)
-    if len(arrays) == 1 and (mode != "mean" or parts[0].rows == 0):
-        return adapter.deliver(arrays[0].copy(), element)
-    weighted = mode == "mean" and any(part.rows for part in parts)
-    weights = [float(part.rows) for part in parts] if weighted else None
-    if mode == "mean" and arrays[0].dtype.kind in "biu" and element != BFLOAT16:
-        arrays, element = [array.astype(np.float64) for array in arrays], "float64"
-    out = np.empty_like(arrays[0])
-    combine(arrays, out, mode, element, weights)
-    return _delivered(adapter, out, element)
-
-
-def _gathered(values: Sequence[Any], name: str) -> Any:
-    if all(isinstance(value, list) for value in values):
-        return [row for value in values for row in value]
-    if all(isinstance(value, np.ndarray) for value in values):
-        return _concatenated(values, name)  # whatever is in them
-    adapter = _adapter_of(values, "gather", name)
-    arrays, element = _viewed(values, "gather", name)
-    joined = _concatenated(arrays, name)
-    return joined if arrays[0].ndim == 0 else adapter.deliver(joined, element)
-
-
-def _adapter_of(values: Sequence[Any], mode: str, name: str) -> Any:
-    """Of the first of them; raises InvalidType unless all are arrays or numbers."""
-    for value in values:
-        if adapters.of_array_or_number(value) is None:
-            raise InvalidType(
-                f"{name} is a {type(value).__name__}, which collect={mode!r} cannot combine; "
-                "expected arrays or numbers; collect=None keeps the driver's own"
-            )
-    return adapters.of_array_or_number(values[0])
-
-
-def _viewed(values: Sequence[Any], mode: str, name: str) -> tuple[list[Any], str]:
-    """All as NumPy's arrays of one dtype, and the name of their elements."""
-    found = [_adapter_of([value], mode, name).view(value) for value in values]
-    arrays = [array for array, _ in found]
-    elements = {element for _, element in found}
-    if len(elements) == 1:
-        return arrays, elements.pop()
-    if BFLOAT16 in elements or any(array.dtype.kind not in NUMERIC for array in arrays):
-        raise InvalidType(
-            f"{name} has dtype {' and '.join(sorted(elements))} for different rows; expected one"
-        )
-    common = np.result_type(*arrays)
-    return [array.astype(common) for array in arrays], common.name
-
-
-def _concatenated(arrays: Sequence[Any], name: str) -> Any:
-    try:
-        return np.concatenate([np.atleast_1d(array) for array in arrays])
-    except ValueError:
-        raise _shapes_differ(arrays, name, "needs rows of one shape") from None
-
-
-def _delivered(adapter: Any, array: Any, element: str) -> Any:
-    try:
-        return adapter.deliver(array, element)
-    except InvalidType:  # JAX without 64 bits: its own means of integers are narrower too
-        return adapter.deliver(array.astype(np.float32), "float32")
-
-
-def _check_alike(arrays: Sequence[Any], name: str, mode: str) -> None:
-    if arrays[0].dtype.kind not in NUMERIC:
-        raise InvalidType(
-            f"{name} has dtype {arrays[0].dtype}, which collect={mode!r} cannot combine; expected "
-            "numbers"
-        )
-    if len({array.shape for array in arrays}) > 1:
-        raise _shapes_differ(
-            arrays,
-            name,
-            f"collect={mode!r} needs one shape: a value over all rows. For one row per row use "
-            "collect='gather'",
-        )
-
-
-def _shapes_differ(arrays: Sequence[Any], name: str, expected: str) -> InvalidValue:
-    found = ", ".join(map(str, sorted({np.shape(array) for array in arrays})))
-    return InvalidValue(
-        f"{name} has other shapes in some parts than in others: {found}; {expected}"
-    )
-
-
 def _mode_of(modes: Modes, key: Any) -> Modes:
     return modes[key] if isinstance(modes, (list, tuple, Mapping)) else modes
 
 
-def _element(value: Any) -> str:
-    return str(_adapter_of([value], "mean", "the output").view(value)[1])
-
-
 def _readable(value: Any) -> Any:
-    """As numbers that NumPy knows."""
+    """Return an output as an array of a dtype that NumPy has."""
     array, element = _adapter_of([value], "mean", "the output").view(value)
     return widen(array, np.dtype(np.float32), element) if element == BFLOAT16 else array
 
 
-def _shape_of(outputs: Any) -> str:
-    if isinstance(outputs, Mapping):
-        return f"a dict with {list(outputs)}"
-    if isinstance(outputs, (tuple, list)):
-        return f"a {type(outputs).__name__} of {len(outputs)}"
-    return f"a {type(outputs).__name__}"
+def _element(value: Any) -> str:
+    return str(_adapter_of([value], "mean", "the output").view(value)[1])

@@ -1,11 +1,11 @@
-"""The four calls that move arrays and objects from rank to rank: see `calls.py`.
+"""The four calls that move arrays and objects from rank to rank; `calls.py` draws a call's course.
 
     broadcast     root's arrays     -> everyone
     scatter       root's rows       -> a part for each
     gather        everyone's rows   -> one after the other at the root
     all_gather    everyone's rows   -> one after the other at everyone's
 
-Rows are the first axis. What is no array, nor a list, tuple or dict of arrays, travels as a pickle.
+Rows are the first axis. Anything but an array, or a list, tuple or dict of arrays, is pickled.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from weft._core.calls import (
     Copy,
     Movement,
     UnlikeArrays,
-    check_out,
-    checked_root,
+    as_text,
     layout_of,
-    shown,
-    taken_arrays,
+    out_arrays,
+    validate_out,
+    validate_root,
 )
 from weft._core.partition import part_of
 from weft.errors import InvalidType, InvalidValue
 
 
 class _Offer(NamedTuple):
-    """What a rank gives: arrays, or as many pickles as it sends, by their lengths."""
+    """What a rank sends: arrays, or pickles."""
 
     leaves: tuple[Leaf, ...] = ()
     structure: Any = None
+    #: the length of each pickle
     pickles: tuple[int, ...] = ()
 
     @property
@@ -48,7 +49,7 @@ class _Offer(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """What a rank tells the others: what it gives, if anything, and what it has for the results."""
+    """The rank's part of a call: what it sends, if anything, and its `out=` for the results."""
 
     offer: _Offer | None
     out: tuple[Leaf, ...] | None
@@ -63,20 +64,21 @@ class _Own(NamedTuple):
 
 
 class _Move(Call):
-    """What the moving calls share."""
+    """What the calls that move have in common."""
 
     def __init__(self, name: str, rank: int, size: int, *, out: Any, receives: bool) -> None:
         self.name, self._rank, self._size, self._out = name, rank, size, out
-        self._taken = taken_arrays(name, out) if receives and out is not None else None
+        self._out_arrays = out_arrays(name, out) if receives and out is not None else None
         self._target: Target | None = None
 
     def _give(self, offer: _Offer | None, source: Sequence[Array]) -> None:
-        """Note what this rank gives."""
-        if self._taken is not None:
-            source = copy_if_aliased(source, self._taken.views)
+        """Set what this rank sends."""
+        if self._out_arrays is not None:
+            source = copy_if_aliased(source, self._out_arrays.views)
         self.source = source
         self.layout = layout_of(tuple(array.nbytes for array in source))
-        self.own = _Own(offer, None if self._taken is None else self._taken.leaves).encode()
+        out = None if self._out_arrays is None else self._out_arrays.leaves
+        self.own = _Own(offer, out).encode()
 
     def _movement(self, copies: Sequence[Copy], sizes: Sequence[Sequence[int]]) -> Movement:
         present = [copy for copy in copies if copy.length]
@@ -89,15 +91,15 @@ class _Move(Call):
 
 
 class _FromRoot(_Move):
-    """The root gives, everyone gets."""
+    """A call in which the root sends and everyone receives."""
 
     def __init__(self, name: str, rank: int, size: int, value: Any, *, root: Any, out: Any) -> None:
         super().__init__(name, rank, size, out=out, receives=True)
-        self._root, self._value = checked_root(name, root, size), value
+        self._root, self._value = validate_root(name, root, size), value
         self.common = f"{name}(root={self._root})".encode()
         given = _arrays_of(value)
         if given is not None:
-            self._check(given.leaves)
+            self._validate_leaves(given.leaves)
             source = [flat(view) for view in given.views] if rank == self._root else []
             self._give(_Offer(given.leaves, given.structure), source)
         elif rank == self._root:
@@ -108,32 +110,32 @@ class _FromRoot(_Move):
             self._give(None, [])
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
-        told = [_Own.decode(own) for own in owns]
-        offer = told[self._root].offer or _Offer()
-        given = {rank: own.offer.leaves for rank, own in enumerate(told) if own.offer is not None}
+        ranks = [_Own.decode(own) for own in owns]
+        offer = ranks[self._root].offer or _Offer()
+        given = {rank: own.offer.leaves for rank, own in enumerate(ranks) if own.offer is not None}
         if offer.leaves and not all(_alike(leaves, offer.leaves) for leaves in given.values()):
             raise UnlikeArrays(given)
-        for rank, own in enumerate(told):
+        for rank, own in enumerate(ranks):
             if own.out is not None:
-                self._check_out(rank, own.out, offer)
+                self._validate_out(rank, own.out, offer)
         self._from_pickle = bool(offer.pickles)
         copies = [copy for rank in range(self._size) for copy in self._copies(offer, rank)]
         if self._wants_result():
             mine = [copy.length for copy in copies if copy.to_rank == self._rank]
             leaves = _as_bytes(mine) if self._from_pickle else self._parts(offer.leaves, self._rank)
-            self._target = Target(leaves, offer.structure, self._taken)
+            self._target = Target(leaves, offer.structure, self._out_arrays)
         else:
             copies = [copy for copy in copies if copy.to_rank != self._rank]
         sizes = [offer.sizes if rank == self._root else () for rank in range(self._size)]
         return self._movement(copies, sizes)
 
-    def _check_out(self, rank: int, out: Sequence[Leaf], offer: _Offer) -> None:
+    def _validate_out(self, rank: int, out: Sequence[Leaf], offer: _Offer) -> None:
         if offer.pickles:
             raise InvalidValue(
-                f"{self.name}: rank {rank}'s out= is {shown(out)}, but the root's value is an "
+                f"{self.name}: rank {rank}'s out= is {as_text(out)}, but the root's value is an "
                 "object, which comes back as a new one; leave out= away"
             )
-        check_out(self.name, out, self._parts(offer.leaves, rank), f"rank {rank}'s out=")
+        validate_out(self.name, out, self._parts(offer.leaves, rank), f"rank {rank}'s out=")
 
     def result(self) -> Any:
         if self._target is None:
@@ -142,33 +144,33 @@ class _FromRoot(_Move):
             return pickle.loads(self._target.arrays[0].data)
         return self._target.deliver(self._out)
 
-    # what tells broadcast and scatter apart
+    # what differs between broadcast and scatter
 
-    def _check(self, leaves: Sequence[Leaf]) -> None:
-        """Refuse arrays that cannot be sent."""
+    def _validate_leaves(self, leaves: Sequence[Leaf]) -> None:
+        """Raise InvalidValue for arrays that cannot be sent."""
 
     def _wants_result(self) -> bool:
-        """Whether this rank's result is not its own value."""
+        """Return whether this rank's result is another than the value that it gave."""
         return True
 
     @abstractmethod
     def _pickles(self, value: Any) -> list[Array]:
-        """What the root sends of an object."""
+        """Return what the root sends of an object."""
 
     @abstractmethod
     def _parts(self, leaves: Sequence[Leaf], rank: int) -> list[Leaf]:
-        """What a rank gets of the root's arrays."""
+        """Return what a rank gets of the root's arrays."""
 
     @abstractmethod
     def _copies(self, offer: _Offer, rank: int) -> list[Copy]:
-        """The bytes that a rank gets."""
+        """Return the copies that bring a rank what it gets."""
 
 
 class Broadcast(_FromRoot):
-    """The root's value, whole, to everyone. The root has it already."""
+    """A call that sends the root's whole value to everyone; the root has it already."""
 
     def _wants_result(self) -> bool:
-        return self._rank != self._root or self._taken is not None
+        return self._rank != self._root or self._out_arrays is not None
 
     def _pickles(self, value: Any) -> list[Array]:
         return [_pickled(value)]
@@ -184,9 +186,9 @@ class Broadcast(_FromRoot):
 
 
 class Scatter(_FromRoot):
-    """A part of the root's rows, or of its list's items, for each."""
+    """A call that sends each rank a part of the root's rows, or of the items of its list."""
 
-    def _check(self, leaves: Sequence[Leaf]) -> None:
+    def _validate_leaves(self, leaves: Sequence[Leaf]) -> None:
         for leaf in leaves:
             if not leaf.shape:
                 raise InvalidValue(
@@ -221,12 +223,12 @@ class Scatter(_FromRoot):
 
 
 class Gather(_Move):
-    """all_gather, and with a root gather."""
+    """A call of all_gather or, with a root, of gather."""
 
     def __init__(
         self, name: str, rank: int, size: int, value: Any, *, out: Any, root: Any = None
     ) -> None:
-        self._root = checked_root(name, root, size) if name == "gather" else None
+        self._root = validate_root(name, root, size) if name == "gather" else None
         self._receives = self._root is None or self._root == rank
         super().__init__(name, rank, size, out=out, receives=self._receives)
         where = "" if self._root is None else f", root={self._root}"
@@ -243,22 +245,22 @@ class Gather(_Move):
         self.common = f"{name}({what}{where})".encode()
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
-        told = [_Own.decode(own) for own in owns]
-        offers = [own.offer or _Offer() for own in told]
+        ranks = [_Own.decode(own) for own in owns]
+        offers = [own.offer or _Offer() for own in ranks]
         whole = self._whole(offers)
-        for rank, own in enumerate(told):
+        for rank, own in enumerate(ranks):
             if own.out is not None:
-                check_out(self.name, own.out, whole, f"rank {rank}'s out=")
+                validate_out(self.name, own.out, whole, f"rank {rank}'s out=")
         if self._receives:
             structure = None if self._given is None else self._given.structure
-            self._target = Target(whole, structure, self._taken)
+            self._target = Target(whole, structure, self._out_arrays)
         receivers = range(self._size) if self._root is None else [self._root]
         copies = [copy for rank in receivers for copy in self._copies(offers, rank)]
         return self._movement(copies, [offer.sizes for offer in offers])
 
     def _whole(self, offers: Sequence[_Offer]) -> list[Leaf]:
-        """What the gathered come to: each pickle by itself, arrays joined and of this rank's own
-        library."""
+        """Return what is gathered: each pickle by itself, arrays joined, as arrays of the library
+        that this rank's own belong to."""
         if self._given is None:
             return _as_bytes([length for offer in offers for length in offer.pickles])
         columns = zip(*(offer.leaves for offer in offers), strict=True)
@@ -266,7 +268,7 @@ class Gather(_Move):
         return [_joined(column)._replace(adapter=own.adapter) for column, own in mine]
 
     def _copies(self, offers: Sequence[_Offer], to_rank: int) -> list[Copy]:
-        """What one rank gets from all: it keeps each rank's rows behind those of the one before."""
+        """Return the copies that bring one rank the rows of all, in the order of ranks."""
         copies = []
         ends = [0] * len(offers[0].sizes)
         for rank, offer in enumerate(offers):
@@ -287,13 +289,13 @@ class Gather(_Move):
 
 
 def _arrays_of(value: Any) -> Arrays | None:
-    """The arrays of a value; None if it travels as an object, as an empty list does."""
+    """Return the arrays of a value; None if it is sent as a pickle, as an empty list is."""
     arrays = Arrays.of(value)
     return arrays if arrays is not None and arrays.leaves else None
 
 
 def _as_bytes(lengths: Sequence[int]) -> list[Leaf]:
-    """What takes pickles of these lengths."""
+    """Return descriptions of arrays that hold pickles of these lengths."""
     return [Leaf("numpy", "uint8", np.dtype(np.uint8), (length,)) for length in lengths]
 
 
@@ -302,7 +304,7 @@ def _alike(leaves: Sequence[Leaf], expected: Sequence[Leaf]) -> bool:
 
 
 def _joined(leaves: Sequence[Leaf]) -> Leaf:
-    """What gathered arrays come to; a single number counts as one row."""
+    """Return the description of arrays joined along their rows; a single number is one row."""
     rows = sum(leaf.shape[0] if leaf.shape else 1 for leaf in leaves)
     return leaves[0]._replace(shape=(rows, *leaves[0].shape[1:]))
 
@@ -315,7 +317,7 @@ def _dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        # what only one process knows by name, such as a lambda, travels by value
+        # what has no importable name, such as a lambda, is sent by value
         return bytes(cloudpickle.dumps(value, protocol=5))
 
 

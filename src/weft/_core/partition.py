@@ -1,8 +1,10 @@
-"""Which rank gets what: rows, and bytes in blocks. Functions of numbers.
+"""Which rows or columns are whose.
 
-Which rows of its inputs a rank works on, and in which slices. Functions of values.
+    part_of                         so many rows, divided among ranks
+    choose, part_of_rows, RowSlice  the rows of a batch, and a rank's part of them as its input
+    cut, paste                      an array cut into columns for the workers, their results joined
 
-An array cut along its last axis, and the results pasted together again.
+All are functions of values.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from weft.errors import InvalidType, InvalidValue
 
 
 def part_of(length: int, size: int, rank: int) -> tuple[int, int]:
-    """The rows `start` to `stop` that one of `size` ranks gets of `length`.
+    """Return the rows `start` to `stop` that one of `size` ranks gets of `length`.
 
-    Parts are contiguous and in rank order; they differ by one row at most, the first ones are
-    the longer.
+    Parts are contiguous and in rank order; they differ by at most one row, the first ones are
+    longer.
 
     >>> [part_of(7, 3, rank) for rank in range(3)]
     [(0, 3), (3, 5), (5, 7)]
@@ -41,8 +43,8 @@ Batch = int | slice | Sequence[int] | Any
 class RowSlice:
     """Some rows of an array, taken where they are needed.
 
-    Pickled, it has only the rows that are needed; an engine whose workers have the array anyway
-    may pickle it by `reduce_whole`.
+    It is pickled with these rows only; an engine whose workers have the array anyway may pickle it
+    by `reduce_whole`.
     """
 
     array: Any
@@ -54,16 +56,19 @@ class RowSlice:
         return _between, (taken, 0, len(taken))
 
     def reduce_whole(self) -> tuple[Any, ...]:
-        """Return what pickle takes for the whole array and which rows are meant."""
+        """Return what `__reduce__` would, with the whole array in place of its rows."""
         rows = self.rows
         if isinstance(rows, slice):
             return _between, (self.array, rows.start, rows.stop)
         return RowSlice, (self.array, rows)
 
     def take(self) -> Any:
+        """Return the rows."""
         if isinstance(self.array, (list, tuple)) and not isinstance(self.rows, slice):
             return type(self.array)([self.array[row] for row in self.rows])
-        return getattr(self.array, "iloc", self.array)[self.rows]  # a table of pandas: its rows
+        return getattr(self.array, "iloc", self.array)[
+            self.rows
+        ]  # iloc: the rows of a pandas table
 
 
 def _between(array: Any, start: int, stop: int) -> RowSlice:
@@ -71,15 +76,18 @@ def _between(array: Any, start: int, stop: int) -> RowSlice:
 
 
 class Bounds:
-    """Rows by their numbers: as an array of a RowSlice, it gives the first and the one after the
-    last of some rows, for a function that cuts what it has by itself."""
+    """A stand-in for the array of a RowSlice that gives the numbers of the first row and of the one
+    after the last, for a function that slices its own data."""
 
     def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
         return np.array([rows.start, rows.stop])
 
 
 def choose(batch: Batch | None, length: int, option: str = "batch") -> slice | np.ndarray[Any, Any]:
-    """The rows that a batch means, of an array of this length: a slice, or indexes from 0 on."""
+    """Return the rows of a batch of an array of this length: a slice, or indexes from 0 on.
+
+    Raises InvalidType and InvalidValue, which call the batch `option`.
+    """
     if batch is None:
         return slice(0, length)
     if isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
@@ -104,17 +112,17 @@ def choose(batch: Batch | None, length: int, option: str = "batch") -> slice | n
         raise InvalidValue(
             f"{option} has the row {indexes[wrong][0]}; expected rows of -{length} to {length - 1}"
         )
-    indexes = indexes.astype(np.intp)  # first: a sum of narrow integers could not hold the length
+    indexes = indexes.astype(np.intp)  # first, since a narrow integer may not hold the length
     return np.where(indexes < 0, indexes + length, indexes)
 
 
 def count(rows: slice | np.ndarray[Any, Any]) -> int:
-    """How many rows were chosen."""
+    """Return how many rows were chosen."""
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-def part(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
-    """One of several parts of the chosen rows, as even as can be."""
+def part_of_rows(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
+    """Return one of several parts of the chosen rows, as even as possible."""
     start, stop = part_of(count(rows), parts, index)
     if isinstance(rows, slice):
         return slice(rows.start + start, rows.start + stop)
@@ -122,7 +130,8 @@ def part(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
 
 
 def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
-    """How many rows the split inputs have: all the same. Errors say what to do `otherwise`."""
+    """Return how many rows each of the split inputs has. Raise unless all have as many; errors end
+    with what to do `otherwise`."""
     lengths = {}
     for name, value in inputs.items():
         try:
@@ -133,26 +142,26 @@ def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
                 f"split along its first axis{otherwise}"
             ) from None
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        each = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise InvalidValue(
-            f"the split inputs have different numbers of rows: {found}; expected as many in each"
+            f"the split inputs have different numbers of rows: {each}; expected as many in each"
             f"{otherwise}"
         )
     return next(iter(lengths.values()), 0)
 
 
-#: with one column NumPy and BLAS may take another way, and differ in the last bit
+#: for a single column NumPy and BLAS may use other code, and differ in the last bit
 _FEWEST = 2
 
-#: into how many parts an array is cut where the cut must not depend on the workers
+#: how many parts an array is cut into where that must not depend on the number of workers
 FIXED = 32
 
-#: as elements of an array: rows that NumPy could not make a matrix of
+#: elements of an array that are rows, which NumPy could not make a matrix of
 _ROWS = (list, tuple, np.ndarray)
 
 
 def validate_columns(array: Array) -> None:
-    """Raise unless an array can be cut."""
+    """Raise InvalidType or InvalidValue unless an array can be cut into columns."""
     if array.ndim == 0:
         raise InvalidType(
             f"a distributed function got an array without axes, {array!r}; expected a list, or an "
@@ -172,7 +181,8 @@ def validate_columns(array: Array) -> None:
 
 
 def cut(array: Array, parts: int, handle: Any = None) -> list[ColumnSlice]:
-    """Return an array as at most so many parts, as even as can be; `handle` stands for it."""
+    """Return an array as at most so many parts, as even as possible. They have `handle` in place of
+    the array, if it is given."""
     columns = array.shape[-1]
     parts = max(1, min(parts, columns // _FEWEST))
     whole = array if handle is None else handle
@@ -198,7 +208,7 @@ def paste(array: Array, parts: Sequence[ColumnSlice], results: Sequence[object])
             )
     if len(arrays) == 1:
         return arrays[0]
-    if any(isinstance(one, np.ma.MaskedArray) for one in arrays):
+    if any(isinstance(result, np.ma.MaskedArray) for result in arrays):
         # np.concatenate would lose the masks
         joined: Array = np.ma.concatenate(arrays, axis=-1)  # type: ignore[no-untyped-call]
         return joined

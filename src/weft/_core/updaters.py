@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from weft import kernels
-from weft._core.arithmetic import Array, add_to, address, can_change_in_c
+from weft._core.arithmetic import Array, add_to, address, kernel_applies
 from weft.errors import InvalidType, InvalidValue
 
 _State = Mapping[str, Array]
@@ -328,7 +328,7 @@ class Rule:
         factors = self.factors(step, **options)
         loop = kernels.rule_kernel(self.name, arrays[0].dtype.name)
         *changed, delta = arrays
-        if loop is not None and all(can_change_in_c(array, delta) for array in changed):
+        if loop is not None and all(kernel_applies(array, delta) for array in changed):
             loop([*map(address, arrays)], arrays[0].size, factors)
         else:
             self._by_blocks([array.reshape(-1) for array in arrays], factors)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft import faults
-from weft._core.arithmetic import Array, add_up, address, can_add_up, combine, copy_to
+from weft._core.arithmetic import Array, address, can_sum_in_place, combine, copy_to, sum_in_place
 from weft._core.calls import Combination, Copy, Movement, Piece, elements, layout_of
 from weft.engines.local.collectives.pipelined import takes
 from weft.engines.local.collectives.transport import (
@@ -142,7 +142,7 @@ class SumInPlace(NamedTuple):
         """Have the numbers, of which these are this rank's array, be the sums."""
         if faults.armed:
             faults.reach("collective.block")
-        add_up([own[self.numbers] if part is None else part for part in self.parts])
+        sum_in_place([own[self.numbers] if part is None else part for part in self.parts])
 
 
 def sums_in_place(
@@ -153,7 +153,7 @@ def sums_in_place(
     call, said = exchanged.call, exchanged.ranks
     in_place = plan.root is None and all(one.sources == one.targets != () for one in said)
     mapped = in_place and _all_mapped(transport, exchanged)
-    if plan.op != "sum" or not mapped or not all(map(can_add_up, call.source, plan.elements)):
+    if plan.op != "sum" or not mapped or not all(map(can_sum_in_place, call.source, plan.elements)):
         return None
     found = []
     for piece in call.layout.blocks_of(transport.rank, transport.size, _AT_ONCE):

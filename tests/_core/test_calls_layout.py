@@ -1,4 +1,4 @@
-"""Shares of rows, and blocks of bytes."""
+"""The arrays of a call as one flat buffer, and the blocks of it that each rank works on."""
 
 from __future__ import annotations
 
@@ -6,21 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core.calls import LINE, Layout, layout_of
-from weft._core.partition import part_of
 
 sizes = st.lists(st.integers(0, 1000), max_size=6)
-
-
-@given(length=st.integers(0, 10**12), size=st.integers(1, 200))
-def test_shares_follow_each_other_and_are_even(length: int, size: int) -> None:
-    """Shares are contiguous, in rank order, cover all rows, and differ by one row at most."""
-    shares = [part_of(length, size, rank) for rank in range(size)]
-    assert shares[0][0] == 0
-    assert shares[-1][1] == length
-    assert all(before[1] == after[0] for before, after in zip(shares, shares[1:], strict=False))
-    counts = [stop - start for start, stop in shares]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] - counts[-1] <= 1
 
 
 @given(sizes)

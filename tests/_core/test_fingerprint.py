@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.fingerprint import state_of
+from weft._core.fingerprint import fingerprint
 
 
 def state(fun: Any) -> Any:
-    return state_of(fun, lambda value: False)
+    return fingerprint(fun, lambda value: False)
 
 
 class Own:
@@ -124,11 +124,11 @@ def test_what_workers_have_by_themselves_is_not_looked_at() -> None:
     def fun(x: Any) -> Any:
         return replica, other
 
-    before = state_of(fun, lambda value: value is replica)
+    before = fingerprint(fun, lambda value: value is replica)
     replica += 1
-    assert state_of(fun, lambda value: value is replica) == before
+    assert fingerprint(fun, lambda value: value is replica) == before
     other += 1
-    assert state_of(fun, lambda value: value is replica) != before
+    assert fingerprint(fun, lambda value: value is replica) != before
 
 
 def test_tensors_and_modules() -> None:
