@@ -139,7 +139,7 @@ class Function:
             otherwise="; what goes to every rank as it is belongs in whole=[...]",
         )
         rows = choose(batch, length)
-        slices = _check_slices(num_slices, count(rows))
+        slices = _validate_slices(num_slices, count(rows))
         single = outputs is not None and not isinstance(outputs, (list, tuple))
         wanted = None if outputs is None else (outputs,) if single else tuple(outputs)
         modes = self.collect
@@ -310,7 +310,7 @@ def _argument(parameters: Sequence[inspect.Parameter], which: object, option: st
     return name or position or 0
 
 
-def _check_slices(slices: object, rows: int) -> int:
+def _validate_slices(slices: object, rows: int) -> int:
     number = whole(slices)
     if number is None:
         raise InvalidType(f"num_slices={slices!r}: expected a whole number")

@@ -89,24 +89,24 @@ class Replica:
     def reduce(self, op: str = "mean", *, in_place: bool = True) -> Any:
         """The driver's values become the sum, mean, ... of all ranks'. With `in_place=False` that
         is returned, and nobody's values change."""
-        _check_op(op)
+        _validate_op(op)
         found = self._everywhere(_reduce, [(self._number, op, in_place)] * self.team.size)[0]
         return None if in_place else self._as_value([np.array(one) for one in found])
 
     def all_reduce(self, op: str = "mean") -> None:
         """Every rank's values become the sum, mean, ... of all ranks', the same bits everywhere."""
-        _check_op(op)
+        _validate_op(op)
         self._everywhere(_all_reduce, [(self._number, op)] * self.team.size)
 
     def set(self, rank: int, values: Any) -> None:
         """Set one rank's values."""
-        rank = self._check_rank(rank)
+        rank = self._validate_rank(rank)
         own = (self._number, _as_list(self.value, values))
         self._everywhere(_write_replica, [own if one == rank else None for one in self._ranks])
 
     def get(self, rank: int) -> Any:
         """One rank's values, in memory of their own."""
-        rank = self._check_rank(rank)
+        rank = self._validate_rank(rank)
         own = [(self._number,) if one == rank else None for one in self._ranks]
         found = self._everywhere(_read_replica, own)[rank]
         return self._as_value([array.copy() for array in found] if rank == 0 else found)
@@ -131,13 +131,13 @@ class Replica:
     def _everywhere(
         self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        models.check(self.value)
+        models.validate(self.value)
         return self.team.backend.call(function, arguments)
 
     def _as_value(self, found: list[Any]) -> Any:
         return found[0] if len(found) == 1 and not isinstance(self.value, _SEVERAL) else found
 
-    def _check_rank(self, rank: object) -> int:
+    def _validate_rank(self, rank: object) -> int:
         number = whole(rank)
         if number is None:
             raise InvalidType(f"rank={rank!r}: expected a whole number")
@@ -260,6 +260,6 @@ def _joined(arrays: Sequence[Any], *, stack: bool) -> Any:
         ) from None
 
 
-def _check_op(op: object) -> None:
+def _validate_op(op: object) -> None:
     if op not in OPERATIONS:
         raise InvalidValue(f"op={op!r}: expected one of {', '.join(map(repr, OPERATIONS))}")

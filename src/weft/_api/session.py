@@ -139,7 +139,7 @@ def group() -> Group:
     """The group that `init` returned. Raises NotInitialized, UsedAfterFork."""
     session = _session
     if session is None:
-        raise _no_session()
+        raise _no_session_error()
     return session.group.latest
 
 
@@ -208,7 +208,7 @@ def _join(engine: str | None, seconds: float | None) -> Group:
     return joined
 
 
-def _no_session() -> NotInitialized | UsedAfterFork:
+def _no_session_error() -> NotInitialized | UsedAfterFork:
     if _forked_from is not None:
         return forked("the session", _forked_from)
     return NotInitialized(

@@ -68,7 +68,7 @@ class _TrainStep:
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
         if len(batch) not in self._counts:
-            _check_loss(self._loss_given, len(batch))
+            _validate_loss(self._loss_given, len(batch))
             self._counts.add(len(batch))
         values = self._framework.values(self._model, self._optimizer)
         if self._differs or not self._framework.same_values(self._values, values):
@@ -132,7 +132,7 @@ def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state:
         optimizer.load_state_dict(state)
 
 
-def _check_loss(loss: Callable[..., Any], inputs: int) -> None:
+def _validate_loss(loss: Callable[..., Any], inputs: int) -> None:
     """Refuse a loss that cannot be called as it will be."""
     try:
         signature = inspect.signature(loss, follow_wrapped=False)
