@@ -110,7 +110,9 @@ def _validate_function(dfun: DistributedFunction, where: str) -> DistributedFunc
     return dfun
 
 
-def _validate_options(cpu: int | None, gpu: int | None, machines: Sequence[str], where: str) -> None:
+def _validate_options(
+    cpu: int | None, gpu: int | None, machines: Sequence[str], where: str
+) -> None:
     if cpu is not None:
         validate_count(cpu, where, "cpu", least=1)
     if gpu is not None:

@@ -14,8 +14,8 @@ from synkhronos import _session
 from synkhronos._data import Data, data
 from synkhronos._graphs import MODES, Graph, read_outputs, read_updates
 from synkhronos._orders import Order, run
-from synkhronos._selections import validate_slices, cut_of, selections, shifted, subset_of
-from synkhronos._shareds import validate_sliceable, register
+from synkhronos._selections import cut_of, selections, shifted, subset_of, validate_slices
+from synkhronos._shareds import register, validate_sliceable
 from synkhronos._values import fit
 from weft._core.functions import Common, Partial, Task, join
 from weft._core.partition import Batch, RowSlice, choose, common_length, count, part

@@ -154,8 +154,8 @@ def _tensors_of(leaf: Any) -> Iterator[tuple[str, Any]]:
         for name, tensor in [*module.named_parameters(recurse=False), *lasting]:
             if is_lazy(tensor):
                 raise InvalidValue(
-                    f"{containers.parameter_name(place, name)} has no shape yet: pass a batch through the "
-                    "module first"
+                    f"{containers.parameter_name(place, name)} has no shape yet: pass a batch "
+                    "through the module first"
                 )
             yield containers.parameter_name(place, name), tensor
 
