@@ -42,7 +42,7 @@ class ArrayTableHandler:
     def add(self, data: Any, sync: bool = False) -> None:
         """Add `size` numbers. It has taken effect on return, with or without `sync`; after
         `init(sync=True)` it will have when everybody has added as often."""
-        _check_sync(sync)
+        _validate_sync(sync)
         self._table.add(_flat(data))
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class MatrixTableHandler:
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
         """Add to all rows, or one row of data to each row that is named; to one that is named
         several times, their sum."""
-        _check_sync(sync)
+        _validate_sync(sync)
         self._table.add(_flat(data), _ids(row_ids))
 
     def __repr__(self) -> str:
@@ -106,6 +106,6 @@ def _ids(row_ids: Any) -> Any:
     return row_ids.reshape(-1) if getattr(row_ids, "ndim", 1) == 0 else row_ids
 
 
-def _check_sync(sync: object) -> None:
+def _validate_sync(sync: object) -> None:
     if not isinstance(sync, bool):
         raise InvalidType(f"add(sync={sync!r}): expected True or False")

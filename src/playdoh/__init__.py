@@ -60,12 +60,12 @@ def distribute(  # noqa: PLR0917  they were all positional
 
 def finished(dfun: DistributedFunction) -> None:
     """Clean up after a distributed function. Workers behind a named pipe stay."""
-    _checked(dfun, "finished").finished()
+    _validate_function(dfun, "finished").finished()
 
 
 def shutdown(dfun: DistributedFunction) -> None:
     """Clean up after a distributed function, and end the workers, also those behind a pipe."""
-    _checked(dfun, "shutdown").shutdown()
+    _validate_function(dfun, "shutdown").shutdown()
 
 
 def map(
@@ -82,7 +82,7 @@ def map(
     >>> playdoh.map(operator.add, [1, 2], [10, 20], cpu=2)
     [11, 22]
     """
-    _check(cpu, gpu, machines, "map")
+    _validate_options(cpu, gpu, machines, "map")
     one, items = _as_one(fun, lists, "map")
     return weft.map(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
 
@@ -96,12 +96,12 @@ def map_async(
     shared_data: Mapping[str, Any] | None = None,
 ) -> weft.MapHandle:
     """`map` that returns at once, with a handle: `status`, `progress`, `results()`, `wait()`."""
-    _check(cpu, gpu, machines, "map_async")
+    _validate_options(cpu, gpu, machines, "map_async")
     one, items = _as_one(fun, lists, "map_async")
     return weft.map_async(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
 
 
-def _checked(dfun: DistributedFunction, where: str) -> DistributedFunction:
+def _validate_function(dfun: DistributedFunction, where: str) -> DistributedFunction:
     if not isinstance(dfun, DistributedFunction):
         raise InvalidType(
             f"{where} got a {type(dfun).__name__}; expected what distribute returned:\n"
@@ -110,7 +110,9 @@ def _checked(dfun: DistributedFunction, where: str) -> DistributedFunction:
     return dfun
 
 
-def _check(cpu: int | None, gpu: int | None, machines: Sequence[str], where: str) -> None:
+def _validate_options(
+    cpu: int | None, gpu: int | None, machines: Sequence[str], where: str
+) -> None:
     if cpu is not None:
         validate_count(cpu, where, "cpu", least=1)
     if gpu is not None:

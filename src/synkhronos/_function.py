@@ -14,8 +14,8 @@ from synkhronos import _session
 from synkhronos._data import Data, data
 from synkhronos._graphs import MODES, Graph, read_outputs, read_updates
 from synkhronos._orders import Order, run
-from synkhronos._selections import check_slices, cut_of, selections, shifted, subset_of
-from synkhronos._shareds import check_sliceable, register
+from synkhronos._selections import cut_of, selections, shifted, subset_of, validate_slices
+from synkhronos._shareds import register, validate_sliceable
 from synkhronos._values import fit
 from weft._core.functions import Common, Partial, Task, join
 from weft._core.partition import Batch, RowSlice, choose, common_length, count, part_of_rows
@@ -77,14 +77,14 @@ class Function:
         variables, self.output_modes, self._single = read_outputs(outputs)
         read = read_updates(updates)
         self.update_modes = [one.mode for one in read]
-        self._inputs = _check_inputs([*inputs, *whole])
+        self._inputs = _validate_inputs([*inputs, *whole])
         self._split = len(inputs)
         self._graph = Graph([*inputs, *whole], variables, read, givens, sliceable, kwargs)
         plain = self._graph.compile()
         self.name: str = kwargs.get("name") or plain.name or "function"
         self._compiled: dict[tuple[str | None, bool], Any] = {(None, False): plain}
         self.shareds: list[Any] = list(plain.get_shared())
-        check_sliceable(sliceable, self.shareds)
+        validate_sliceable(sliceable, self.shareds)
         #: the team that has the function, and the numbers of what it has
         self._team: weft.Team | None = None
         self._numbers: dict[tuple[str | None, bool], int] = {}
@@ -150,7 +150,7 @@ class Function:
         given = self._values(inputs, by_name)
         split = given[: self._split]
         rows = choose(options.batch, self._length(split, options.batch))
-        check_slices(options.num_slices, count(rows) if split else None)
+        validate_slices(options.num_slices, count(rows) if split else None)
         several = options.num_slices > 1
         cut = cut_of(options.batch_s, several, self._graph.sliceable)
         sliced = several and bool(self._graph.array_updates)
@@ -291,7 +291,7 @@ def _called(variable: Any, position: int) -> str:
     return repr(variable.name) if variable.name else f"at position {position}"
 
 
-def _check_inputs(inputs: Sequence[Any]) -> list[Any]:
+def _validate_inputs(inputs: Sequence[Any]) -> list[Any]:
     """The inputs' variables."""
     variables = [getattr(one, "variable", one) for one in inputs]
     for position, (given, variable) in enumerate(zip(inputs, variables, strict=True)):

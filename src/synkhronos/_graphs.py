@@ -111,7 +111,7 @@ def read_outputs(outputs: Any) -> tuple[list[Any], list[str | None], bool]:
                 "PyTensor, or (variable, mode)"
             )
         variables.append(variable)
-        modes.append(check_mode(mode, f"outputs[{position}]"))
+        modes.append(validate_mode(mode, f"outputs[{position}]"))
     return variables, modes, single
 
 
@@ -132,12 +132,12 @@ def read_updates(updates: Any) -> list[Update]:
                 f"updates[{position}]={item!r}: expected (variable, new value) or (variable, new "
                 "value, how several slices are combined)"
             )
-        mode = check_mode(item[2] if len(item) == 3 else "avg", f"updates[{position}]")
+        mode = validate_mode(item[2] if len(item) == 3 else "avg", f"updates[{position}]")
         found.append(Update(item[0], item[1], mode))
     return found
 
 
-def check_mode(mode: object, where: str) -> str | None:
+def validate_mode(mode: object, where: str) -> str | None:
     """A mode as one of MODES."""
     plain = mode[2:] if isinstance(mode, str) and mode.startswith("c_") else mode
     if not isinstance(plain, (str, type(None))) or plain not in MODES:

@@ -11,7 +11,7 @@ from weft._core.partition import count
 from weft.errors import InvalidType, InvalidValue
 
 
-def check_slices(slices: object, rows: int | None) -> None:
+def validate_slices(slices: object, rows: int | None) -> None:
     """`num_slices`, of so many rows if they are known."""
     if isinstance(slices, bool) or not isinstance(slices, (int, np.integer)):
         raise InvalidType(f"num_slices={slices!r}: expected a whole number")

@@ -64,7 +64,7 @@ def _find(given: Any, caller: str) -> Any:
     return found[0]
 
 
-def check_sliceable(sliceable: Sequence[Any], shareds: Sequence[Any]) -> None:
+def validate_sliceable(sliceable: Sequence[Any], shareds: Sequence[Any]) -> None:
     for one in sliceable:
         if not any(one is shared for shared in shareds):
             raise InvalidValue(

@@ -526,3 +526,11 @@ def test_a_short_function_that_takes_long_for_once_is_waited_for_asleep() -> Non
     before = time.process_time()
     weft.map(time.sleep, [1.0, 1.0], n=2)
     assert time.process_time() - before < 0.1
+
+
+def test_little_is_loaded_before_the_first_workers_start() -> None:
+    """`weft.map` alone loads neither the session nor the job: both load beside the workers."""
+    code = "import sys, weft; weft.map; print(*(name for name in sys.modules if 'weft' in name))"
+    loaded = set(run_python(code).out.split())
+    assert "weft.engines.registry" in loaded
+    assert not loaded & {"weft._api.session", "weft._core.items", "weft.engines.base"}

@@ -18,7 +18,7 @@ def test_arrays_and_containers_of_them() -> None:
     kept = tree["b"]
     models.assign(tree, [np.full(3, 5.0), np.full(2, 6.0)])
     assert kept.tolist() == [6.0, 6.0]
-    models.check(tree)
+    models.validate(tree)
     assert models.parts(tree)[1] is kept
 
 
@@ -36,6 +36,6 @@ def test_shapes_that_change() -> None:
 def test_what_has_no_values(value: Any) -> None:
     """It has no parts either, and the error names its class."""
     assert models.parts(value) == []
-    for use in (models.read, models.check):
+    for use in (models.read, models.validate):
         with pytest.raises(weft.InvalidType, match=f"a {type(value).__name__} has no values"):
             use(value)

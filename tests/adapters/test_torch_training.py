@@ -24,7 +24,7 @@ def step(optimizer: Any, some: list[Any], loss: float = 1.0) -> float:
     group = SerialGroup(timeout=10)
     made = gradients_for(optimizer, some, group)
     made.put(loss, some)
-    made.add_up(group)
+    made.sum_in_place(group)
     return made.take(some)
 
 

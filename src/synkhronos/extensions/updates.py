@@ -157,7 +157,7 @@ def adamax(  # noqa: PLR0917  they were all positional
 def _two_steps(loss_or_grads: Any, params: Sequence[Any], rule: Rule) -> Result:
     """A method's updates: of the flat gradient, and from it of the parameters."""
     library = pytensor("extensions.updates")
-    parameters = _checked(params)
+    parameters = _validate_params(params)
     gradients = _gradients(library, loss_or_grads, parameters)
     values = [one.get_value(borrow=True) for one in parameters]
     dtype = np.result_type(*[one.dtype for one in parameters])
@@ -183,7 +183,7 @@ def _gradients(library: Any, loss_or_grads: Any, parameters: Sequence[Any]) -> l
     return list(loss_or_grads)
 
 
-def _checked(params: Sequence[Any]) -> list[Any]:
+def _validate_params(params: Sequence[Any]) -> list[Any]:
     parameters = list(params)
     for position, one in enumerate(parameters):
         if not hasattr(one, "get_value") or np.dtype(one.dtype).kind != "f":

@@ -5,12 +5,12 @@ collectives.py  broadcast, scatter, gather, reduce and their like, in the defaul
 sharing.py      share: an array in memory that several processes see
 tables.py       ArrayTable, MatrixTable, load, save_all
 models.py       ModelTable: a model's parameters as a table
-mapping.py      map, map_async
-distributing.py distribute
+mapping.py      map, map_async: one function, many items
+distributing.py distribute: a function over lists and matrices
 team.py         Team: a driver and workers that stay
 functions.py    function: one call over split rows
 replicas.py     replicate, same: an object with a copy in each rank
-training.py     train_step
+training.py     train_step: one step of training over split rows
 
 Each asks `engines/registry.py` for an engine and talks to the contracts of `engines/base.py`.
 """

@@ -1,9 +1,14 @@
-"""Averages, sums, copies and gathered results: what the ranks of the default group do together.
+"""Collectives of the default group: what its ranks move and combine together.
 
-All six take `out`, to write the result there instead of to fresh memory; `async_op`, to return a
-handle with `wait()` and `done()` at once, until which the arrays are the call's; and `timeout`, the
-seconds that the call may wait for other ranks. After Stalled, or an interrupt, in a collective this
-rank is out of step: it goes on with `group.survivors()`, as after PeerLost.
+All six take
+
+    out       arrays to write the result to, instead of new memory
+    async_op  whether to return a handle with `wait()` and `done()` at once; until it is done the
+              arrays belong to the call
+    timeout   seconds that the call may wait for other ranks
+
+After Stalled or an interrupt in a collective this rank is out of step with the others: it goes on
+with `group.survivors()`, as after PeerLost.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ def broadcast(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """The root's value, on every rank.
+    """Return the root's value on every rank.
 
     >>> import weft
     >>> group = weft.init()
@@ -29,9 +34,9 @@ def broadcast(
     {'rate': 0.1}
     >>> weft.shutdown()
 
-    `value` counts on the root only; the others may pass None, or arrays like the root's. Arrays,
-    CPU tensors, and lists, tuples and dicts of these travel as they are; any other object travels
-    as a pickle. The root gets its own value back.
+    Only the root's `value` counts; the others may pass None, or arrays like the root's. Arrays, CPU
+    tensors, and lists, tuples and dicts of these travel as they are, any other object as a pickle.
+    The root gets its own value back.
 
     Raises InvalidValue, InvalidType, Disagreement, PeerLost, Stalled, NotInitialized,
     UsedConcurrently.
@@ -47,12 +52,11 @@ def scatter(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """This rank's part of the root's rows, as a copy.
+    """Return a copy of this rank's part of the root's rows.
 
-    Parts follow each other in rank order and differ by one row at most; with fewer rows than
-    ranks some get none. Of a list, tuple or dict of arrays each array is cut by its rows; a list
-    or tuple of other objects is cut by its items. `value` counts on the root only; the others
-    pass None.
+    Parts follow each other in rank order and differ by one row at most; with fewer rows than ranks
+    some ranks get none. Each array of a list, tuple or dict is cut by its rows; a list or tuple of
+    other objects is cut by its items. Only the root's `value` counts; the others pass None.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -74,11 +78,11 @@ def gather(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """All ranks' rows, one after the other, at the root; None elsewhere.
+    """Return all ranks' rows, joined in rank order, at the root; None elsewhere.
 
-    Ranks may have different numbers of rows; the other axes and the dtype must agree. An array of
-    no dimension counts as one row. Of a list, tuple or dict of arrays each array is gathered by
-    itself. Anything else, single numbers too, comes as a list, one object per rank.
+    Ranks may have different numbers of rows; the other axes and the dtype must agree. An array
+    without axes counts as one row. Each array of a list, tuple or dict is gathered by itself.
+    Anything else, single numbers too, comes as a list with one object for each rank.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -97,7 +101,7 @@ def gather(
 def all_gather(
     value: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
 ) -> Any:
-    """As `gather`, with the result on every rank.
+    """Return what `gather` returns, on every rank.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -120,7 +124,7 @@ def reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """As `all_reduce`, with the result at the root and None elsewhere.
+    """Return what `all_reduce` returns, at the root; None elsewhere.
 
     >>> import numpy, weft
     >>> group = weft.init()
@@ -144,21 +148,22 @@ def all_reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """The ranks' numbers combined element by element: the same bits on every rank, and in every
-    run with the same placement.
+    """Combine the ranks' numbers element by element, and return the result on every rank.
 
-    `value`: an array or CPU tensor of numbers, a single number, or a list, tuple or dict of
-    these, which travel together; the result is of the same type. `op`: "sum", "mean", "prod",
-    "min" or "max". Sums are made in rank order within a host, then in the order of hosts. float16
-    and bfloat16 are summed in float32; the mean of integers is taken in float64 and cast back as
-    NumPy casts, towards zero (of Python's own ints it is a float).
+    The result has the same bits on every rank, and in every run with the same placement: ranks are
+    summed in rank order within a host, then in the order of hosts.
 
-    `weight`: this rank's weight in the mean, such as its number of rows: then the mean of the
-    parts' means is the mean of all rows, however unevenly they are spread. A rank of weight 0
-    does not count, even if it has NaN.
+    value   an array or CPU tensor of numbers, a single number, or a list, tuple or dict of these,
+            which travel together; the result is of the same type.
+    op      "sum", "mean", "prod", "min" or "max". float16 and bfloat16 are summed in float32; the
+            mean of integers is taken in float64 and cast back as NumPy casts, towards zero (of
+            Python's own ints it is a float).
+    weight  this rank's weight in the mean, such as its number of rows: the mean of the parts' means
+            is then the mean of all rows, however unevenly they are spread. A rank of weight 0 does
+            not count, even if it has NaN.
+    out     may be `value` itself.
 
-    `out` may be `value` itself. Large arrays of `weft.share` are reduced where they are, without
-    being copied.
+    Large arrays of `weft.share` are reduced in place, without a copy.
 
     >>> import numpy, weft
     >>> group = weft.init()

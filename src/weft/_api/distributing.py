@@ -49,10 +49,10 @@ def distribute(
     retries: int = 0,
     progress: bool | str = False,
 ) -> DistributedFunction:
-    """`fun` as a function that uses all cores of this machine.
+    """Return `fun` as a function that uses all cores of this machine.
 
-    Call it with a list to get the list of results, with an array to have it split along its last
-    axis and the results pasted together, or with None to call `fun` once in every worker.
+    Call the result with a list to get the list of results, with an array to split it along its last
+    axis and join what comes back, or with None to call `fun` once in every worker.
 
     >>> import numpy, weft
     >>> weft.distribute(lambda x: x * x)([1, 2, 3])
@@ -60,19 +60,19 @@ def distribute(
     >>> weft.distribute(lambda x: x.sum(axis=0))(numpy.ones((5, 4)))
     array([5., 5., 5., 5.])
 
-    The function is sent as it is now: later changes of its globals are not seen.
+    The function is sent as it is now: later changes of its globals have no effect.
 
     shared_data   a dict that every call gets: `fun(x, shared_data)`. Its arrays lie in read-only
                   shared memory, once for all workers.
-    max_cpu       how many workers at most; more than there are cores is no error.
-    max_gpu       how many GPUs at most, if any are used.
-    gpu_policy    "no_gpu"; "prefer_gpu" and, on one machine the same, "require_all": one worker
-                  for each GPU, which sees only this one, if there are any. A function with a
-                  parameter `use_gpu` is told.
+    max_cpu       the most workers; there are no more than cores.
+    max_gpu       the most GPUs, if any are used.
+    gpu_policy    "no_gpu"; "prefer_gpu" or, on one machine the same, "require_all": if there are
+                  GPUs, one worker for each, which sees only this one. A parameter `use_gpu` of
+                  `fun` says which it is.
     named_pipe    True or a name: the workers come from `weft open --pipe NAME`.
-    accept_lists  the function takes a list and returns one: each worker gets its share at once.
-    endaftercall  whether the function can be called only once.
-    verbose       print who ran what, for how long, and how many bytes moved; show a bar.
+    accept_lists  `fun` takes a list and returns one: each worker gets its items in one call.
+    endaftercall  whether the result can be called only once.
+    verbose       print which worker ran what, for how long, and how many bytes moved; show a bar.
     seed, retries, progress  as in `weft.map`.
 
     Raises InvalidType, InvalidValue; EngineUnavailable for `machines` and `port` (a later release).
@@ -118,7 +118,7 @@ def _gpus(policy: str, most: int | None) -> list[str]:
 
 
 class DistributedFunction:
-    """What `distribute` returns: call it as the function itself."""
+    """A function over many items: what `distribute` returns."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class DistributedFunction:
         self._over = ""
 
     def __call__(self, x: Any) -> Any:
-        """The function on every item of a list, on an array, or with None once per worker.
+        """Call the function on every item of a list, on an array, or with None once per worker.
 
         Raises AlreadyFinished, InvalidType, InvalidValue, and what `weft.map` raises.
         """
@@ -174,7 +174,7 @@ class DistributedFunction:
             )
 
     def shutdown(self) -> None:
-        """`finished`, and end the workers: those behind a named pipe for everybody."""
+        """Do what `finished` does, and end the workers: those behind a named pipe for everybody."""
         self.finished()
         self._pool.close()
 
@@ -192,7 +192,7 @@ class DistributedFunction:
     def __repr__(self) -> str:
         return f"<DistributedFunction {self._name!r} on {self._pool.size} workers>"
 
-    # the ways to call it
+    # one method for each kind of argument
 
     def _call_for(self, x: Any) -> Callable[[Any], Any]:
         if x is None:

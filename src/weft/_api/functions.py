@@ -1,4 +1,4 @@
-"""`function`: one call over split data, and the number the single process would have given."""
+"""`function`: one call over split rows, with the result of a single process."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def function(
     team: Team | None = None,
     check: bool = False,
 ) -> Function:
-    """`fun` as a function that computes its rows on all ranks of a team.
+    """Return `fun` as a function whose rows are computed by all ranks of a team.
 
-    `f(x, y)` equals `fun(x, y)` if `collect` says what the output is:
+    `f(x, y)` equals `fun(x, y)` if `collect` says how the output depends on the rows:
 
     >>> import numpy, weft
     >>> f = weft.function(lambda x, w: (x @ w).mean(), whole=["w"])
@@ -53,24 +53,27 @@ def function(
     >>> weft.shutdown()
 
     split    the arguments that are split along their first axis, by name or position; by default
-             all but `whole`, which go to every rank as they are.
+             all but `whole`.
+    whole    the arguments that go to every rank as they are.
     collect  "mean" (over the rows, weighted by how many each rank had), "sum", "prod", "min",
-             "max", "gather" (one row for each row), or None (keep the driver's own); for several
-             outputs one for all, or a list or dict of them.
-    team     the ranks; by default one team for all functions, with one rank per core.
-    check    compare with `fun` itself on the first rows of each call; raises Mismatch. They are
-             computed twice more, also by a function that changes replicas.
+             "max", "gather" (one row for each row), or None (the driver's own output); for several
+             outputs one mode for all, or a list or dict of modes.
+    team     the ranks; by default one team for all functions, with one rank for each core.
+    check    compare with `fun` itself on the first rows of each call, and raise Mismatch if they
+             differ. These rows are computed twice more, also if `fun` changes replicas.
 
     Calls take these besides the function's own arguments:
 
-    batch       choose rows of all split arguments: the first n, a slice, or a list of indexes.
-    num_slices  each rank works through its rows in so many slices, to save memory.
-    outputs     only these outputs, by position or key.
+    batch       rows of all split arguments: the first n, a slice, or a list of indexes.
+    num_slices  in how many slices each rank works through its rows, to save memory.
+    outputs     the outputs to return, by position or key.
 
-    `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not moved at all. `fun` is sent
-    at its first call, and again when the program has changed something that it mentions: numbers,
-    arrays, tensors, models, lists and dicts of these. What changes at every call is better an
-    argument.
+    `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not copied. `fun` is sent at its
+    first call, and again when the program has changed something that it uses: numbers, arrays,
+    tensors, models, lists and dicts of these. What changes at every call is better an argument.
+
+    Raises InvalidType, InvalidValue. Calls raise these, what `fun` raises, Mismatch, TeamBroken,
+    WorkerLost and Stalled.
     """
     validate_callable(fun, "function(fun)")
     validate_modes(collect)
@@ -78,7 +81,7 @@ def function(
 
 
 class Function:
-    """What `function` returns."""
+    """A function over split rows: what `function` returns."""
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class Function:
         self.collect = collect
         self._fun = fun
         parameters = _parameters_of(fun)
-        self._names = [one.name for one in parameters if one.kind in _BY_POSITION]
+        self._names = [parameter.name for parameter in parameters if parameter.kind in _BY_POSITION]
         self._whole = parse_argument_names(parameters, whole, "whole")
         self._split = None if split is None else parse_argument_names(parameters, split, "split")
         both = self._whole & (self._split or set())
@@ -110,13 +113,14 @@ class Function:
 
     @property
     def team(self) -> Team:
+        """Return the team that computes the function."""
         if self._team is None:
             self._team = default_team()
             self._team.track(self)
         return self._team
 
     def send(self) -> None:
-        """Have the workers know the function as it is now."""
+        """Send the function to the workers, if they do not have it as it is now."""
         self._registered_now().number()
 
     def _registered_now(self) -> RegisteredFunction:
@@ -132,6 +136,7 @@ class Function:
         outputs: Sequence[Any] | Any = None,
         **keywords: Any,
     ) -> Any:
+        """Call the function with its rows split over the ranks. `weft.function` has the options."""
         number = self._registered_now().number()
         split = self._split_arguments(arguments, keywords)
         length = common_length(
@@ -139,7 +144,7 @@ class Function:
             otherwise="; what goes to every rank as it is belongs in whole=[...]",
         )
         rows = choose(batch, length)
-        slices = _check_slices(num_slices, count(rows))
+        slices = _validate_slices(num_slices, count(rows))
         single = outputs is not None and not isinstance(outputs, (list, tuple))
         wanted = None if outputs is None else (outputs,) if single else tuple(outputs)
         modes = self.collect
@@ -157,26 +162,26 @@ class Function:
         return joined
 
     def serial(self, *arguments: Any, **keywords: Any) -> Any:
-        """The function itself, in this process."""
+        """Call the function itself, in this process."""
         return self._fun(*arguments, **keywords)
 
     def __repr__(self) -> str:
         return f"<Function {self.name!r}, collect={self.collect!r}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """In a worker, where another function mentions it: there it has no team yet."""
+        """Leave out the team: in a worker whose function uses this one, it has none yet."""
         return {**self.__dict__, "_team": None, "_registered": None}
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         size = self.team.size
         parts = [part_of_rows(rows, size, rank) for rank in range(size)]
         own = [
-            # of no rows at all the driver makes what it makes
+            # without any rows the driver alone calls it
             (call.number, modes, *self._task(call, rows)) if count(rows) or rank == 0 else None
             for rank, rows in enumerate(parts)
         ]
         results = self.team.backend.call(_compute, own, common=self._common(call))
-        return join([Partial(*one) for one in results if one is not None], modes)
+        return join([Partial(*result) for result in results if result is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
         if key not in self._splits:
@@ -193,25 +198,25 @@ class Function:
     def _split_arguments(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> dict[int | str, Any]:
-        """The arguments that are split, by position or name."""
+        """Return the split arguments by position or name. Raises InvalidValue for none."""
         given: Iterable[tuple[int | str, Any]]
         given = itertools.chain(enumerate(arguments), keywords.items())
-        found = {key: value for key, value in given if self._is_split(key)}
-        if not found:
+        split = {key: value for key, value in given if self._is_split(key)}
+        if not split:
             raise InvalidValue(
                 f"{self.name!r} was called without an argument to split; give it one, or call "
                 f"{self.name}.serial(...)"
             )
-        return found
+        return split
 
     def _common(self, call: _Call) -> dict[str, Any]:
-        """Return what goes whole to every rank."""
+        """Return the arguments that go whole to every rank, by name."""
         given: Iterable[tuple[int | str, Any]]
         given = itertools.chain(enumerate(call.arguments), call.keywords.items())
         return {self._name_of(key): value for key, value in given if key not in call.split}
 
     def _task(self, call: _Call, rows: Any) -> Task:
-        """Return what a rank gets of a call besides what is common."""
+        """Return a rank's part of a call, with references to the common arguments."""
 
         def given(key: int | str, value: Any) -> Any:
             return RowSlice(value, rows) if key in call.split else Common(self._name_of(key))
@@ -225,8 +230,8 @@ class Function:
         )
 
     def _compare(self, call: _Call, rows: Any, modes: Modes) -> None:
-        """Raise unless the team makes of some rows, cut in two slices at least, what the function
-        makes of them at once."""
+        """Raise Mismatch unless the team, in two slices or more, computes of some rows what the
+        function computes of them at once."""
         sample = part_of_rows(rows, max(1, count(rows) // _SAMPLE), 0)
         joined = self._on_team(call._replace(slices=2), sample, modes)
         task = self._task(call._replace(slices=1), sample).with_common(self._common(call))
@@ -240,9 +245,9 @@ class Function:
 
 
 class _Call(NamedTuple):
-    """What a function was called with."""
+    """One call of a function."""
 
-    #: under which the workers keep the function
+    #: the function's number in the team
     number: int
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
@@ -255,7 +260,7 @@ class _Call(NamedTuple):
 def _compute(
     member: Member, number: int, modes: Modes, /, *task: Any, **common: Any
 ) -> tuple[Any, int]:
-    """Remote function: the function on a rank's task. Plain tuples travel in half the time."""
+    """Compute a rank's task (a remote function). Plain tuples travel in half the time."""
     outputs, rows = compute(member.registered[number], Task(*task).with_common(common), modes)
     return outputs, rows
 
@@ -265,24 +270,25 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Its parameters, in order; as if it took any where they are not known."""
+    """Return a function's parameters, in order; any number of any where they are not known."""
     try:
-        found = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):  # some of the built-in ones
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # some built-in functions
         return [inspect.Parameter(f"any{kind}", kind) for kind in _REST]
-    clash = [one.name for one in found if one.name in OPTIONS and one.kind not in _REST]
+    clash = [one.name for one in parameters if one.name in OPTIONS and one.kind not in _REST]
     if clash:
         raise InvalidValue(
             f"the function has a parameter {clash[0]!r}, which is an option of the call; rename "
             "it: options are " + ", ".join(OPTIONS)
         )
-    return found
+    return parameters
 
 
 def parse_argument_names(
     parameters: Sequence[inspect.Parameter], which: Which, option: str
 ) -> set[str | int]:
-    """The arguments named in split= or whole=: by name where they have one."""
+    """Return the arguments given as split= or whole=, by name where they have one, else by
+    position. Raises InvalidType, InvalidValue."""
     given = [which] if isinstance(which, str) or whole(which) is not None else which
     if not isinstance(given, Iterable):
         raise InvalidType(f"{option}={which!r}: expected a list of names or positions of arguments")
@@ -310,7 +316,7 @@ def _argument(parameters: Sequence[inspect.Parameter], which: object, option: st
     return name or position or 0
 
 
-def _check_slices(slices: object, rows: int) -> int:
+def _validate_slices(slices: object, rows: int) -> int:
     number = whole(slices)
     if number is None:
         raise InvalidType(f"num_slices={slices!r}: expected a whole number")

@@ -1,12 +1,14 @@
 """`map` and `map_async`: one function, many items, all cores, the same answer.
 
-What they do is in `maps.py`, which is loaded while the first workers start.
+    map, map_async    what users call
+    Options           what can be asked for, validated
+    Map               one map, from its options to its results
+    MapHandle         a map that a thread carries out
+    Bar               a progress bar
+    make_pool         the workers, and the shared data that all of them see
 
-One map, from its options to its results, waited for or not.
-
-A bar that shows how far a map is.
-
-Which team does the work, and what all its workers see.
+This module loads little. The first map starts its workers' interpreter (`registry.prestart`), and
+only then, while that starts, loads what a map needs: hence the imports within functions.
 """
 
 from __future__ import annotations
@@ -21,16 +23,13 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft._api import session
 from weft._core import arguments
 from weft._core.arguments import validate_count, whole
-from weft._core.items import Collected, Finished, Job, bind, validate_callable
-from weft.engines import interruption, registry
-from weft.engines.base import PoolOptions
+from weft.engines import registry
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
-from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
+    from weft._core.items import Collected, Finished
     from weft.engines.base import Pool
 
 
@@ -48,37 +47,35 @@ def map(  # what the built-in does, on all cores
     progress: bool | str = False,
     timeout: float | None = None,
 ) -> list[Any]:
-    """`[fun(item) for item in items]`, computed by `n` worker processes: by default one per core.
+    """Return `[fun(item) for item in items]`, computed by worker processes.
 
     >>> import weft
     >>> weft.map(lambda x: x * x, [1, 2, 3])
     [1, 4, 9]
 
-    Functions of any kind travel, also lambdas and those of a notebook. Large arrays go through
-    shared memory. Workers stay alive for the next call. `items` may be a generator: it is asked
-    for more only when a worker is free.
+    `fun` may be any function, also a lambda or one defined in a notebook. Large arrays travel
+    through shared memory. Workers stay alive for the next call. `items` may be a generator: its
+    next item is taken only when a worker is free.
 
-    gpus         how many GPUs to use at most: one worker for each, which sees only this one. Where
-                 there are none the cores are used. A function with a parameter `use_gpu` is told.
+    n            the number of workers; by default one for each core.
+    gpus         the most GPUs to use: one worker for each, which sees only this one. Without GPUs
+                 the cores are used. A parameter `use_gpu` of `fun` says which it is.
+    engine       "local", or "serial": in this process, for debugging.
     shared_data  a dict that every call gets: `fun(item, shared_data)`. Its arrays lie in
                  read-only shared memory, once for all workers.
-    seed         seeds `random`, NumPy and torch before each item from (seed, index of the item):
-                 the results do not depend on the number of workers.
-    retries      how often an item whose worker died is run again, on a fresh one.
-    on_error     "raise": the first failure ends the others and is raised, with the worker's
-                 traceback as its cause. "return": the exception is in the place of its result.
-    progress     True, or a label: shows a bar.
-    timeout      seconds for all of it.
-    engine       "local", or "serial": in this process, for debugging.
+    seed         seeds `random`, NumPy and torch before each item from (seed, index of the item),
+                 so the results do not depend on the number of workers.
+    retries      how often an item is run again, in a fresh worker, if its worker dies.
+    on_error     "raise": the first failure ends the map and is raised, with the worker's
+                 traceback as its cause. "return": the exception takes the place of the result.
+    progress     True, or a label: shows a progress bar.
+    timeout      seconds that the whole map may take.
 
-    Items that are short are sent several at a time. If a worker dies, those that it had together
-    with the lost one are run again.
+    Short items are sent in chunks. If a worker dies, the other items of its chunk are run again.
 
-    Raises what `fun` raises, WorkerLost, Stalled, InvalidType for what cannot be pickled.
+    Raises what `fun` raises, WorkerLost if a worker dies, Stalled after `timeout`, and InvalidType
+    for what cannot be pickled.
     """
-    registry.prestart(engine)
-    # REMOVED IMPORT
-
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     return make_map("map", fun, items, options).run()
 
@@ -97,26 +94,32 @@ def map_async(
     progress: bool | str = False,
     timeout: float | None = None,
 ) -> MapHandle:
-    """`map` that returns at once, with a handle. A thread of this process looks after the workers.
+    """Start a `map` and return a handle at once; a thread of this process carries it out.
+
+    The options are those of `map`. Invalid ones are refused at once; what else `map` raises is
+    raised by `handle.wait()`.
 
     >>> import weft
     >>> handle = weft.map_async(abs, [-1, -2])
     >>> handle.wait()
     [1, 2]
     """
-    registry.prestart(engine)
-    # REMOVED IMPORT
-
     options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
     return MapHandle(make_map("map_async", fun, items, options))
 
 
-#: seconds that maps have to end at shutdown
-_PATIENCE = 2.0
+def make_map(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
+    """Start the workers' interpreter, and return the map that `where`, the public function, was
+    asked for. Raises for invalid arguments."""
+    registry.prestart(options.engine)
+    from weft._core.items import validate_callable
+
+    validate_callable(fun, f"{where}(fun, items)")
+    return Map(fun, items, options.validate(where))
 
 
 class Options(NamedTuple):
-    """What `map`, `map_async` and `distribute` can be told."""
+    """The options of `map`, `map_async` and `distribute`."""
 
     n: int | None = None
     gpus: int | None = None
@@ -129,7 +132,7 @@ class Options(NamedTuple):
     timeout: float | None = None
 
     def validate(self, where: str) -> Options:
-        """Return these with whole numbers as Python's own. Raises InvalidType, InvalidValue."""
+        """Return the options, whole numbers as Python's int. Raises InvalidType, InvalidValue."""
         retries = validate_count(self.retries, where, "retries", least=0)
         counts: dict[str, Any] = {"retries": retries}
         if self.gpus is not None:
@@ -147,6 +150,14 @@ class Options(NamedTuple):
         return self if same else self._replace(timeout=seconds, **counts)
 
 
+def validate_progress(progress: object) -> None:
+    if not isinstance(progress, (bool, str)):
+        raise InvalidType(
+            f"progress={progress!r}: expected True, False, or a label to show, got "
+            f"{type(progress).__name__}"
+        )
+
+
 def validate_shared_data(shared_data: object) -> None:
     if shared_data is not None and not isinstance(shared_data, Mapping):
         raise InvalidType(
@@ -155,17 +166,13 @@ def validate_shared_data(shared_data: object) -> None:
         )
 
 
-def make_map(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
-    """Return what `weft.map` or `weft.map_async`, which `where` names, was asked for. Raises for
-    what is wrong."""
-    validate_callable(fun, f"{where}(fun, items)")
-    return Map(fun, items, options.validate(where))
-
-
 class Map:
-    """One map: what is asked for, and what has come of it."""
+    """One map: its pool, its job and the results collected so far."""
 
     def __init__(self, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> None:
+        from weft._core.items import Collected, Job, bind
+        from weft.resources import visible_gpus
+
         try:
             iter(items)
         except TypeError:
@@ -174,14 +181,14 @@ class Map:
                 "expected a list, an array, a generator, ..."
             ) from None
         gpus = visible_gpus(os.environ)[: options.gpus] if options.gpus else []
-        self.team = make_pool(options.engine, options.n, gpus=gpus)
+        self.pool = make_pool(options.engine, options.n, gpus=gpus)
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._progress = options.progress
-        data = put_all(self.team, options.shared_data)
+        data = put_all(self.pool, options.shared_data)
         plain = data is None and options.gpus is None
         bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus))
         self.job = Job(
-            self.team.prepare(bound),
+            self.pool.prepare(bound),
             items,
             seed=options.seed,
             retries=options.retries,
@@ -191,27 +198,30 @@ class Map:
         total = len(items) if isinstance(items, Sized) else None
         self.collected = Collected(total, keep_failures=options.on_error == "return")
 
-    def run(self, tell: Callable[[Finished], None] = lambda part: None) -> list[Any]:
-        """Carry it out; tells whenever something has been collected."""
-        # no generator: a function's StopIteration would not come out of one
+    def run(self, on_chunk: Callable[[Finished], None] = lambda chunk: None) -> list[Any]:
+        """Carry it out and return the results. Calls `on_chunk` after each chunk is collected."""
+        # not a generator, which would turn a StopIteration of the function into a RuntimeError
         with Bar(self._progress, self.collected.total, self._name) as bar:
             try:
-                with closing(self.team.run(self.job)) as parts:
-                    for part in parts:
-                        self.collected.add(part)
+                with closing(self.pool.run(self.job)) as chunks:
+                    for chunk in chunks:
+                        self.collected.add(chunk)
                         bar.show(self.collected)
-                        tell(part)
+                        on_chunk(chunk)
             finally:
-                self.team.forget(self.job.function)
+                self.pool.forget(self.job.function)
         self.collected.total = self.collected.finished
-        del self.collected.results[self.collected.finished :]  # their number was said wrongly
+        del self.collected.results[self.collected.finished :]  # len(items) was too large
         return self.collected.results
 
 
 class MapHandle:
-    """A map that is under way."""
+    """A map that runs in the background: what `map_async` returns."""
 
     def __init__(self, underway: Map) -> None:
+        from weft._api import session
+        from weft.engines import interruption
+
         self._map = underway
         cancelled = self._cancelled = threading.Event()
         self._map.job = underway.job._replace(cancelled=cancelled.is_set)
@@ -221,15 +231,13 @@ class MapHandle:
         self._ended = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
-        from weft._api import session
-
         session.at_shutdown("maps", _cancel_all)
         interruption.start(self._thread)
         _handles.add(self)
 
     @property
     def status(self) -> str:
-        """ "running", "finished", "failed" or "cancelled"."""
+        """Return "running", "finished", "failed" or "cancelled"."""
         if not self._ended:
             return "running"
         if isinstance(self._error, Cancelled):
@@ -238,20 +246,21 @@ class MapHandle:
 
     @property
     def progress(self) -> tuple[int, int | None]:
-        """How many items have ended, and how many there are; None while nobody knows."""
+        """Return how many items have ended and how many there are, None while that is unknown."""
         collected = self._map.collected
         return collected.finished, collected.total
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the map has ended, successfully or not."""
         return self._ended
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """The results in order, once all are there; raises what failed.
+        """Wait until the map has ended, and return its results in order.
 
-        Raises Stalled when `timeout` seconds have passed; the map goes on.
+        Raises what `map` raises, Cancelled after `cancel()`, and Stalled if the map has not ended
+        after `timeout` seconds; it goes on.
         """
-        self._check_process()
+        self._validate_process()
         seconds = None if timeout is None else arguments.validate_seconds(timeout)
         with self._news:
             longest = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
@@ -266,8 +275,8 @@ class MapHandle:
         return self._map.collected.results
 
     def results(self) -> Iterator[tuple[int, Any]]:
-        """Each item's index and result, in the order in which they come. Raises what failed."""
-        self._check_process()
+        """Yield each item's index and result as soon as it has ended. Raises what `wait` raises."""
+        self._validate_process()
         seen = 0
         while new := self._after(seen):
             for index in new:
@@ -277,19 +286,20 @@ class MapHandle:
             raise self._error
 
     def cancel(self) -> None:
-        """End it, and what still runs. Returns when it has ended; `wait` then raises Cancelled."""
-        self._check_process()
+        """End the map and what still runs, and return when it has ended; `wait` then raises
+        Cancelled."""
+        self._validate_process()
         self._cancelled.set()
         self._thread.join()
 
     def end(self, deadline: float) -> None:
-        """At shutdown: cancel it, and wait for its end until the deadline. Not longer: it may be
-        waiting for its next item, which may never come."""
+        """Cancel the map at shutdown, and wait for its end, but not past the deadline: a generator
+        may never return its next item."""
         if self._process == os.getpid():
             self._cancelled.set()
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _check_process(self) -> None:
+    def _validate_process(self) -> None:
         if self._process != os.getpid():
             raise UsedAfterFork(
                 f"this map is carried out by process {self._process}, from which this process "
@@ -298,20 +308,21 @@ class MapHandle:
             )
 
     def _after(self, seen: int) -> list[int]:
-        """The items that have ended after so many others; none: all have."""
+        """Wait for more than `seen` ended items and return the indexes of the new ones; an empty
+        list at the end."""
         with self._news:
             self._news.wait_for(lambda: self._ended or len(self._order) > seen)
             return self._order[seen:]
 
-    def _take(self, part: Finished) -> None:
+    def _on_chunk(self, chunk: Finished) -> None:
         with self._news:
-            self._order += range(part.first, part.first + len(part.values))
+            self._order += range(chunk.first, chunk.first + len(chunk.values))
             self._news.notify_all()
 
     def _run(self) -> None:
         try:
-            self._map.run(self._take)
-        except BaseException as error:  # it is raised in whoever waits
+            self._map.run(self._on_chunk)
+        except BaseException as error:  # raised by wait()
             self._error = error
         finally:
             with self._news:
@@ -319,25 +330,27 @@ class MapHandle:
                 self._news.notify_all()
 
 
+#: seconds that maps have to end at shutdown
+_END_TIMEOUT = 2.0
 _handles: weakref.WeakSet[MapHandle] = weakref.WeakSet()
 
 
 def _cancel_all() -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _END_TIMEOUT
     for handle in list(_handles):
         handle.end(deadline)
 
 
 class Bar:
-    """A tqdm bar, in notebooks their kind of it; or nothing."""
+    """A tqdm progress bar, in a notebook its widget; nothing if `progress` is False."""
 
     def __init__(self, progress: bool | str, total: int | None, name: str) -> None:
         self._bar: Any = None
         if progress:
-            from tqdm.auto import tqdm  # only now: it takes long to load
+            from tqdm.auto import tqdm  # slow to load
 
             class Unwatched(tqdm):  # type: ignore[misc]  # it has no types
-                """Without the thread that tqdm keeps for all bars, until the program ends."""
+                """A bar without tqdm's monitor thread, which would run until the program ends."""
 
                 monitor_interval = 0
 
@@ -345,6 +358,7 @@ class Bar:
             self._bar = Unwatched(total=total, desc=label, miniters=1)
 
     def show(self, collected: Collected) -> None:
+        """Update the bar."""
         if self._bar is None:
             return
         if collected.failed:
@@ -371,14 +385,6 @@ class Bar:
             self._bar.close()
 
 
-def validate_progress(progress: object) -> None:
-    if not isinstance(progress, (bool, str)):
-        raise InvalidType(
-            f"progress={progress!r}: expected True, False, or a label to show, got "
-            f"{type(progress).__name__}"
-        )
-
-
 def make_pool(
     engine: str | None,
     size: int | None,
@@ -386,17 +392,19 @@ def make_pool(
     gpus: Sequence[str] = (),
     named_pipe: bool | str | None = None,
 ) -> Pool:
-    """A team of so many workers, by default one per core; with `gpus` one for each of them."""
-    # workers behind a pipe come from who launches, or not at all
+    """Return a pool of `size` workers, by default one for each core; with `gpus` one for each."""
+    from weft.engines.base import PoolOptions
+
+    # only an engine that launches has named pipes
     offer = "pool" if named_pipe is None or named_pipe is False else "launch"
     row = registry.choose(engine, offer)
     options = PoolOptions(validate_size(size), share_of_cores(), gpus, named_pipe)
-    made: Pool = row.load().make_pool(options)
-    return made
+    pool: Pool = row.load().make_pool(options)
+    return pool
 
 
 def validate_size(size: object) -> int | None:
-    """A number of workers, if one is given."""
+    """Return the number of workers as Python's int, or None. Raises InvalidType, InvalidValue."""
     if size is None:
         return None
     number = whole(size)
@@ -408,12 +416,14 @@ def validate_size(size: object) -> int | None:
 
 
 def share_of_cores() -> int:
-    """The cores for the workers of this process: it shares the machine with the other ranks."""
+    """Return how many cores the workers of this process may use, beside the host's other ranks."""
+    from weft._api import session
+
     return session.plan_here().threads
 
 
 def put_all(pool: Pool, shared_data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return shared data with its arrays stored once for all workers, read-only."""
+    """Return the shared data with its arrays stored once for all workers, read-only."""
     if shared_data is None:
         return None
     return {key: _put(pool, value) for key, value in shared_data.items()}

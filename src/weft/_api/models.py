@@ -1,14 +1,14 @@
-"""`ModelTable`: any model's parameters as a table; add my change, take the latest.
+"""`ModelTable`: any model's parameters as a table. A sync adds this rank's change and takes the
+latest values.
 
     sync    the model's values   --copy, unless they live there-->   current
             current - last       --add-->                            the table
             the table            --get-->                            current, and last
             current              --copy, unless they live there-->   the model
 
-All values of one dtype lie in one flat array, so a sync is one add and one get however many
-parameters there are. Where the framework allows it, they live in `current` and nothing is copied.
-In a group of one there is nobody to exchange with: they live in the table itself, and a sync costs
-nothing.
+All values of one dtype lie in one flat array, so a sync is one add and one get, however many
+parameters there are. Where the framework allows it, the parameters live in `current` and nothing is
+copied. In a group of one they live in the table itself, and a sync costs nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from weft.errors import InvalidType, InvalidValue
 class ModelTable:
     """A model that the ranks of the group train together, each at its own pace.
 
-    Every rank has a model of its own and makes the table from it; the master's values win at the
-    start. `sync()` adds what this rank has changed since the last time and takes the latest.
+    Every rank makes the table from a model of its own, and all start with the master's values.
+    `sync()` adds what this rank has changed since its last sync, and takes the latest values.
 
     >>> import numpy, weft
     >>> weft.init().size
@@ -46,11 +46,13 @@ class ModelTable:
     True
     >>> weft.shutdown()
 
-    `model`: a torch Module, a Keras model, PyTensor shared variables, a `weft.Holder` of a JAX
-    pytree, arrays, or lists and dicts of these. `every`: only each so many-th call of `sync` does
-    anything. `updater`: what becomes of a change. An optimizer's rule takes the change for a step
-    against the gradient; integers are added up whatever the rule. `consistency`: as in
-    `ArrayTable`.
+    model        a torch Module, a Keras model, PyTensor shared variables, a `weft.Holder` of a JAX
+                 pytree, arrays, or lists and dicts of these.
+    every        only every so many-th call of `sync` exchanges anything.
+    updater      what is done with a change. An optimizer's rule takes it for a step against the
+                 gradient; integers are always added.
+    consistency  as in `ArrayTable`.
+    name         for errors and files; by default "model" and a number.
 
     Raises InvalidType, InvalidValue, OutOfMemory, and Disagreement if ranks have different models.
     """
@@ -83,7 +85,7 @@ class ModelTable:
         self._parts = [
             _Part(values, dtype, f"{label} {dtype}", rule, consistency) for dtype in kinds
         ]
-        group.barrier()  # nobody adds before all have what they start from
+        group.barrier()  # nobody adds before all have their first values
         self._views = _in_order(self._parts, len(values))
         self._write(values)
         if all(view.dtype == value.dtype for view, value in zip(self._views, values, strict=True)):
@@ -95,9 +97,9 @@ class ModelTable:
         return [part.table for part in self._parts]
 
     def sync(self, *, timeout: float | None = None) -> bool:
-        """Add this rank's change since the last time, and take the latest values.
+        """Add this rank's change since its last sync, and take the latest values.
 
-        Returns whether it did: with `every=n` it does at every n-th call. Raises what a table's
+        Returns whether it did: with `every=n` only every n-th call does. Raises what a table's
         `add` and `get` raise.
         """
         self._calls += 1
@@ -118,7 +120,7 @@ class ModelTable:
         return True
 
     def _write(self, like: Sequence[Array]) -> None:
-        """Have the model take the current values."""
+        """Write the current values to the model."""
         pairs = zip(self._views, like, strict=True)
         self._adapter.write(self._model, [view.astype(a.dtype, copy=False) for view, a in pairs])
 
@@ -148,7 +150,7 @@ class _Part:
         self.table = ArrayTable(
             flat, dtype=dtype, updater=updater, consistency=consistency, name=name
         )
-        #: whether the table moves against the changes it is given
+        #: whether the updater subtracts the deltas it is given, as optimizers do with gradients
         self._against = (
             updater.name != "add" and updaters.from_saved(updater.name, updater.options) is not None
         )
@@ -163,7 +165,7 @@ class _Part:
         np.copyto(self._last, self._current)
 
     def exchange(self, timeout: float | None) -> None:
-        """Add what has changed since the last time, and take the latest."""
+        """Add what has changed since the last exchange, and take the latest values."""
         if self._alone:
             self.table._store.exclusive_rows()  # refuses after shutdown
             return
@@ -189,12 +191,12 @@ def _read(model: Any) -> tuple[ModuleType, list[Array]]:
 
 
 def _stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the table for parameters of this one: booleans are counted."""
+    """Return the dtype of the table for parameters of this dtype: int8 for booleans."""
     return np.dtype(np.int8) if dtype.kind == "b" else dtype
 
 
 def _checksum(names: Sequence[str], values: Sequence[Array]) -> int:
-    """Return what tells models of other names, shapes or dtypes apart."""
+    """Return a checksum of the parameters' names, shapes and dtypes."""
     described = [(n, v.shape, v.dtype.name) for n, v in zip(names, values, strict=True)]
     return zlib.crc32(repr(described).encode())
 

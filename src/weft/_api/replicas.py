@@ -20,12 +20,12 @@ Arrays = list[Any]
 
 
 def replicate(obj: Any, *, team: Team | None = None) -> Replica:
-    """Give every worker of a team a copy of an object; functions that mention it use theirs.
+    """Give every worker of a team a copy of an object; functions that use it there use the copy.
 
     The object may be a torch Module or tensor, a PyTensor shared variable, a Keras model, a NumPy
-    array, a `weft.Holder` of a JAX pytree, or a list or dict of these. It stays the driver's own
-    copy: use and change it as you like. An object that is replicated already is not sent again,
-    and the copies stay until the team is closed.
+    array, a `weft.Holder` of a JAX pytree, or a list or dict of these. It is the driver's own copy:
+    use and change it as you like. An object that is replicated already is not sent again. The
+    copies stay until the team is closed.
 
     >>> import numpy, weft
     >>> weights = numpy.zeros(2)
@@ -42,9 +42,9 @@ def replicate(obj: Any, *, team: Team | None = None) -> Replica:
 
 
 class Replica:
-    """The copies of one object. Rank 0's is the driver's own object.
+    """One object with a copy in each rank of a team. Rank 0's copy is the driver's own object.
 
-    Values are one array for an object that has one (an array, a tensor, a shared variable), else a
+    Its values are one array if the object has one (an array, a tensor, a shared variable), else a
     list of arrays in the order of its parameters. Many parameters travel as one buffer.
     """
 
@@ -54,70 +54,73 @@ class Replica:
         self._number = team.replica_number(obj)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a worker, where a function mentions it: `value` is the worker's own copy."""
+        """Pickle it for a worker whose function uses it: there `value` is the worker's own copy."""
         return CopyInWorker, (self.value,)
 
     def broadcast(self, values: Any = None) -> None:
-        """Have every rank take over the driver's values, or these."""
+        """Copy the driver's values, or these, to every rank."""
         if values is not None:
             models.assign(self.value, _as_list(self.value, values))
         self._everywhere(_broadcast, [(self._number,)] * self.team.size)
 
     def scatter(self, values: Any, batch: Batch | None = None) -> None:
-        """Split values along their first axis, as even as can be, a part for each rank."""
-        lists = _as_list(self.value, values)
-        rows = choose(batch, common_length({f"values[{i}]": one for i, one in enumerate(lists)}))
+        """Split values, or the rows of a batch of them, along the first axis, as evenly as
+        possible: a part for each rank."""
+        arrays = _as_list(self.value, values)
+        rows = choose(batch, common_length({f"values[{i}]": one for i, one in enumerate(arrays)}))
         size = self.team.size
         if count(rows) < size:
             raise InvalidValue(
                 f"scatter of {count(rows)} rows over {size} ranks; expected a row each"
             )
-        parts = [[one[part_of_rows(rows, size, rank)] for one in lists] for rank in range(size)]
+        parts = [
+            [array[part_of_rows(rows, size, rank)] for array in arrays] for rank in range(size)
+        ]
         self._everywhere(_write_replica, [(self._number, own) for own in parts])
 
     def gather(self, *, stack: bool = False, order: Sequence[int] | None = None) -> Any:
-        """All ranks' values here: joined along the first axis, or stacked along a new one. The
-        ranks come in this order, if one is given."""
-        found = self._everywhere(_read_replica, [(self._number,)] * self.team.size)
-        found = found if order is None else [found[rank] for rank in order]
-        return self._as_value([_joined(one, stack=stack) for one in zip(*found, strict=True)])
+        """Return all ranks' values, joined along the first axis or stacked along a new one. The
+        ranks come in rank order, or in this order."""
+        ranks = self._everywhere(_read_replica, [(self._number,)] * self.team.size)
+        ranks = ranks if order is None else [ranks[rank] for rank in order]
+        return self._as_value([_join(arrays, stack=stack) for arrays in zip(*ranks, strict=True)])
 
     def all_gather(self) -> None:
-        """Every rank's values become all ranks', joined along the first axis."""
+        """Set every rank's values to those of all ranks, joined along the first axis."""
         self._everywhere(_all_gather, [(self._number,)] * self.team.size)
 
     def reduce(self, op: str = "mean", *, in_place: bool = True) -> Any:
-        """The driver's values become the sum, mean, ... of all ranks'. With `in_place=False` that
-        is returned, and nobody's values change."""
-        _check_op(op)
-        found = self._everywhere(_reduce, [(self._number, op, in_place)] * self.team.size)[0]
-        return None if in_place else self._as_value([np.array(one) for one in found])
+        """Set the driver's values to the sum, mean, ... of all ranks'. With `in_place=False` return
+        that instead, and change no values."""
+        _validate_op(op)
+        values = self._everywhere(_reduce, [(self._number, op, in_place)] * self.team.size)[0]
+        return None if in_place else self._as_value([np.array(array) for array in values])
 
     def all_reduce(self, op: str = "mean") -> None:
-        """Every rank's values become the sum, mean, ... of all ranks', the same bits everywhere."""
-        _check_op(op)
+        """Set every rank's values to the sum, mean, ... of all ranks': the same bits everywhere."""
+        _validate_op(op)
         self._everywhere(_all_reduce, [(self._number, op)] * self.team.size)
 
     def set(self, rank: int, values: Any) -> None:
         """Set one rank's values."""
-        rank = self._check_rank(rank)
+        rank = self._validate_rank(rank)
         own = (self._number, _as_list(self.value, values))
         self._everywhere(_write_replica, [own if one == rank else None for one in self._ranks])
 
     def get(self, rank: int) -> Any:
-        """One rank's values, in memory of their own."""
-        rank = self._check_rank(rank)
+        """Return a copy of one rank's values."""
+        rank = self._validate_rank(rank)
         own = [(self._number,) if one == rank else None for one in self._ranks]
-        found = self._everywhere(_read_replica, own)[rank]
-        return self._as_value([array.copy() for array in found] if rank == 0 else found)
+        values = self._everywhere(_read_replica, own)[rank]
+        return self._as_value([array.copy() for array in values] if rank == 0 else values)
 
     def shapes(self) -> list[Any]:
-        """The shapes of each rank's values."""
-        found = self._everywhere(_shapes, [(self._number,)] * self.team.size)
-        return [self._as_value(shapes) for shapes in found]
+        """Return the shapes of each rank's values."""
+        ranks = self._everywhere(_shapes, [(self._number,)] * self.team.size)
+        return [self._as_value(shapes) for shapes in ranks]
 
     def same(self) -> bool:
-        """Whether all ranks have the same bits."""
+        """Return whether the values of all ranks have the same bits."""
         digests = self._everywhere(_digest, [(self._number,)] * self.team.size)
         return len(set(digests)) == 1
 
@@ -131,13 +134,13 @@ class Replica:
     def _everywhere(
         self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...] | None]
     ) -> list[Any]:
-        models.check(self.value)
+        models.validate(self.value)
         return self.team.backend.call(function, arguments)
 
-    def _as_value(self, found: list[Any]) -> Any:
-        return found[0] if len(found) == 1 and not isinstance(self.value, _SEVERAL) else found
+    def _as_value(self, values: list[Any]) -> Any:
+        return values[0] if len(values) == 1 and not isinstance(self.value, _SEVERAL) else values
 
-    def _check_rank(self, rank: object) -> int:
+    def _validate_rank(self, rank: object) -> int:
         number = whole(rank)
         if number is None:
             raise InvalidType(f"rank={rank!r}: expected a whole number")
@@ -147,7 +150,7 @@ class Replica:
 
 
 class CopyInWorker:
-    """A replica as a function in a worker sees it."""
+    """A replica in a worker: only the worker's own copy."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -159,7 +162,18 @@ class CopyInWorker:
 
 
 def same(obj: Any, *, team: Team | None = None) -> bool:
-    """Whether every rank's copy of a replicated object has the same bits."""
+    """Return whether every rank's copy of a replicated object has the same bits.
+
+    >>> import numpy, weft
+    >>> weights = numpy.zeros(2)
+    >>> replica = weft.replicate(weights, team=weft.Team(2))
+    >>> weights += 1
+    >>> weft.same(weights, team=replica.team)
+    False
+    >>> weft.shutdown()
+
+    Raises InvalidValue for an object that is not replicated in this team.
+    """
     chosen = default_team() if team is None else team
     if not chosen.has_replica(obj):
         raise InvalidValue(
@@ -222,12 +236,12 @@ def _all_reduce(member: Member, number: int, op: str) -> None:
 # values
 
 
-#: objects whose values are a list, even of one
+#: types whose values are a list, even with one array
 _SEVERAL = (list, tuple, dict)
 
 
 def _as_list(value: Any, values: Any) -> Arrays:
-    """Values as given by the user, one array for each that the object has."""
+    """Return the user's values as arrays, one for each array of the object. Raises InvalidValue."""
     own = models.read(value)
     several = isinstance(values, _SEVERAL) and (len(own) != 1 or isinstance(value, _SEVERAL))
     given = [leaf for _, leaf in containers.leaves(values)] if several else [values]
@@ -239,7 +253,8 @@ def _as_list(value: Any, values: Any) -> Arrays:
 
 
 def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
-    """In the dtype where nothing is lost by it; else its adapter says what is wrong."""
+    """Return a value as an array, cast to the dtype if that loses nothing; otherwise as it is, so
+    that its adapter says what is wrong."""
     adapter = adapters.of(value)
     array = np.asarray(value) if adapter is None else adapter.view(value)[0]
     if array.dtype == dtype or array.dtype.kind not in "biufc":
@@ -249,7 +264,7 @@ def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
     return cast if exact or np.can_cast(array.dtype, dtype, "safe") else array
 
 
-def _joined(arrays: Sequence[Any], *, stack: bool) -> Any:
+def _join(arrays: Sequence[Any], *, stack: bool) -> Any:
     try:
         return np.stack(arrays) if stack else np.concatenate([np.atleast_1d(one) for one in arrays])
     except ValueError:
@@ -260,6 +275,6 @@ def _joined(arrays: Sequence[Any], *, stack: bool) -> Any:
         ) from None
 
 
-def _check_op(op: object) -> None:
+def _validate_op(op: object) -> None:
     if op not in OPERATIONS:
         raise InvalidValue(f"op={op!r}: expected one of {', '.join(map(repr, OPERATIONS))}")

@@ -1,4 +1,4 @@
-"""This process's place in a group. The only session there is lives here."""
+"""This process's place in a group: `init`, `shutdown` and what they say. Holds the one session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.resources import Plan, count_gpus, limit_threads, plan
 
 
 class Table(Protocol):
-    """What the session has to know of a table."""
+    """What the session needs of a table."""
 
     def close(self) -> None:
         """End what is pending."""
@@ -32,22 +32,22 @@ class Table(Protocol):
 @dataclass(frozen=True)
 class _Session:
     group: Group
-    #: where init was called
+    #: the user's line that called init
     line: str
     restore_threads: Callable[[], None]
-    #: the tables that were made, and are still there
+    #: the tables that were made; some may be gone
     tables: list[weakref.ref[Table]] = field(default_factory=list)
 
 
 _lock = threading.RLock()
 _session: _Session | None = None
-#: the process that had the session, in a child forked from it
+#: in a forked child: the process that has the session
 _forked_from: int | None = None
 _launched: Launched | None = None
-#: What shutdown ends, in this order: what runs, then those for whom it ran. Then it closes the
-#: engines, with their workers, and leaves the group.
+#: what shutdown calls, stage by stage, before it closes the engines, with their workers, and leaves
+#: the group
 _at_shutdown: dict[str, list[Callable[[], None]]] = {"maps": [], "teams": []}
-#: what a forked child does, after it has left its parent's session
+#: what a forked child calls, after it has dropped its parent's session
 _in_child: list[Callable[[], None]] = []
 
 
@@ -56,10 +56,10 @@ def init(
 ) -> Group:
     """Join this program's group and return it.
 
-    Under `weft run -n N script.py` the group is the N ranks that were started,
-    and `init` returns when all are here. The same holds on one host under
-    mpirun (of Open MPI, MPICH, Intel MPI), srun and torchrun. Without a
-    launcher it is this process alone, and everything works the same.
+    Under `weft run -n N script.py` the group is the N ranks that were started, and `init` returns
+    when all have called it. The same holds on one host under mpirun (of Open MPI, MPICH, Intel
+    MPI), srun and torchrun. Without a launcher the group is this process alone, and everything
+    works the same.
 
     >>> import weft
     >>> group = weft.init()
@@ -67,15 +67,14 @@ def init(
     (0, 1)
     >>> weft.shutdown()
 
-    `engine`: "local" (processes of this machine), "serial" (this process
-    alone); by default what the launcher says. `timeout`: seconds that any wait
-    may take; by default WEFT_TIMEOUT, else 1800. `seed`: seeds the random
-    generators of each rank from (seed, rank).
+    engine   "local" (processes of this machine) or "serial" (this process alone); by default what
+             the launcher implies.
+    timeout  seconds that any wait may take; by default WEFT_TIMEOUT, else 1800. The ranks have as
+             long to find each other, but 120 seconds if neither is given.
+    seed     seeds the random generators of each rank from (seed, rank).
 
-    A group has `timeout` to assemble, but 120 seconds if none is given at all.
-
-    Raises AlreadyInitialized, UnknownEngine, MissingPackage, EngineUnavailable,
-    MissingRank, PeerLost, Refused, InvalidValue, InvalidType.
+    Raises AlreadyInitialized, UnknownEngine, MissingPackage, EngineUnavailable, MissingRank,
+    PeerLost, Refused, InvalidValue, InvalidType.
     """
     global _session, _forked_from, _launched
     with _lock:
@@ -91,7 +90,7 @@ def init(
         registry.validate_name(engine, "group")
         _launched = _launched or launched.place()
         group = _join(engine, seconds)
-        # of a process that is alone no threads are taken
+        # a process that is alone keeps all its threads
         restore = limit_threads(group.plan.threads) if group.size > 1 else lambda: None
         _session, _forked_from = _Session(group, caller_line(), restore), None
         if seed is not None:
@@ -100,10 +99,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the group. Whoever still waits for this rank gets PeerLost.
+    """Leave the group, and end the workers of `map`, `distribute` and teams.
 
-    The workers of `map` and `distribute` end too; a later call starts new ones.
-    Called at exit by itself; does nothing without a session, or twice.
+    Ranks that still wait for this one get PeerLost. A later `map` starts new workers. Also called
+    when the program ends. Calling it twice, or without a session, does nothing more.
     """
     global _session
     with _lock:
@@ -117,7 +116,7 @@ def shutdown() -> None:
         if faults.armed:
             faults.reach("exit.begin")
         for table in _living(session):
-            table.close()  # before the others know: it may be writing to the memory they share
+            table.close()  # before leaving: it may be writing to shared memory
         session.group.latest.leave()
         session.restore_threads()
         if faults.armed:
@@ -125,55 +124,59 @@ def shutdown() -> None:
 
 
 def at_shutdown(stage: str, end: Callable[[], None]) -> None:
-    """Have something ended by `shutdown`, every time; to say so again changes nothing."""
+    """Have every `shutdown` call `end` in this stage; to register it again changes nothing."""
     if end not in _at_shutdown[stage]:
         _at_shutdown[stage].append(end)
 
 
 def at_fork(forget: Callable[[], None]) -> None:
-    """Have something done in every forked child."""
+    """Have every forked child call `forget`."""
     _in_child.append(forget)
 
 
 def group() -> Group:
-    """The group that `init` returned. Raises NotInitialized, UsedAfterFork."""
+    """Return the group of this session, in its latest generation.
+
+    Raises NotInitialized, UsedAfterFork.
+    """
     session = _session
     if session is None:
-        raise _no_session()
+        raise _no_session_error()
     return session.group.latest
 
 
 def rank() -> int:
-    """This process's rank in the group, 0 to size - 1."""
+    """Return this process's rank in the group, 0 to size - 1."""
     return group().rank
 
 
 def size() -> int:
-    """How many ranks the group has."""
+    """Return the number of ranks of the group."""
     return group().size
 
 
 def plan_here() -> Plan:
-    """What this process may use of its host's cores: beside the other ranks, if there is a
-    session."""
+    """Return the plan of this process: its share of the host's cores, beside other ranks if any."""
     return plan(1) if _session is None else _session.group.latest.plan
 
 
 def is_master() -> bool:
-    """Whether this is rank 0, which by custom prints, validates and saves."""
+    """Return whether this is rank 0, which by custom prints, validates and saves."""
     return group().is_master
 
 
 def device() -> str:
-    """Where this rank computes: "cuda:0" and so on where there are GPUs, one rank of this host
-    after the other, else "cpu". Of GPUs it counts those that CUDA_VISIBLE_DEVICES names, if it is
-    set."""
+    """Return the device of this rank: "cuda:0", "cuda:1", ... where there are GPUs, else "cpu".
+
+    The ranks of a host take its GPUs in turn. If CUDA_VISIBLE_DEVICES is set, only the GPUs that it
+    names count.
+    """
     count = count_gpus(os.environ)
     return f"cuda:{group().local_rank % count}" if count else "cpu"
 
 
 def barrier(*, timeout: float | None = None) -> None:
-    """Return when every rank of the group has called it.
+    """Wait until every rank of the group has called it.
 
     Raises PeerLost, Stalled, Disagreement, NotInitialized, UsedAfterFork, UsedConcurrently.
     """
@@ -187,18 +190,18 @@ def register(table: Table) -> None:
 
 
 def tables() -> list[Table]:
-    """The session's tables that are still there, in the order in which they were made."""
+    """Return the session's tables that still exist, in the order in which they were made."""
     return [] if _session is None else _living(_session)
 
 
 def count_tables() -> int:
-    """How many tables the session has made."""
+    """Return how many tables the session has made."""
     return 0 if _session is None else len(_session.tables)
 
 
 def _living(session: _Session) -> list[Table]:
-    found = [reference() for reference in session.tables]
-    return [table for table in found if table is not None]
+    tables = [reference() for reference in session.tables]
+    return [table for table in tables if table is not None]
 
 
 def _join(engine: str | None, seconds: float | None) -> Group:
@@ -208,7 +211,7 @@ def _join(engine: str | None, seconds: float | None) -> Group:
     return joined
 
 
-def _no_session() -> NotInitialized | UsedAfterFork:
+def _no_session_error() -> NotInitialized | UsedAfterFork:
     if _forked_from is not None:
         return forked_error("the session", _forked_from)
     return NotInitialized(
@@ -217,9 +220,9 @@ def _no_session() -> NotInitialized | UsedAfterFork:
 
 
 def _start_anew() -> None:
-    """In a forked child: the session, and the place in the job, are the parent's.
+    """Drop the session in a forked child: it and the rank in the launch are the parent's.
 
-    The environment says that the place is taken, so the child is alone.
+    The environment says that the rank is taken, so the child is alone.
     """
     global _session, _forked_from, _launched, _lock
     if _session is not None:

@@ -13,25 +13,24 @@ __all__ = ["SharedArray", "share"]
 
 
 def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
-    """A copy of `array` in shared memory, as an ndarray.
+    """Return a copy of `array` in shared memory, as an ndarray.
 
-    Pickling it, or a slice of it, sends a reference: whoever unpickles it, in
-    any process of this user on this machine, sees the same memory. Nothing is
-    copied, and what one process writes the others see. The memory returns when
-    the last view in the last process is gone; a pickle that is never loaded
-    keeps it for as long as this process lives. A pickle is not the array: to
-    save one, pickle `shared.copy()` or use `numpy.save`.
+    Pickling it, or a slice of it, sends a reference: whoever unpickles that, in any process of this
+    user on this machine, sees the same memory. Nothing is copied, and what one process writes the
+    others see. The memory is freed when the last view in the last process is gone; a pickle that is
+    never loaded keeps it for as long as this process lives. The pickle does not contain the
+    values: to save them, pickle `shared.copy()` or use `numpy.save`.
 
     >>> import numpy, weft
     >>> shared = weft.share(numpy.arange(6.0).reshape(2, 3))
     >>> shared[1].sum()
     np.float64(12.0)
 
-    An array that is shared already is returned as it is. With `readonly` the
-    result cannot be written to, here or where it is unpickled.
+    An array that is shared already is returned as it is. With `readonly` the result cannot be
+    written to, here or where it is unpickled.
 
-    Where there are no processes to share with (not Linux on x86-64), it is a
-    copy in ordinary memory, and a pickle of it is a copy too.
+    Where the local engine cannot run (other than Linux on x86-64), the result is a copy in ordinary
+    memory, and so is a pickle of it.
 
     Raises InvalidType for arrays of Python objects, OutOfMemory.
     """
@@ -42,5 +41,5 @@ def share(array: ArrayLike, *, readonly: bool = False) -> SharedArray:
             f"share() got {type(array).__name__} as an array of dtype {source.dtype} with {what}, "
             "which cannot be shared; expected numbers, strings of fixed length or records of these"
         )
-    made: SharedArray = registry.choose(None, "share").load().share(source, readonly=readonly)
-    return made
+    shared: SharedArray = registry.choose(None, "share").load().share(source, readonly=readonly)
+    return shared

@@ -1,16 +1,19 @@
 """`ArrayTable` and `MatrixTable`: parameters that the ranks of a group keep together.
 
     table.get(rows)              table.add(delta, rows)
-      check rows, find room        check delta and rows          _core/tables.py
+      validate rows, room          validate delta and rows       _core/tables.py
       store.get(ids, out)          store.add(delta, ids)         engines/
       as the user's library has it                               adapters/
 
-The `_async` forms check at once and leave the rest to a thread, in order.
+The `_async` forms validate at once and leave the rest to a thread, in order.
 
-Tables on disk: every rank calls, the master writes or reads, and all learn how it went.
+`save`, `save_all` and `load` keep tables on disk: every rank calls, the master writes or reads the
+file, and all learn the outcome.
 
-save    all settle    the master copies piece by piece from the store to the file
-load    the master reads the header    all make the table    the master copies the pieces into it
+    save    all settle    the master copies piece by piece from the store to the file
+    load    the master reads the header    all make the table    the master copies pieces into it
+
+First the tables, then their options, then saving and loading.
 """
 
 from __future__ import annotations
@@ -49,14 +52,14 @@ _LONGEST_NAME = 100
 
 _NUMPY = adapters.named("numpy")
 
-#: what errors call it
+#: what errors call an array with which a table starts
 _START = "the array to start from"
 
 
 class Table:
-    """What both kinds of table do."""
+    """What both kinds of table have in common."""
 
-    #: this process's library for results: that of the array it was made from
+    #: the adapter of this rank's results: that of the array which the table was made from
     _library: Any
 
     def __init__(
@@ -79,35 +82,37 @@ class Table:
         self._group = group
         session.register(self)
 
-    # what it is
+    # properties
 
     @property
     def name(self) -> str:
-        """Return the name it was given, or its number in the order in which tables were made."""
+        """Return the name that was given, else "table" and its number in the order of creation."""
         return self._spec.name
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of all rows."""
         return self._spec.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Return the dtype of the rows."""
         return self._spec.dtype
 
     @property
     def group(self) -> Group:
-        """Return the group whose ranks keep the table, or its last successor."""
+        """Return the group whose ranks keep the table, in its latest generation."""
         return self._group.latest
 
     @property
     def staleness(self) -> int:
-        """Return how many adds the slowest rank was behind when this one last called `get`."""
+        """Return by how many adds the slowest rank was behind when this rank last called `get`."""
         return self._store.staleness
 
     @property
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """List the adds that ranks had begun when they died: whose, and which rows may be half
-        updated."""
+        """List the adds that ranks had begun when they died: the rank, and the rows that may be
+        half updated."""
         return self._store.interrupted()
 
     def __len__(self) -> int:
@@ -116,25 +121,27 @@ class Table:
     def __repr__(self) -> str:
         return f"<{self._spec}>"
 
-    # what it does
+    # reading and updating
 
     def get(self, rows: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
-        """Copy the rows: all, or those named, in the order in which they are named.
+        """Return a copy of all rows, or of these, in the order given.
 
-        `out`: an array of the result's shape and dtype to write to, which is returned. Raises
-        InvalidValue, InvalidType, NotInitialized, and Stalled where the consistency makes it wait.
+        `out`: an array of the result's shape and dtype, which is written to and returned.
+
+        Raises InvalidValue, InvalidType, NotInitialized, and Stalled where the consistency makes
+        it wait.
         """
         if self._background.pending:
             self._background.finish()
         ids, room = self._prepare_get(rows, out)
-        found = self._store.get(ids, room, timeout=timeout)
-        return out if found is out else self._deliver(found, out)
+        values = self._store.get(ids, room, timeout=timeout)
+        return out if values is out else self._deliver(values, out)
 
     def add(self, delta: Any, rows: Any = None, *, timeout: float | None = None) -> None:
-        """Give a delta to the updater: for all rows, or one row of it for each row named.
+        """Give a delta to the updater: for all rows, or one row of it for each of these.
 
-        When it returns, it has taken effect (under "bsp": will have, at the next clock). A row that
-        is named several times gets the sum of its deltas. If anything is raised, nothing was added.
+        On return it has taken effect (with "bsp": it will at the next clock). A row that is named
+        several times gets the sum of its deltas. If anything is raised, nothing was added.
         """
         if self._background.pending:
             self._background.finish()
@@ -142,19 +149,19 @@ class Table:
         self._store.add(valid, ids, timeout=timeout)
 
     def get_async(self, rows: Any = None, *, out: Any = None) -> Handle:
-        """Start a `get` and return at once; the handle's `wait()` returns the rows."""
+        """Start a `get` and return a handle at once; its `wait()` returns the rows."""
         ids, room = self._prepare_get(rows, out)
-        ids = None if ids is None else ids.copy()  # the user's array may have changed by then
+        ids = None if ids is None else ids.copy()  # the user may change the array meanwhile
         return self._background.start(lambda: self._deliver(self._store.get(ids, room), out), "get")
 
     def add_async(self, delta: Any, rows: Any = None) -> Handle:
-        """Start an `add` and return at once; do not change `delta` before the handle is done."""
+        """Start an `add` and return a handle at once; leave `delta` unchanged until it is done."""
         valid, ids = self._prepare_add(delta, rows)
         ids = None if ids is None else ids.copy()
         return self._background.start(lambda: self._store.add(valid, ids), "add")
 
     def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array | None]:
-        """Return which rows, and where they are to be written, if not to fresh memory."""
+        """Return which rows, and the array to write them to; None for new memory."""
         spec = self._spec
         ids = None if rows is None else as_ids(rows, spec.n_rows)
         if out is None:
@@ -166,14 +173,14 @@ class Table:
         view = as_out(out, shape, spec.dtype)
         return ids, view if view.flags.c_contiguous and view.flags.aligned else None
 
-    def _deliver(self, found: Array, out: Any) -> Any:
-        """Return what was found where the user wants it, or as the table's library has it."""
+    def _deliver(self, values: Array, out: Any) -> Any:
+        """Return the values in `out`, or as an array of the table's library."""
         if out is None:
             is_numpy = self._library is _NUMPY
-            return found if is_numpy else self._library.deliver(found, self._spec.dtype.name)
+            return values if is_numpy else self._library.deliver(values, self._spec.dtype.name)
         view, _ = adapters.of(out).view(out)  # type: ignore[union-attr]
-        if not np.may_share_memory(view, found):  # it was not in one piece
-            view[...] = found
+        if not np.may_share_memory(view, values):  # `out` is not contiguous
+            view[...] = values
         return out
 
     def _prepare_add(self, delta: Any, rows: Any) -> tuple[Array, Ids | None]:
@@ -186,29 +193,26 @@ class Table:
         return valid, ids
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write rows, options and the updater's state to a safetensors file; `weft.load` makes a
-        table of it.
+        """Write rows, options and the updater's state to a safetensors file, for `weft.load`.
 
-        Every rank calls it, and returns when the file is complete; until then it is written beside
-        the place where it will be. Raises OSError on every rank if it cannot be written.
+        Every rank calls it, and returns when the file is complete. It is written under another
+        name beside its place, then renamed. Raises OSError on every rank if it cannot be written.
         """
-        # REMOVED IMPORT
-
         save(self, path)
 
     def finish(self) -> None:
-        """Wait until everything that was begun with `get_async` and `add_async` has ended."""
+        """Wait until everything begun with `get_async` and `add_async` has ended."""
         self._background.finish()
 
     def close(self) -> None:
-        """End what is pending; called when the process leaves the group."""
+        """End what is pending. `weft.shutdown` calls it before the process leaves the group."""
         self._background.close()
 
 
 class ArrayTable(Table):
     """One-dimensional parameters that all ranks of the group read and update.
 
-    Every rank makes the table, in the same order as its other tables.
+    Every rank makes the table, and all ranks make their tables in the same order.
 
     >>> import weft
     >>> weft.init().size
@@ -220,12 +224,17 @@ class ArrayTable(Table):
     array([11.,  2.,  3., 14.], dtype=float32)
     >>> weft.shutdown()
 
-    `size_or_array`: how many elements, zeros at first; or an array to start from, of which the
-    master's values count, rounded to `dtype` like every delta. `updater`: what `add`
-    does: "add", "sgd", "momentum", "adagrad", "rmsprop", "adam", one of these with options
-    (`weft.updaters.adam(lr=0.01)`), or a function of (rows, state, delta). `consistency`: "async",
-    "bsp" or `weft.ssp(k)`. `exact=False`: no locks; updates at the same moment may be lost.
-    `check_finite`: refuse deltas with NaN or infinity.
+    size_or_array  the number of elements, which start as zeros; or an array to start from, of which
+                   the master's values count.
+    dtype          of the rows; the array to start from and every delta are rounded to it.
+    updater        what `add` does: "add", "sgd", "momentum", "adagrad", "rmsprop", "adam", one of
+                   these with options (`weft.updaters.adam(lr=0.01)`), or a function of (rows,
+                   state, delta).
+    consistency    which adds of others a `get` sees: "async", "bsp" or `weft.ssp(k)`.
+    exact          False: no locks; of updates at the same moment some may be lost.
+    device         "cpu", the only one in this release.
+    name           for errors and files; by default "table" and a number.
+    check_finite   whether to refuse deltas with NaN or infinity.
 
     Raises InvalidValue, InvalidType, OutOfMemory, and Disagreement if ranks make different tables.
     """
@@ -253,7 +262,7 @@ class ArrayTable(Table):
 
 
 class MatrixTable(Table):
-    """Parameters in rows, of which ranks read and update all or some.
+    """Rows of parameters that all ranks of the group read and update, all or some of them.
 
     >>> import weft
     >>> weft.init().size
@@ -265,8 +274,10 @@ class MatrixTable(Table):
            [0., 0., 0.]], dtype=float32)
     >>> weft.shutdown()
 
-    `n_rows_or_array`, `n_cols`: two numbers, or one matrix to start from. The rest is as in
-    `ArrayTable`.
+    n_rows_or_array  the number of rows, which start as zeros; or a matrix to start from.
+    n_cols           the number of columns; left out with a matrix.
+
+    The rest is as in `ArrayTable`.
     """
 
     def __init__(
@@ -317,10 +328,10 @@ class _Options(NamedTuple):
 
 
 def _values(given: Any, ndim: int) -> Array | None:
-    """Return the array to start from; None if a size was given."""
+    """Return the array to start from; None if `given` is a size."""
     if isinstance(given, tuple) and len(given) in (1, 2) and None not in map(whole, given):
         kind = "ArrayTable" if len(given) == 1 else "MatrixTable"
-        numbers = ", ".join(str(whole(one)) for one in given)
+        numbers = ", ".join(str(whole(length)) for length in given)
         raise InvalidType(
             f"{given} may be a shape or an array: for a table of this shape write "
             f"{kind}({numbers}), for these numbers to start from a list, [{numbers}]"
@@ -339,7 +350,8 @@ def _values(given: Any, ndim: int) -> Array | None:
 def _spec(
     kind: str, shape: tuple[int, ...], start: Any, options: _Options
 ) -> tuple[TableSpec, Array | None]:
-    """Return what is to be made, and what it starts with."""
+    """Return the specification of a table, and the values it starts with. Raises for what is
+    wrong in the options."""
     if options.device != "cpu":
         raise InvalidValue(f"device={options.device!r}: tables are on the 'cpu' in this release")
     if not isinstance(options.exact, bool):
@@ -357,12 +369,15 @@ def _spec(
     return spec, None if start is None else as_delta(start, shape, dtype, what=_START)
 
 
+# saving and loading
+
+
 T = TypeVar("T")
 
 #: the class of each kind of table, and how many dimensions it has
 _KINDS = {"ArrayTable": (ArrayTable, 1), "MatrixTable": (MatrixTable, 2)}
 
-#: what the metadata of a file says of a table; what is no string is written as JSON
+#: the fields of a file's metadata; those that are not strings are JSON
 _FIELDS: dict[str, type] = {
     "kind": str,
     "name": str,
@@ -378,11 +393,11 @@ _FIELDS: dict[str, type] = {
 
 
 def save(table: Table, path: str | os.PathLike[str]) -> None:
-    """Do what `table.save` does."""
+    """Save a table: see `Table.save`."""
     group, store, spec = table.group, table._store, table._spec
     where = _validate_path(group, "save", path)
     table.finish()
-    group.barrier()  # from here on nobody adds, until all have heard that it is written
+    group.barrier()  # from here until the last broadcast nobody adds
     try:
         store.settle()
     except Exception as error:
@@ -395,34 +410,35 @@ def save(table: Table, path: str | os.PathLike[str]) -> None:
 
 
 def save_all(folder: str | os.PathLike[str]) -> list[str]:
-    """Save every table of this session to a folder, which is made if need be. Return the paths, in
-    the order in which the tables were made.
+    """Save every table of this session to a folder, and return the paths of the files.
 
-    Every rank calls it. A file has its table's name, with `.weft` behind it. Raises what
-    `table.save` raises, and UsageError if ranks have different tables left.
+    Every rank calls it. The folder is made if need be. Each file is called as its table, with the
+    suffix `.weft`; the paths are in the order in which the tables were made.
+
+    Raises what `table.save` raises, and UsageError if ranks have different tables left.
     """
     group = session.group()
     where = _validate_path(group, "save_all", folder)
-    found = [cast(Table, table) for table in session.tables()]
-    names = group.all_gather("\n".join(table.name for table in found))
+    present = [cast(Table, table) for table in session.tables()]
+    names = group.all_gather("\n".join(table.name for table in present))
     if any(other != names[0] for other in names):
-        told = "; ".join(f"rank {rank}: {own.splitlines()}" for rank, own in enumerate(names))
+        listed = "; ".join(f"rank {rank}: {own.splitlines()}" for rank, own in enumerate(names))
         raise UsageError(
-            f"save_all() found different tables on different ranks ({told}); keep every table "
+            f"save_all() found different tables on different ranks ({listed}); keep every table "
             "until all are saved, or save them one by one"
         )
     _by_master(group, lambda: Path(checkpoint.resolve(where)).mkdir(parents=True, exist_ok=True))
-    paths = [str(where / f"{name}.weft") for name in _file_names([table.name for table in found])]
-    for table, path in zip(found, paths, strict=True):
+    paths = [str(where / f"{name}.weft") for name in _file_names([table.name for table in present])]
+    for table, path in zip(present, paths, strict=True):
         save(table, path)
     return paths
 
 
 def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
-    """Make the table that was saved to a file, with its rows and the state of its updater.
+    """Return the table that was saved to a file, with its rows and its updater's state.
 
-    Every rank calls it; there may be more or fewer of them than there were. A table that had a
-    function as its updater needs the same one again as `updater=`.
+    Every rank calls it; there may be more or fewer ranks than when it was saved. If the updater
+    was a function, pass the same one as `updater=`.
 
     Raises DamagedFile if the file is not, or no longer, a saved table, OutOfMemory,
     FileNotFoundError and the like, on every rank.
@@ -444,7 +460,7 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
             group.refuse("load", error)
             raise
         slack = header["slack"]
-        made: Table = _KINDS[header["kind"]][0](
+        table: Table = _KINDS[header["kind"]][0](
             *header["shape"],
             dtype=header["dtype"],
             updater=rule,
@@ -456,15 +472,15 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
 
         def read_rows() -> None:
             for name, start, values in opened[0].pieces():
-                made._store.write_piece(name, start, values)
-            made._store.set_steps(header["steps"])
+                table._store.write_piece(name, start, values)
+            table._store.set_steps(header["steps"])
 
         _by_master(group, read_rows)
-        return made
+        return table
 
 
 def _updater(where: Path, header: dict[str, Any], given: Any) -> updaters.Updater:
-    """Return the updater that a table was saved with."""
+    """Return the updater that a table was saved with. Raises InvalidValue if `given` differs."""
     rule = updaters.from_saved(header["updater"], header["options"].items())
     if given is not None:
         rule = updaters.resolve(given)
@@ -477,7 +493,7 @@ def _updater(where: Path, header: dict[str, Any], given: Any) -> updaters.Update
 
 
 def _metadata(table: Table) -> dict[str, str]:
-    """Return what a file says of a table besides its arrays."""
+    """Return a file's metadata: all of a table but its arrays."""
     spec = table._spec
     fields = {
         "kind": spec.kind,
@@ -495,8 +511,11 @@ def _metadata(table: Table) -> dict[str, str]:
 
 
 def _parse_header(where: Path, saved: checkpoint.SavedTable) -> dict[str, Any]:
-    """Return what a table is made of again. Raise DamagedFile if no table can be like this: the
-    checksum holds, but whoever can compute one may have written anything."""
+    """Return the fields, shape and dtype of a saved table.
+
+    Raises DamagedFile if no table can have them: the checksum holds, but whoever can compute one
+    may have written anything.
+    """
     fields: dict[str, Any] = {}
     try:
         for key, kind in _FIELDS.items():
@@ -519,7 +538,7 @@ def _parse_header(where: Path, saved: checkpoint.SavedTable) -> dict[str, Any]:
 
 
 def _by_master(group: Group, work: Callable[[], T]) -> T:
-    """Return what the master's work returns, or raise what it raises, on every rank."""
+    """Run `work` on the master, and return its result, or raise its exception, on every rank."""
     outcome: tuple[Any, Exception | None] = None, None
     if group.is_master:
         try:
@@ -533,7 +552,7 @@ def _by_master(group: Group, work: Callable[[], T]) -> T:
 
 
 def _validate_path(group: Group, call: str, path: object) -> Path:
-    """Return a path. Refuse what is none, and tell the others instead of having them wait."""
+    """Return a path. For what is none, raise InvalidType and have the other ranks raise too."""
     if isinstance(path, (str, os.PathLike)):
         return Path(path)
     error = InvalidType(f"path={path!r}: expected a path, as a string or a pathlib.Path")
@@ -542,14 +561,14 @@ def _validate_path(group: Group, call: str, path: object) -> Path:
 
 
 def _file_names(names: list[str]) -> list[str]:
-    """Return names of files, none twice, for tables of these names."""
-    found: list[str] = []
+    """Return a file name for each table, all different."""
+    files: list[str] = []
     for name in names:
         plain = "".join(letter if letter.isalnum() or letter in "-_. " else "_" for letter in name)
         plain = plain.strip(". ") or "table"
         number, candidate = 1, plain
-        while candidate in found:
+        while candidate in files:
             number += 1
             candidate = f"{plain} {number}"
-        found.append(candidate)
-    return found
+        files.append(candidate)
+    return files

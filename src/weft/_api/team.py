@@ -21,27 +21,26 @@ if TYPE_CHECKING:
 
 
 class Sendable(Protocol):
-    """What a team knows of a function that it was built for."""
+    """What a team needs of a function that uses it."""
 
     def send(self) -> None:
-        """Have the workers know it, if they do not yet."""
+        """Send it to the workers, if they do not have it as it is now."""
 
 
 class RegisteredFunction:
-    """A function that is registered with a team. When the program has changed something that it
-    mentions, it is sent again."""
+    """A function that the workers of a team have a copy of. It is sent again when the program has
+    changed something that it uses."""
 
     def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
         self._team, self._fun, self._name = team, fun, name
         self._number: int | None = None
-        #: what it was and mentioned when it was last sent or called, and how often the team had
-        #: started
+        #: the fingerprint when it was last sent or called, and the team's count of restarts then
         self._fingerprint: Fingerprint | None = None
         self._starts = 0
         self._drop: Callable[[], Any] = lambda: None
 
     def number(self) -> int:
-        """Its number, now that the workers have it as it is."""
+        """Send the function if the workers do not have it as it is now, and return its number."""
         known = self._starts == self._team.starts
         if self._number is not None and known and self._look() == self._fingerprint:
             return self._number
@@ -54,8 +53,8 @@ class RegisteredFunction:
         return number
 
     def called(self) -> None:
-        """A call has ended. What it has changed itself, here as in the workers, such as a cache of
-        its own, is no reason to send it again."""
+        """Note that a call has ended: what the function has changed by itself, here as in the
+        workers, such as its own cache, is no reason to send it again."""
         if self._fingerprint is not None and self._fingerprint.may_change:
             self._fingerprint = self._look()
 
@@ -64,10 +63,10 @@ class RegisteredFunction:
 
 
 class Team:
-    """This process, the driver, and `n - 1` workers: by default as many ranks as there are cores.
+    """A driver, which is this process, and workers that stay, for functions and replicas.
 
-    Functions and replicas use one. The driver computes too, as rank 0. The workers stay until
-    `close`, the end of the `with` block, or the end of the program.
+    The driver computes too, as rank 0. The workers stay until `close`, the end of the `with` block,
+    or the end of the program.
 
     >>> import weft
     >>> with weft.Team(2) as team:
@@ -75,12 +74,15 @@ class Team:
     ...     total([1, 2, 3])
     6
 
-    engine   "local", the default, or "serial": this process alone, for debugging.
-    timeout  seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
-             else 1800.
-    gpus     for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the driver's
-             own is its own matter.
-    restart_hint  what errors tell the user to write once a worker is lost.
+    n             the number of ranks, the driver among them; by default one for each core.
+    engine        "local", the default, or "serial": this process alone, for debugging.
+    timeout       seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
+                  else 1800.
+    gpus          for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the
+                  driver's own stays as it is.
+    restart_hint  the line that errors tell the user to write after a worker was lost.
+
+    Raises InvalidType, InvalidValue, UnknownEngine, EngineUnavailable.
     """
 
     def __init__(
@@ -96,61 +98,61 @@ class Team:
         row = registry.choose(engine, "team")
         seconds = arguments.seconds(timeout)
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
-        #: by identity of the object: its number, and the object, so that the identity stays its own
+        #: by id of the object: its number, and the object, so that no other gets the same id
         self._replicas: dict[int, tuple[int, Any]] = {}
         options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
         self.backend: Backend = row.load().make_team(options)
-        #: how often the workers were started again
+        #: how often the workers were restarted
         self.starts = 0
         _teams.add(self)
 
     @property
     def size(self) -> int:
-        """How many ranks there are, the driver among them."""
+        """Return the number of ranks, the driver among them."""
         return self.backend.size
 
     @property
     def group(self) -> Group:
-        """The group of all ranks."""
+        """Return the group of all ranks."""
         return self.backend.member.group.latest
 
     def send(self) -> None:
-        """Have the workers know every function built for this team by now.
+        """Send every function made for this team to the workers now.
 
-        Functions are sent by themselves when they are first called; this only does it now. It may
-        be called any number of times.
+        Otherwise a function is sent when it is first called. It may be called any number of times.
         """
         for function in list(self._functions):
             function.send()
 
     def restart(self) -> None:
-        """Start the workers again, after one was lost. Replicas get the driver's values."""
+        """Start new workers, after one was lost. Replicas get the driver's values."""
         self.backend.restart()
         self.starts += 1
         _teams.add(self)
 
     def close(self) -> None:
-        """End the workers. Does nothing twice."""
+        """End the workers. Closing twice does nothing more."""
         _teams.discard(self)
         self.backend.close()
 
     def track(self, function: Sendable) -> None:
-        """Note a function that is built for this team, for `send`."""
+        """Remember a function that uses this team, for `send`."""
         self._functions.add(function)
 
     def replica_number(self, value: Any) -> int:
-        """The number of a replicated object; the workers get their copies if they have none."""
+        """Return the number of a replica, of which the workers get copies if they have none."""
         if id(value) not in self._replicas:
             number = self.backend.register(value, f"the {type(value).__name__}")
             self._replicas[id(value)] = number, value
         return self._replicas[id(value)][0]
 
     def has_replica(self, value: Any) -> bool:
+        """Return whether the workers have copies of this object."""
         return id(value) in self._replicas
 
     def workers_have(self) -> Callable[[Any], bool]:
-        """What tells of a value whether workers have it, or a copy of it, by themselves: a replica
-        or a part of one, or what lies in shared memory."""
+        """Return a function that says whether workers have a value without its being sent: it is a
+        replica, a part of one, or lies in shared memory."""
 
         parts: set[int] | None = None
 
@@ -158,9 +160,9 @@ class Team:
             nonlocal parts
             if self.has_replica(value) or self.backend.shares(value):
                 return True
-            if parts is None:  # once in a look: models have many
-                replicas = (one for _, one in self._replicas.values())
-                parts = {id(part) for one in replicas for part in models.parts(one)}
+            if parts is None:  # once for each fingerprint: models have many
+                replicas = (replica for _, replica in self._replicas.values())
+                parts = {id(part) for replica in replicas for part in models.parts(replica)}
             return id(value) in parts
 
         return have
@@ -180,13 +182,13 @@ class Team:
         return f"<Team of {self.size} ranks>"
 
 
-#: those that have workers: they stay until they are closed, whoever else holds them
+#: teams that have workers: they stay until they are closed, even if nobody else holds them
 _teams: set[Team] = set()
 _default: Team | None = None
 
 
 def default_team() -> Team:
-    """The team of functions and replicas that were given none; made at its first use."""
+    """Return the team of functions and replicas that were given none; made at its first use."""
     global _default
     if _default is None:
         _default = Team(restart_hint="f.team.restart()  # f: any weft.function or train_step")
@@ -194,6 +196,7 @@ def default_team() -> Team:
 
 
 def set_default_team(team: Team | None) -> None:
+    """Replace the default team; with None the next use makes a new one."""
     global _default
     _default = team
 
@@ -205,7 +208,7 @@ def _close_all() -> None:
 
 
 def _in_child() -> None:
-    """In a forked child: they are the parent's."""
+    """Forget all teams in a forked child: they are the parent's."""
     set_default_team(None)
     _teams.clear()
 

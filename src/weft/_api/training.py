@@ -21,11 +21,11 @@ from weft.errors import InvalidType, InvalidValue
 def train_step(
     loss: Callable[..., Any], model: Any, optimizer: Any, *, team: Team | None = None
 ) -> Callable[..., float]:
-    """A function that trains a model by one step: `step(x, y)` returns the loss before it.
+    """Return a function that trains a model by one step: `step(x, y)` returns the loss before it.
 
     `loss(model, x, y)` is a mean over the rows of its inputs. Each rank computes the gradients of
-    its rows, one all_reduce averages them, weighted by rows, and every rank's optimizer changes its
-    own copy of the model. The result is what one process would have got, to rounding.
+    its rows, one all_reduce averages them, weighted by rows, and every rank's optimizer updates its
+    own copy of the model. Up to rounding, the result is that of a single process.
 
         step = weft.train_step(lambda model, x, y: F.cross_entropy(model(x), y), model, optimizer)
         for x, y in batches:
@@ -33,11 +33,16 @@ def train_step(
 
     `model` and `optimizer` are torch's, or for JAX a `weft.Holder` of the parameters and a function
     that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
-    own, and up to date after each step. What the program changes of these in between holds for all
-    ranks: parameters and persistent buffers, by `load_state_dict` or in place (torch does not count
-    changes of `parameter.data`, which need `weft.replicate(model).broadcast()`), the optimizer's
-    state by `load_state_dict`, learning rates, `train()` and `eval()`, `requires_grad`, what the
-    loss mentions. After a step that failed the next one begins with the driver's values.
+    own, and up to date after each step.
+
+    What the program changes of them between two steps holds for all ranks: parameters and
+    persistent buffers, by `load_state_dict` or in place (torch does not count changes of
+    `parameter.data`, which need `weft.replicate(model).broadcast()`), the optimizer's state by
+    `load_state_dict`, learning rates, `train()` and `eval()`, `requires_grad`, and what the loss
+    uses. The step after a failed one begins with the driver's values.
+
+    Raises InvalidType, InvalidValue. A step raises these, what the loss raises, TeamBroken,
+    WorkerLost and Stalled.
     """
     return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
 
@@ -47,39 +52,39 @@ class _TrainStep:
         validate_callable(loss, "train_step(loss, model, optimizer)")
         self._framework = _framework_of(model, optimizer)
         self._framework.validate_optimizer(model, optimizer)
-        #: whether ranks may have other values than the driver
+        #: whether other ranks may have other values than the driver
         self._differs = team.has_replica(model)
         number_of_model = team.replica_number(model)
         self.team = team
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
         self._loss = RegisteredFunction(team, loss, "the loss")
-        #: numbers of inputs that the loss is known to take
+        #: how many inputs the loss is known to take
         self._counts: set[int] = set()
-        # the optimizer mentions the model's parameters: in a worker, those of the worker's copy
+        # the optimizer holds the model's parameters: in a worker, those of the worker's copy
         number = team.backend.register(optimizer, "the optimizer")
         weakref.finalize(self, team.backend.drop, number).atexit = False
         self._numbers = number_of_model, number
         self._values = self._framework.values(model, optimizer)
 
     def __call__(self, *batch: Any) -> float:
-        """Train on these rows; returns the loss before the step."""
-        rows = choose(None, common_length({f"argument {i}": one for i, one in enumerate(batch)}))
+        """Train on these rows, and return the loss before the step."""
+        rows = choose(None, common_length({f"argument {i}": x for i, x in enumerate(batch)}))
         parts = [part_of_rows(rows, self.team.size, rank) for rank in range(self.team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
         if len(batch) not in self._counts:
-            _check_loss(self._loss_given, len(batch))
+            _validate_loss(self._loss_given, len(batch))
             self._counts.add(len(batch))
         values = self._framework.values(self._model, self._optimizer)
         if self._differs or not self._framework.same_values(self._values, values):
-            self._take_over()
+            self._send_values()
         numbers = (*self._numbers, self._loss.number())
         settings = self._framework.settings(self._model, self._optimizer)
         arguments = [
             (
                 numbers,
                 settings,
-                [RowSlice(one, own).take() for one in batch],
+                [RowSlice(x, own).take() for x in batch],
                 count(own) / count(rows),
             )
             for own in parts
@@ -94,8 +99,8 @@ class _TrainStep:
         self._values = self._framework.values(self._model, self._optimizer)
         return loss
 
-    def _take_over(self) -> None:
-        """Have the workers take over what the driver's model and optimizer are now."""
+    def _send_values(self) -> None:
+        """Send the values of the driver's model and optimizer to the workers."""
         has_state = hasattr(self._optimizer, "state_dict")
         state = self._optimizer.state_dict() if has_state else None
         own = (self._numbers, models.read(self._model), state)
@@ -104,12 +109,12 @@ class _TrainStep:
 
 
 def _framework_of(model: Any, optimizer: Any) -> ModuleType:
-    """Return the adapter that knows a step of this model and optimizer. Each has
+    """Return the adapter that trains this model with this optimizer. Each has
 
-    validate_optimizer(model, optimizer)  raises for one that would change nothing
+    validate_optimizer(model, optimizer)  raise InvalidValue if it would change nothing
     settings(model, optimizer)            what a program changes of both between two steps
-    values(model, optimizer)              what tells whether somebody has given them other values,
-                                          and same_values(before, now), which compares it
+    values(model, optimizer)              a fingerprint of their values
+    same_values(before, now)              whether two fingerprints are equal
     step(member, numbers, settings, batch, fraction)
                                           remote function: one step, on a fraction of all rows
     """
@@ -125,18 +130,18 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
 
 
 def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state: Any) -> None:
-    """Remote function: a rank's model and optimizer become what the driver's are."""
+    """Give a rank's model and optimizer the driver's values (a remote function)."""
     model, optimizer = (member.registered[number] for number in numbers)
     models.assign(model, arrays)
     if state is not None:
         optimizer.load_state_dict(state)
 
 
-def _check_loss(loss: Callable[..., Any], inputs: int) -> None:
-    """Refuse a loss that cannot be called as it will be."""
+def _validate_loss(loss: Callable[..., Any], inputs: int) -> None:
+    """Raise InvalidType for a loss that does not take a model and so many inputs."""
     try:
         signature = inspect.signature(loss, follow_wrapped=False)
-    except (TypeError, ValueError):  # of functions in C that do not tell
+    except (TypeError, ValueError):  # some functions in C have none
         return
     try:
         signature.bind(None, *[None] * inputs)

@@ -128,20 +128,20 @@ def all_are(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return bool(found) and all(isinstance(leaf, kinds) for _, leaf in found)
 
 
-def joined(place: str, name: str = "") -> str:
+def parameter_name(place: str, name: str = "") -> str:
     """The name of a parameter of the model at a place.
 
-    >>> joined("['a'][0]", "weight"), joined("", "weight"), joined("[1]"), joined("")
-    ("['a'][0].weight", 'weight', '[1]', 'value')
+    >>> parameter_name("['a'][0]", "weight"), parameter_name("", "weight"), parameter_name("")
+    ("['a'][0].weight", 'weight', 'value')
     """
     return ".".join(filter(None, (place, name))) or ALONE
 
 
-def once(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def unique(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Parameters by name, each under its first one; another of the same name gets a number.
 
     >>> w, b = object(), object()
-    >>> list(once([("w", w), ("b", b), ("again", w), ("b", object())]))
+    >>> list(unique([("w", w), ("b", b), ("again", w), ("b", object())]))
     ['w', 'b', 'b#2']
     """
     seen: set[int] = set()
@@ -149,11 +149,11 @@ def once(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     for name, parameter in named:
         if id(parameter) not in seen:
             seen.add(id(parameter))
-            found[_free(name, found)] = parameter
+            found[_free_name(name, found)] = parameter
     return found
 
 
-def refuse_misfits(
+def validate_forms(
     forms: Mapping[str, tuple[np.dtype[Any], Sequence[int]]], arrays: Sequence[NDArray[Any]]
 ) -> None:
     """Raise unless there is one array for each parameter, of the dtype and shape it is read in."""
@@ -179,7 +179,7 @@ def _walk(place: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _walk(f"{place}[{key!r}]", part)
 
 
-def _free(name: str, taken: dict[str, Any]) -> str:
+def _free_name(name: str, taken: dict[str, Any]) -> str:
     free, number = name, 1
     while free in taken:
         number += 1

@@ -31,7 +31,7 @@ def state(value: Any) -> Hashable:
 
 
 def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
-    _refuse_what_has_no_memory(value)
+    _validate_memory(value)
     element = value.dtype.name
     dtype = np.dtype(np.uint16) if element == _BFLOAT16 else np.dtype(value.dtype)
     if dtype.kind not in _NUMBERS:
@@ -82,7 +82,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
     forms = {name: (read_array(leaf).dtype, leaf.shape) for name, leaf in parameters.items()}
-    containers.refuse_misfits(forms, arrays)
+    containers.validate_forms(forms, arrays)
     reshape(model, arrays)
 
 
@@ -102,12 +102,12 @@ def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
 
 
 def _parameters(model: Any) -> dict[str, Any]:
-    return containers.once(_leaves(model))
+    return containers.unique(_leaves(model))
 
 
 def _leaves(model: Any) -> list[tuple[str, Any]]:
     return [
-        (containers.joined(place + tree_util.keystr(path)), leaf)
+        (containers.parameter_name(place + tree_util.keystr(path)), leaf)
         for place, holder in containers.leaves(model)
         for path, leaf in tree_util.tree_flatten_with_path(holder.value)[0]
     ]
@@ -122,7 +122,7 @@ def _is_parameter(leaf: Any) -> bool:
 
 def read_array(leaf: Any) -> NDArray[Any]:
     if isinstance(leaf, jax.Array):
-        _refuse_what_has_no_memory(leaf)
+        _validate_memory(leaf)
     array = np.asarray(leaf)
     return array if array.dtype.kind in _NUMBERS else array.astype(np.float32)
 
@@ -134,7 +134,7 @@ def _like(leaf: Any, array: NDArray[Any]) -> Any:
     return jax.device_put(jnp.array(array, dtype=leaf.dtype), leaf.sharding)
 
 
-def _refuse_what_has_no_memory(value: Any) -> None:
+def _validate_memory(value: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         raise InvalidType("a JAX array inside jit, grad or vmap has no values; call weft outside")
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

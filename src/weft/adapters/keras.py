@@ -32,7 +32,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
     forms = {name: (_read(one.value).dtype, one.shape) for name, one in parameters.items()}
-    containers.refuse_misfits(forms, arrays)
+    containers.validate_forms(forms, arrays)
     copies = keras.backend.backend() == "torch"  # others may take over memory that lies well
     for variable, array in zip(parameters.values(), arrays, strict=True):
         variable.assign(array if copies else array.copy())
@@ -59,8 +59,8 @@ def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
 
 
 def _parameters(model: Any) -> dict[str, Any]:
-    return containers.once(
-        (containers.joined(place, name), variable)
+    return containers.unique(
+        (containers.parameter_name(place, name), variable)
         for place, layer in containers.leaves(model)
         for name, variable in _weights_of(layer)
     )

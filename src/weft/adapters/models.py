@@ -26,7 +26,7 @@ def assign(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
         adapter.reshape(model, arrays)
 
 
-def check(model: Any) -> None:
+def validate(model: Any) -> None:
     """Raise for what has no arrays."""
     _adapter(model).names(model)
 

@@ -79,7 +79,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
     forms = {name: (one.dtype.newbyteorder("="), one.shape) for name, one in parameters.items()}
-    containers.refuse_misfits(forms, arrays)
+    containers.validate_forms(forms, arrays)
     for name, parameter in parameters.items():
         if not parameter.flags.writeable:
             raise InvalidValue(f"{name} is a read-only array: pass a copy of it as a parameter")
@@ -105,4 +105,4 @@ def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
 
 def _parameters(model: Any) -> dict[str, NDArray[Any]]:
     found = containers.leaves(model)
-    return containers.once((containers.joined(place), array) for place, array in found)
+    return containers.unique((containers.parameter_name(place), array) for place, array in found)

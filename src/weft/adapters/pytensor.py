@@ -34,7 +34,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
     forms = {name: (_value(one).dtype, _value(one).shape) for name, one in parameters.items()}
-    containers.refuse_misfits(forms, arrays)
+    containers.validate_forms(forms, arrays)
     for variable, array in zip(parameters.values(), arrays, strict=True):
         held = variable.get_value(borrow=True)
         if isinstance(held, np.ndarray) and held.flags.writeable:
@@ -71,8 +71,8 @@ def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
 
 
 def _parameters(model: Any) -> dict[str, Any]:
-    return containers.once(
-        (containers.joined(place, name), variable)
+    return containers.unique(
+        (containers.parameter_name(place, name), variable)
         for place, leaf in containers.leaves(model)
         for name, variable in _variables_of(leaf)
     )

@@ -82,7 +82,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
-    containers.refuse_misfits(_forms(parameters), arrays)
+    containers.validate_forms(_forms(parameters), arrays)
     with torch.no_grad():
         for tensor, array in zip(parameters.values(), arrays, strict=True):
             tensor.copy_(_tensor(array))
@@ -110,7 +110,7 @@ def read_array(tensor: Any) -> NDArray[Any]:
 
 def tensors_live_in(tensors: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> bool:
     """Have all tensors live in the arrays, or none."""
-    containers.refuse_misfits(_forms(tensors), arrays)
+    containers.validate_forms(_forms(tensors), arrays)
     pairs = list(zip(tensors.values(), arrays, strict=True))
     if not all(_can_live_in(tensor, array) for tensor, array in pairs):
         return False
@@ -134,8 +134,8 @@ def _can_live_in(tensor: Any, array: NDArray[Any]) -> bool:
 
 def _parameters(model: Any) -> dict[str, Any]:
     """In the order of `state_dict`, but the live tensors, whatever hooks make of them there."""
-    return containers.once(
-        (containers.joined(place, name), tensor)
+    return containers.unique(
+        (containers.parameter_name(place, name), tensor)
         for place, leaf in containers.leaves(model)
         for name, tensor in _tensors_of(leaf)
     )
@@ -154,10 +154,10 @@ def _tensors_of(leaf: Any) -> Iterator[tuple[str, Any]]:
         for name, tensor in [*module.named_parameters(recurse=False), *lasting]:
             if is_lazy(tensor):
                 raise InvalidValue(
-                    f"{containers.joined(place, name)} has no shape yet: pass a batch through the "
-                    "module first"
+                    f"{containers.parameter_name(place, name)} has no shape yet: pass a batch "
+                    "through the module first"
                 )
-            yield containers.joined(place, name), tensor
+            yield containers.parameter_name(place, name), tensor
 
 
 def _forms(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

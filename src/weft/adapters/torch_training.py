@@ -124,7 +124,7 @@ def step(
     except Exception as error:
         member.group.refuse("train_step", error)
         raise
-    gradients.add_up(member.group)
+    gradients.sum_in_place(member.group)
     value = gradients.take(parameters)
     # averages over rows, such as those of batch normalisation, or the same everywhere
     buffers = [one for one in model.buffers() if one.numel()]
@@ -212,7 +212,7 @@ class Gradients:
                 )
             part.copy_(one.grad.detach())
 
-    def add_up(self, group: Any) -> None:
+    def sum_in_place(self, group: Any) -> None:
         """Have them be the sums over all ranks."""
         group.all_reduce(self._flat, out=self._flat)
 
