@@ -50,7 +50,7 @@ POINTS = (
     "share.attach",  # is about to attach somebody's shared array
     "share.attached",  # has attached it
     "worker.started",  # a worker is about to listen to its driver
-    "worker.learned",  # it has a function
+    "worker.cached",  # it has a function
     "work.received",  # it has the items and is about to run them
     "work.done",  # it has run them
     "work.packed",  # its results are ready to be sent, the large ones in shared memory

@@ -83,7 +83,7 @@ def test_what_is_too_much_at_once_is_sent_bit_by_bit(
 ) -> None:
     """A driver does not wait for a worker: it keeps the rest, and sends when there is room."""
     driver, worker, _ = ends
-    large = Work(b"digest", 0, b"x" * 5_000_000, None, False, 1)
+    large = Work(b"digest", 0, b"x" * 5_000_000, None, False)
     driver.send(large)
     assert driver.unsent
     driver.send(Stopped())
@@ -129,7 +129,7 @@ def test_the_end_of_the_other_side_is_closed(
     with pytest.raises(Closed, match="the other end closed the connection"):
         driver.receive()
     with pytest.raises(Closed):
-        driver.send(Work(b"digest", 0, b"x" * 1_000_000, None, False, 1))
+        driver.send(Work(b"digest", 0, b"x" * 1_000_000, None, False))
 
 
 class Struck(Exception):

@@ -45,7 +45,7 @@ _IDLE = 0.5
 _NO_ITEM = (1 << 64) - 1
 
 
-class Door(Protocol):
+class Listener(Protocol):
     """Where drivers come in that did not start the server themselves."""
 
     def fileno(self) -> int: ...
@@ -75,16 +75,16 @@ class _Worker:
 
 
 class Server:
-    """Starts workers for its drivers until the last is gone and no door is open."""
+    """Starts workers for its drivers until the last is gone and no listener is open."""
 
     def __init__(
         self,
         drivers: Sequence[Channel],
-        door: Door | None = None,
+        listener: Listener | None = None,
         *,
         when_idle: Callable[[], None] | None = None,
     ) -> None:
-        self._door = door
+        self._listener = listener
         self._when_idle = when_idle
         self._drivers: list[_Driver] = []
         self._workers: dict[int, _Worker] = {}
@@ -102,7 +102,7 @@ class Server:
         return len(self._drivers), len(self._workers)
 
     def run(self) -> None:
-        while self._drivers or self._workers or self._door is not None:
+        while self._drivers or self._workers or self._listener is not None:
             self.step()
 
     def step(self) -> None:
@@ -113,8 +113,8 @@ class Server:
             when_idle()
         # now: what is closed below leaves its number to what is opened below
         ended = [worker for worker in self._workers.values() if worker.pidfd in ready]
-        if self._door is not None and self._door.fileno() in ready:
-            channel = self._door.accept()
+        if self._listener is not None and self._listener.fileno() in ready:
+            channel = self._listener.accept()
             if channel is not None:
                 self._add(channel)
         for driver in list(self._drivers):
@@ -130,8 +130,8 @@ class Server:
     def _wait(self) -> set[int]:
         poll = select.poll()
         watched = [fd for driver in self._drivers for fd in (driver.channel.fileno(), driver.pidfd)]
-        if self._door is not None:
-            watched.append(self._door.fileno())
+        if self._listener is not None:
+            watched.append(self._listener.fileno())
         for descriptor in (*watched, *self._workers):
             poll.register(descriptor, select.POLLIN)
         limits = [max(0.0, due - time.monotonic()) for due in self._kill_at.values()]
@@ -154,7 +154,7 @@ class Server:
             self._forget(driver)
             return
         except WeftError as error:
-            _tell(str(error))
+            _report(str(error))
             self._forget(driver)
             return
         if isinstance(message, Close):
@@ -165,7 +165,7 @@ class Server:
         except Closed:
             self._forget(driver)
         except OSError as error:
-            _tell(f"no more workers can be started: {error}")
+            _report(f"no more workers can be started: {error}")
             self._forget(driver)
         finally:
             for descriptor in descriptors:
@@ -225,8 +225,8 @@ class Server:
             os.close(driver.pidfd)
         for pidfd in self._workers:
             os.close(pidfd)
-        if self._door is not None:
-            os.close(self._door.fileno())
+        if self._listener is not None:
+            os.close(self._listener.fileno())
 
     def _reap(self, ended: Sequence[_Worker]) -> None:
         kills, before = oom_kills() if ended else self._oom_kills, self._oom_kills
@@ -257,7 +257,7 @@ class Server:
 
     def _close(self) -> None:
         """Let nobody else in, and end all workers."""
-        self._door = None
+        self._listener = None
         for driver in list(self._drivers):
             self._forget(driver)
 
@@ -277,7 +277,7 @@ class Server:
             os.kill(worker.pid, signal.SIGKILL)
 
 
-def _tell(what: str) -> None:
+def _report(what: str) -> None:
     with contextlib.suppress(Exception):  # stderr may be gone
         print(f"weft: {what}", file=sys.stderr)
 

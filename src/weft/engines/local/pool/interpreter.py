@@ -31,7 +31,7 @@ _ENDING = 2.0
 _ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
-def get_ready() -> None:
+def prestart() -> None:
     """Start one for whoever takes it next."""
     if not _ready:
         _ready.append(_start())

@@ -50,7 +50,7 @@ _TIMEVAL = struct.Struct("ll")
 _CREDENTIALS = struct.Struct("3i")
 
 
-def check_name(name: object) -> str:
+def validate_name(name: object) -> str:
     """The name of a pipe; True stands for the default one."""
     if name is True:
         return DEFAULT
@@ -68,14 +68,14 @@ def check_name(name: object) -> str:
 # the server's side
 
 
-class _Door:
+class _PipeListener:
     """Where drivers come in."""
 
     def __init__(self, name: str, size: int) -> None:
         self._size = size
         self.server: Server | None = None
         try:
-            self._listener = connection.Listener(_address(name), "AF_UNIX", backlog=_WAITING)
+            self._socket = connection.Listener(_address(name), "AF_UNIX", backlog=_WAITING)
         except OSError as error:
             raise LaunchError(
                 f"the pipe {name!r} is served already ({error.strerror}); use it, or end it with\n"
@@ -83,13 +83,13 @@ class _Door:
             ) from None
 
     def fileno(self) -> int:
-        return self._listener._listener._socket.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._socket._listener._socket.fileno()  # type: ignore[attr-defined, no-any-return]
 
     def accept(self) -> Channel | None:
         """The next driver, if it has the key."""
         try:
             with (
-                self._listener.accept() as caller,
+                self._socket.accept() as caller,
                 socket.socket(fileno=os.dup(caller.fileno())) as raw,
             ):
                 pid, user, _ = _CREDENTIALS.unpack(
@@ -97,7 +97,7 @@ class _Door:
                 )
                 if user != os.geteuid():
                     return None
-                _hurry(raw)
+                _set_timeouts(raw)
                 connection.deliver_challenge(caller, read_key())
                 connection.answer_challenge(caller, read_key())
                 return self._hand_over(raw, pid)
@@ -125,7 +125,7 @@ def serve(name: str, size: int, ready: int) -> None:
     with open(ready, "w") as answer:
         try:
             read_key()
-            door = _Door(name, size)
+            listener = _PipeListener(name, size)
         except (LaunchError, Refused) as error:
             answer.write(str(error))
             return
@@ -135,8 +135,8 @@ def serve(name: str, size: int, ready: int) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     os.chdir("/")
-    door.server = Server([], door)
-    door.server.run()
+    listener.server = Server([], listener)
+    listener.server.run()
 
 
 def open_pipe(name: str, size: int) -> None:
@@ -171,10 +171,10 @@ def open_pipe(name: str, size: int) -> None:
 def connect(name: str) -> tuple[Channel, Pool]:
     """Reach a fork server behind a pipe. Raises NoSuchPipe, Refused."""
     with socket.socket(socket.AF_UNIX) as raw:
-        _hurry(raw)
+        _set_timeouts(raw)
         try:
             raw.connect(_address(name))
-            channel, pool = _let_in(raw)
+            channel, pool = _authenticate(raw)
         except (ConnectionRefusedError, FileNotFoundError):
             served = ", ".join(names()) or "none"
             raise NoSuchPipe(
@@ -196,8 +196,8 @@ def connect(name: str) -> tuple[Channel, Pool]:
     return channel, pool
 
 
-def _let_in(raw: socket.socket) -> tuple[Channel, Pool]:
-    """The mirror of `_Door.accept`."""
+def _authenticate(raw: socket.socket) -> tuple[Channel, Pool]:
+    """The mirror of `_PipeListener.accept`."""
     with connection.Connection(os.dup(raw.fileno())) as caller:
         connection.answer_challenge(caller, read_key())
         connection.deliver_challenge(caller, read_key())
@@ -240,7 +240,7 @@ def _address(name: str) -> str:
     return f"\0weft/pipe/{os.geteuid()}/{name}"
 
 
-def _hurry(raw: socket.socket) -> None:
+def _set_timeouts(raw: socket.socket) -> None:
     """Let the other end keep this one waiting for so long and no longer."""
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         raw.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_PATIENCE, 0))

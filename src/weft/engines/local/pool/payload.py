@@ -45,7 +45,7 @@ class Payload:
     def __init__(self, *, pinned: bool = False, most: int | None = None) -> None:
         """`most` bytes of arrays are not in the payload; None: any number."""
         self._most = most
-        self.payload = b""
+        self.data = b""
         #: bytes of arrays that are not in the payload
         self.shared = 0
         self._pinned = pinned
@@ -59,7 +59,7 @@ class Payload:
     def digest(self) -> bytes:
         import hashlib
 
-        return hashlib.blake2b(self.payload, digest_size=16).digest()
+        return hashlib.blake2b(self.data, digest_size=16).digest()
 
     @property
     def has_references(self) -> bool:
@@ -83,7 +83,7 @@ class Payload:
         pickler = pickle.Pickler(file, _PROTOCOL)
         pickler.dispatch_table = {**copyreg.dispatch_table, **self._reducers()}
         pickler.dump(value)
-        self.payload = file.getvalue()
+        self.data = file.getvalue()
 
     def dump_by_value(self, value: Any) -> None:
         """Pickle a value by cloudpickle's."""
@@ -97,7 +97,7 @@ class Payload:
         pickler.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reducers()}
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
-        self.payload = file.getvalue()
+        self.data = file.getvalue()
         self.drop_array_cache()
 
     def drop_array_cache(self) -> None:
@@ -107,21 +107,21 @@ class Payload:
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
         if "numpy" not in sys.modules:
             return {}
-        large_arrays = _large_arrays()
-        found: dict[type, Callable[[Any], Any]] = dict.fromkeys(large_arrays.KINDS, self._array)
+        payload_arrays = _payload_arrays()
+        found: dict[type, Callable[[Any], Any]] = dict.fromkeys(payload_arrays.KINDS, self._array)
         if "torch" in sys.modules:
-            found[sys.modules["torch"].Tensor] = large_arrays.reduce_tensor
+            found[sys.modules["torch"].Tensor] = payload_arrays.reduce_tensor
         return found
 
     def _array(self, array: Any) -> Any:
-        large_arrays = _large_arrays()
-        if not large_arrays.is_large(array):
-            return large_arrays.reduce_small(array)
+        payload_arrays = _payload_arrays()
+        if not payload_arrays.is_large(array):
+            return payload_arrays.reduce_small(array)
         if id(array) not in self._reduced:
             if self._most is not None and self.shared + array.nbytes > self._most:
                 raise PayloadTooLarge(f"more than {self._most} bytes")
-            shared = large_arrays.in_shared_memory(array)
-            reduced = large_arrays.reduce(array, shared, pin=self._pinned)
+            shared = payload_arrays.in_shared_memory(array)
+            reduced = payload_arrays.reduce(array, shared, pin=self._pinned)
             (self._pins if self._pinned else self._held).append(
                 reduced[1][0] if self._pinned else shared
             )
@@ -130,15 +130,15 @@ class Payload:
         return self._reduced[id(array)][1]
 
 
-class ForSeveral(Payload):
+class CommonPayload(Payload):
     """Sent to several workers, each of which may change its arrays: none sees another's changes."""
 
     def _array(self, array: Any) -> Any:
-        return _large_arrays().private_there(super()._array(array))
+        return _payload_arrays().as_copy_on_write(super()._array(array))
 
 
 @cache
-def _large_arrays() -> Any:
+def _payload_arrays() -> Any:
     """The module, which loads NumPy: only once there is an array to be sent."""
     from weft.engines.local.pool import payload_arrays
 
@@ -149,10 +149,10 @@ class SharedPayload:
     """A value that several workers get, packed only once for all. It is of use while this lives."""
 
     def __init__(self, value: Any, name: str) -> None:
-        self._packed = _pack(ForSeveral(), [value], None, name)
+        self._payload = _pack(CommonPayload(), [value], None, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_one, (self._packed.payload,)
+        return _load_one, (self._payload.data,)
 
 
 def _load_one(payload: bytes) -> Any:
@@ -194,7 +194,7 @@ def pack(
     items: list[Any],
     first: int,
     name: str = "items",
-    packed: Payload | None = None,
+    payload: Payload | None = None,
     *,
     pinned: bool = False,
 ) -> Payload:
@@ -202,39 +202,39 @@ def pack(
 
     Raises InvalidType, which says what in which of them is in the way.
     """
-    return _pack(packed or Payload(pinned=pinned), items, first, name)
+    return _pack(payload or Payload(pinned=pinned), items, first, name)
 
 
-def _pack(packed: Payload, items: list[Any], first: int | None, name: str) -> Payload:
+def _pack(payload: Payload, items: list[Any], first: int | None, name: str) -> Payload:
     """Errors call an item by the name, with its index, which is that of the first or a later one;
     without one if there is no first."""
     # a lone tuple is what most functions of a team return
     values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
     if _EXACTLY_THESE.issuperset(map(type, values)):
-        packed.payload = pickle.dumps(items, _PROTOCOL)
-        return packed
+        payload.data = pickle.dumps(items, _PROTOCOL)
+        return payload
     try:
-        packed.dump(items)
-        if b"__main__" not in packed.payload:
-            packed.drop_array_cache()
-            return packed
+        payload.dump(items)
+        if b"__main__" not in payload.data:
+            payload.drop_array_cache()
+            return payload
     except BaseException as error:  # a class's own pickling may raise anything
-        packed.payload = b""
+        payload.data = b""
         if is_interrupt(error):
-            packed.release()
+            payload.release()
             raise
     try:
-        packed.dump_by_value(items)
+        payload.dump_by_value(items)
     except BaseException as error:
-        packed.release()
+        payload.release()
         if is_interrupt(error):
             raise
         for index, item in enumerate(items, first or 0):
             if not _pickles(item):
                 which = name if first is None else f"{name}[{index}]"
-                raise unpicklable(item, which, error) from error
+                raise unpicklable_error(item, which, error) from error
         raise
-    return packed
+    return payload
 
 
 def pack_function(function: Callable[..., Any]) -> Payload:
@@ -242,15 +242,15 @@ def pack_function(function: Callable[..., Any]) -> Payload:
 
     Raises InvalidType.
     """
-    packed = ForSeveral()
+    payload = CommonPayload()
     try:
-        packed.dump_by_value(function)
+        payload.dump_by_value(function)
     except BaseException as error:
-        packed.release()
+        payload.release()
         if is_interrupt(error):
             raise
-        raise unpicklable(function, "fun", error) from error
-    return packed
+        raise unpicklable_error(function, "fun", error) from error
+    return payload
 
 
 def load(payload: bytes, seconds: float | None = None) -> Any:
@@ -281,7 +281,7 @@ def lease_borrowed() -> None:
         blocks.lease_borrowed()
 
 
-def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:
+def unpicklable_error(value: Any, name: str, error: BaseException) -> InvalidType:
     path, part = path_to_fault(value, name, _pickles)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return InvalidType(

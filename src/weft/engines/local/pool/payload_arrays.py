@@ -36,12 +36,12 @@ _MAPPED = 1 << 20
 _ONE_LETTER = frozenset(np.typecodes["All"]) - frozenset("SUVOMm")
 
 
-class Placed(SharedArray):
+class PlacedArray(SharedArray):
     """What was put into shared memory for workers: they get it as a plain array, where it lies."""
 
 
 #: exactly these classes; others are pickled as they want to be
-KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, Placed)
+KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, PlacedArray)
 
 
 def is_large(array: Array) -> bool:
@@ -69,19 +69,19 @@ def reduce(array: Any, shared: SharedArray, *, pin: bool) -> tuple[Any, tuple[An
     arguments = describe(shared, refer(buffer_of(shared)))
     if type(array) is SharedArray:
         return attach, arguments
-    return _plain, (*arguments[:-1], array.flags.writeable)
+    return as_view, (*arguments[:-1], array.flags.writeable)
 
 
-def copied_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+def as_copy(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """What to pickle in its place if several get it, and each may change its own; arrays of
     `weft.share` stay everybody's."""
-    return (_copy, *reduced[1:]) if reduced[0] is _plain else reduced
+    return (copied, *reduced[1:]) if reduced[0] is as_view else reduced
 
 
-def private_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+def as_copy_on_write(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same where few change theirs: what nobody changes is one memory for all."""
-    changeable = reduced[0] is _plain and reduced[1][-1]
-    return (_private, *reduced[1:]) if changeable else reduced
+    changeable = reduced[0] is as_view and reduced[1][-1]
+    return (copy_on_write_view, *reduced[1:]) if changeable else reduced
 
 
 def place(array: Array, *, readonly: bool) -> Any:
@@ -91,7 +91,7 @@ def place(array: Array, *, readonly: bool) -> Any:
     if array.dtype.hasobject or type(array) not in KINDS:
         return _ReadOnly(array) if readonly else array
     shared = in_shared_memory(array)
-    return (read_only(shared) if readonly else shared).view(Placed)
+    return (read_only(shared) if readonly else shared).view(PlacedArray)
 
 
 class _ReadOnly:
@@ -135,38 +135,38 @@ def _small(data: bytes, letter: str, shape: tuple[int, ...]) -> Any:
     return np.ndarray(shape, letter, data).copy()
 
 
-def _plain(reference: Reference, *arguments: Any) -> Any:
+def as_view(reference: Reference, *arguments: Any) -> Any:
     return attach(reference, *arguments).view(np.ndarray)
 
 
-def _copy(reference: Reference, *arguments: Any) -> Any:
+def copied(reference: Reference, *arguments: Any) -> Any:
     shared = attach(reference, *arguments)
     copy = np.array(shared, order="K", subok=False)
     copy.flags.writeable = shared.flags.writeable
     return copy
 
 
-def _private(reference: Reference, *arguments: Any) -> Any:
+def copy_on_write_view(reference: Reference, *arguments: Any) -> Any:
     block = blocks.attach(reference)
     shape, dtype, offset, strides, _ = arguments
     if block.length >= _MAPPED:
         try:
-            memory = _Private.over(block)
+            memory = _CopyOnWriteMapping.over(block)
         except (OSError, ValueError):  # no descriptor is left, or it has been given up
-            return _copy(reference, *arguments)
+            return copied(reference, *arguments)
         begin = block.offset % mmap.ALLOCATIONGRANULARITY + offset
         return np.ndarray(shape, dtype, buffer=memory, offset=begin, strides=strides)
-    return _copy(reference, *arguments)
+    return copied(reference, *arguments)
 
 
-class _Private(mmap.mmap):
+class _CopyOnWriteMapping(mmap.mmap):
     """A block as this process alone sees it: a page is copied when it is first written to."""
 
     #: in use for as long as this is: what was not written to is still the block's
     block: Block
 
     @classmethod
-    def over(cls, block: Block) -> _Private:
+    def over(cls, block: Block) -> _CopyOnWriteMapping:
         before = block.offset % mmap.ALLOCATIONGRANULARITY
         memory = cls(
             block.segment.descriptor,

@@ -18,7 +18,7 @@ Items that a thread of their own draws, so that who hands them out never waits f
     map's thread                      items' thread
     draw: some are wanted    ──>      asks the iterator
     attends to the workers            (which may take for ever)
-    draw: here they are      <──      rings the bell
+    draw: here they are      <──      wakes it up
 
 The thread asks for no more than is wanted, and only then. When the map ends while the iterator is
 at work, the thread stays until that has given its next item: nobody can end it.
@@ -58,7 +58,7 @@ from weft.engines.local.pool.payload import (
     pack_items,
 )
 from weft.engines.local.pool.workers import (
-    LOOK,
+    CHECK_INTERVAL,
     ReadyEvents,
     Watch,
     Worker,
@@ -125,7 +125,7 @@ class _Task(NamedTuple):
     """A chunk in a worker's hands."""
 
     chunk: Chunk
-    packed: Payload
+    payload: Payload
 
 
 class Run:
@@ -155,7 +155,7 @@ class Run:
         # REMOVED IMPORT
 
         self._feed = Feed(items)
-        self._watch.listen(self._feed.bell)
+        self._watch.watch_wakeup(self._feed.wakeup)
         return self._feed.draw
 
     def steps(self) -> Generator[Finished, None, None]:
@@ -173,7 +173,7 @@ class Run:
         if os.getpid() != self._process:
             return  # a forked child leaves the parent's function: these are the parent's workers
         if self._feed is not None:
-            self._watch.listen(-1)
+            self._watch.watch_wakeup(-1)
             self._feed.close()
         try:
             if self._busy:
@@ -185,7 +185,7 @@ class Run:
                 self._drop(worker)
             rested = [*self._idle, *self._served]
             for worker, events in self._watch.wait(0).items():
-                self._watch.echo(worker, events)
+                self._watch.relay(worker, events)
             self._workers.note_cost(self._job.function.digest, self._schedule.cost)
             self._workers.give_back(rested, self._watch)
 
@@ -201,7 +201,7 @@ class Run:
         deadline = time.monotonic() + _GRACE
         while self._busy and (remaining := deadline - time.monotonic()) > 0:
             for worker, events in watch.wait(remaining).items():
-                watch.echo(worker, events)
+                watch.relay(worker, events)
                 self._dismiss(worker, events)
                 if worker not in self._busy:
                     watch.remove(worker)
@@ -216,7 +216,7 @@ class Run:
             if chunk is None:
                 break
             try:
-                packed = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
+                payload = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
             except PayloadTooLarge:
                 self._schedule.resend_singly(chunk)
                 continue
@@ -229,7 +229,7 @@ class Run:
                     unsent = Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                     failed.append(unsent)
                 continue
-            self._give(self._idle.pop(), _Task(chunk, packed))
+            self._give(self._idle.pop(), _Task(chunk, payload))
         return failed
 
     def _next(self) -> Chunk | None:
@@ -240,8 +240,8 @@ class Run:
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
-        chunk, payload = task.chunk, task.packed.payload
-        work = Work(job.function.digest, chunk.first, payload, job.seed, job.keep_going)
+        chunk, items = task.chunk, task.payload.data
+        work = Work(job.function.digest, chunk.first, items, job.seed, job.keep_going)
         self._busy[worker] = task
         with contextlib.suppress(Closed):  # its pidfd says so too
             worker.give(job.function, work)
@@ -253,16 +253,16 @@ class Run:
     def _wait(self) -> ReadyEvents:
         """The workers that want something. Raises Stalled, Cancelled."""
         while True:
-            self._look()
-            wants = self._watch.wait(self._limits.pause)
-            if wants or self._watch.rang:
-                return wants
+            self._check()
+            events = self._watch.wait(self._limits.pause)
+            if events or self._watch.woken:
+                return events
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
-        self._watch.echo(worker, events)
+        self._watch.relay(worker, events)
         message = None
         ended = worker.pidfd in events
         if worker.frames.fileno() in events:
@@ -308,10 +308,10 @@ class Run:
             chunk.first + position: self._restored(worker, failure, chunk.first + position)
             for position, failure in message.failures
         }
-        self._schedule.done(len(values), message.seconds, task.packed.shared + message.shared)
+        self._schedule.done(len(values), message.seconds, task.payload.shared + message.shared)
         yield self._finished(worker, chunk, values, errors)._replace(
             seconds=message.seconds,
-            sent=len(task.packed.payload) + task.packed.shared,
+            sent=len(task.payload.data) + task.payload.shared,
             received=len(message.values) + message.shared,
         )
 
@@ -319,7 +319,7 @@ class Run:
         """It has nothing left to do of its chunk."""
         task = self._busy.pop(worker)
         (self._served if self._job.one_each else self._idle).append(worker)
-        task.packed.release()
+        task.payload.release()
 
     def _not_loaded(
         self, worker: Worker, message: Done, error: Exception
@@ -328,7 +328,7 @@ class Run:
         if by_signal_handler(error):
             raise error
         if isinstance(error, Stalled) and self._limits.over:
-            raise self._limits.stalled(self._where()) from None
+            raise self._limits.stalled_error(self._where()) from None
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
             yield from self._lose(worker)
             return
@@ -393,7 +393,7 @@ class Run:
     def _replace(self, worker: Worker) -> Ended | None:
         """Have a fresh worker in the place of one that has ended; how that was."""
         ended = self._drop(worker)
-        fresh = self._workers.replace(worker, self._look)
+        fresh = self._workers.replace(worker, self._check)
         self._idle.append(fresh)
         self._watch.add(fresh)
         return ended
@@ -408,7 +408,7 @@ class Run:
         ended = self._workers.end(worker)
         task = self._busy.pop(worker, None)
         if task is not None:
-            task.packed.release()  # only now: until its end it may write there
+            task.payload.release()  # only now: until its end it may write there
         return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
@@ -462,13 +462,13 @@ class Limits:
     def pause(self) -> float:
         """Seconds until the next look."""
         if self._deadline == math.inf:
-            return LOOK
-        return max(0.0, min(LOOK, self._deadline - time.monotonic()))
+            return CHECK_INTERVAL
+        return max(0.0, min(CHECK_INTERVAL, self._deadline - time.monotonic()))
 
     def check(self, where: Callable[[], str] = lambda: "  no worker has started yet") -> None:
         """Raise Stalled or Cancelled if it has to end; `where` says who has what."""
         if self._deadline < math.inf and self.over:
-            raise self.stalled(where())
+            raise self.stalled_error(where())
         if self._job.cancelled is not None and self._job.cancelled():
             raise Cancelled("the map was cancelled")
 
@@ -484,11 +484,11 @@ class Limits:
             with guard:
                 return action()
         except ComputationInterrupted:
-            raise self.stalled(where()) from None
+            raise self.stalled_error(where()) from None
         finally:
             guard.close()
 
-    def stalled(self, where: str) -> Stalled:
+    def stalled_error(self, where: str) -> Stalled:
         return Stalled(
             f"map: {self._job.timeout} s have passed and items are not finished; pass a longer "
             f"timeout=, or find out why these take so long:\n{where}"
@@ -511,7 +511,7 @@ class Feed:
         self._error: BaseException | None = None
         try:
             #: readable when something has come; who waits for it reads it
-            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as error:
             raise translated(error) from error
         interruption.start(threading.Thread(target=self._run, name="weft items", daemon=True))
@@ -537,7 +537,7 @@ class Feed:
             if not self._closed:
                 self._closed = True
                 self._news.notify_all()
-                os.close(self.bell)
+                os.close(self.wakeup)
 
     # the items' thread
 
@@ -549,18 +549,18 @@ class Feed:
                 while self._is_asked():
                     self._here.append(next(self._items))
                     if len(self._here) == 1:
-                        self._ring()  # the next may be slow to come
+                        self._wake()  # the next may be slow to come
             except StopIteration:
                 self._ended = True
             except BaseException as error:  # it is raised in who draws
                 self._error, self._ended = error, True
-            self._ring()
+            self._wake()
 
     def _is_asked(self) -> bool:
         return len(self._here) < self._wanted and not self._ended and not self._closed
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with self._news:
             self._news.notify_all()
             if not self._closed:
-                os.eventfd_write(self.bell, 1)
+                os.eventfd_write(self.wakeup, 1)

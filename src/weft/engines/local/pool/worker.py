@@ -90,9 +90,9 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                     faults.reach("work.replied")
                 del answer
             elif isinstance(message, CacheFunction):
-                functions[message.digest] = _learn(message)
+                functions[message.digest] = _load_function(message)
                 if faults.armed:
-                    faults.reach("worker.learned")
+                    faults.reach("worker.cached")
             elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
             elif isinstance(message, Cancel):
@@ -177,7 +177,7 @@ def _limit_threads(threads: int) -> None:
         set_own_threads(own)
 
 
-def _learn(message: CacheFunction) -> Callable[[Any], Any] | Failure:
+def _load_function(message: CacheFunction) -> Callable[[Any], Any] | Failure:
     try:
         function: Callable[[Any], Any] = load(message.function)
         return function
@@ -224,12 +224,12 @@ def _reply(
     seconds = time.perf_counter() - start
     if faults.armed:
         faults.reach("work.done")
-    packed = _pack_values(values, failures, work.first)
+    payload = _pack_values(values, failures, work.first)
     if faults.armed:
         faults.reach("work.packed")
     _flush()
-    payload, packed.payload = packed.payload, b""  # it is kept only for its memory
-    return Done(payload, failures, seconds, packed.shared), packed
+    data, payload.data = payload.data, b""  # the payload is kept only for its memory
+    return Done(data, failures, seconds, payload.shared), payload
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:

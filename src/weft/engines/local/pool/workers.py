@@ -42,19 +42,19 @@ from weft.errors import LaunchError, Loss, WorkerLost, format_bytes
 from weft.resources import host_name
 
 #: seconds between two looks at whether a job was cancelled
-LOOK = 0.05
+CHECK_INTERVAL = 0.05
 
 #: seconds for the fork server to load what workers need, and for one worker to start
 _START = 60.0
 
 #: seconds for the fork server to say how a worker ended
-_LAST_WORDS = 2.0
+_END = 2.0
 
 #: functions of which it is known what they take
 _COSTS = 256
 
 #: raises when there is no use in waiting any longer
-Look = Callable[[], None]
+Check = Callable[[], None]
 
 
 class Workers:
@@ -74,18 +74,18 @@ class Workers:
         self._costs: dict[bytes, Cost] = {}
 
     def lend(
-        self, wanted: Sequence[str | None], threads: int, look: Look = lambda: None
+        self, wanted: Sequence[str | None], threads: int, check: Check = lambda: None
     ) -> tuple[list[Worker], Watch]:
         """Workers for one call, warm ones first: for each wanted GPU, or None, one that sees it.
 
-        While they start `look` is called again and again; it raises when the call has to end."""
+        While they start `check` is called again and again; it raises when the call has to end."""
         lent: list[Worker] = []
         locked: list[bool] = []
         try:
             try:
-                self._take_lock(locked, look)
+                self._take_lock(locked, check)
                 for gpu in wanted:
-                    lent.append(self._take(gpu) or self._start(gpu, look))
+                    lent.append(self._take(gpu) or self._start(gpu, check))
                 watch, self._watch = self._watch, None
             finally:
                 if any(locked):
@@ -97,12 +97,12 @@ class Workers:
             raise
         return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
 
-    def replace(self, worker: Worker, look: Look) -> Worker:
+    def replace(self, worker: Worker, check: Check) -> Worker:
         """A worker in the place of one that has ended."""
         locked: list[bool] = []
         try:
-            self._take_lock(locked, look)
-            fresh = self._start(worker.gpu, look)
+            self._take_lock(locked, check)
+            fresh = self._start(worker.gpu, check)
         finally:
             if any(locked):
                 self._lock.release()
@@ -150,12 +150,12 @@ class Workers:
     def end(self, worker: Worker) -> Ended | None:
         """End a worker, if it has not ended; how it did, or None if nobody saw it."""
         worker.kill()
-        ended = self._last_words(worker)
+        ended = self._await_end(worker)
         if ended is None:  # the fork server would have ended what it has started
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
             if worker.pidfd >= 0:  # what it may write to is used again
-                readable(worker.pidfd, _LAST_WORDS)
+                readable(worker.pidfd, _END)
         worker.close()
         return ended
 
@@ -173,7 +173,7 @@ class Workers:
             for worker in self._idle:
                 worker.close()
             self._idle.clear()
-            self._hang_up()
+            self._disconnect()
 
     def abandon(self) -> None:
         """In a forked child: these are the parent's workers. The child can start its own."""
@@ -187,14 +187,14 @@ class Workers:
         self._idle, self._ends = [], {}
         self._lock = threading.Lock()
 
-    def _take_lock(self, locked: list[bool], look: Look) -> None:
+    def _take_lock(self, locked: list[bool], check: Check) -> None:
         """Take the lock, which another thread has for as long as it starts a worker. `locked` ends
         with whether it was taken, also if a signal handler raises: `extend` and `map` are one step
         (see frames.py)."""
         while not any(locked):
-            locked.extend(map(self._lock.acquire, (True,), (LOOK,)))
+            locked.extend(map(self._lock.acquire, (True,), (CHECK_INTERVAL,)))
             if not locked[-1]:
-                look()
+                check()
 
     # with the lock held
 
@@ -205,19 +205,19 @@ class Workers:
                 return self._idle.pop(place)
         return None
 
-    def _start(self, gpu: str | None, look: Look) -> Worker:
+    def _start(self, gpu: str | None, check: Check) -> Worker:
         fresh = self._server is None
         try:
-            return self._start_one(gpu, look)
+            return self._start_one(gpu, check)
         except Closed:
-            self._hang_up()
+            self._disconnect()
         if not fresh:  # it was ended since it was last heard of
             with contextlib.suppress(Closed):
-                return self._start_one(gpu, look)
-            self._hang_up()
-        raise self._server_ended()
+                return self._start_one(gpu, check)
+            self._disconnect()
+        raise self._server_ended_error()
 
-    def _start_one(self, gpu: str | None, look: Look) -> Worker:
+    def _start_one(self, gpu: str | None, check: Check) -> Worker:
         """Raises Closed if the fork server has ended, or does not answer."""
         server = self._connect()
         number = self._started
@@ -231,16 +231,16 @@ class Workers:
             except OSError as error:
                 raise translated(error) from error
             server.send(Start(number), [remote.fileno(), out[1], err[1]])
-            pid, pidfd = self._await_start(server, number, look)
+            pid, pidfd = self._await_start(server, number, check)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
-            echoes = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
+            relays = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
             ours.pop_all()  # they are the worker's now
-            worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), echoes=echoes)
+            worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), relays=relays)
             worker.gpu, worker.server = gpu, server
             return worker
 
-    def _server_ended(self) -> LaunchError:
+    def _server_ended_error(self) -> LaunchError:
         if self._pipe is not None:
             return LaunchError(
                 f"the pipe {self._pipe!r} was closed; it is opened again by\n"
@@ -251,11 +251,11 @@ class Workers:
             "says why"
         )
 
-    def _await_start(self, server: Channel, number: int, look: Look) -> tuple[int, int]:
+    def _await_start(self, server: Channel, number: int, check: Check) -> tuple[int, int]:
         deadline = time.monotonic() + _START
         while (now := time.monotonic()) < deadline:
-            look()
-            if not server.wait(min(deadline, now + LOOK)):
+            check()
+            if not server.wait(min(deadline, now + CHECK_INTERVAL)):
                 continue
             message, descriptors = server.receive(Started, Ended)
             if isinstance(message, Ended):
@@ -268,7 +268,7 @@ class Workers:
 
     def _connect(self) -> Channel:
         if self._process is not None and self._process.poll() is not None:
-            self._hang_up()
+            self._disconnect()
         if self._server is None and self._pipe is not None:
             from weft.engines.local.pool import named_pipe  # which loads much, and is seldom needed
 
@@ -278,7 +278,7 @@ class Workers:
             self._server = Channel(connection)
         return self._server
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         server, self._server = self._server, None
         process, self._process = self._process, None
         self._started = 0
@@ -287,12 +287,12 @@ class Workers:
             server.close()
         if process is not None:
             with contextlib.suppress(OSError):
-                if not _ends(process.pid, _LAST_WORDS):  # somebody has stopped it
+                if not _ends(process.pid, _END):  # somebody has stopped it
                     process.kill()
             process.wait()
 
-    def _last_words(self, worker: Worker) -> Ended | None:
-        deadline = time.monotonic() + _LAST_WORDS
+    def _await_end(self, worker: Worker) -> Ended | None:
+        deadline = time.monotonic() + _END
         with self._lock:
             try:
                 while worker.number not in self._ends:
@@ -359,21 +359,21 @@ class Worker:
     """Its connection, its outputs, and what it knows."""
 
     def __init__(
-        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[OutputRelay]
+        self, number: int, pid: int, *, pidfd: int, frames: Frames, relays: list[OutputRelay]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
         self.host = host_name()
         self.frames = frames
-        self.echoes = echoes
+        self.relays = relays
         #: where it answers, where it ends, where it prints
-        self.descriptors = (frames.fileno(), pidfd, *(echo.descriptor for echo in echoes))
+        self.descriptors = (frames.fileno(), pidfd, *(relay.descriptor for relay in relays))
         #: the one GPU that it sees; None for one that sees what the driver does
         self.gpu: str | None = None
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
         #: the digests of the functions that it has
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._cached: OrderedDict[bytes, None] = OrderedDict()
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
@@ -398,24 +398,24 @@ class Worker:
 
     def give(self, function: Payload, work: Work) -> None:
         """Send it work, and the function unless it knows that. Raises Closed."""
-        missing = self.messages_to_know(function.digest, function)
+        missing = self.function_messages(function.digest, function)
         self.frames.send(*missing, work)
-        self._known[function.digest] = None  # not before: an interrupt may keep it from being sent
+        self._cached[function.digest] = None  # not before: an interrupt may keep it from being sent
 
-    def messages_to_know(
+    def function_messages(
         self, digest: bytes, function: Payload
     ) -> list[CacheFunction | DropFunction]:
         """What to send it so that it knows a function."""
-        if digest in self._known:
-            self._known.move_to_end(digest)
+        if digest in self._cached:
+            self._cached.move_to_end(digest)
             return []
-        forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
-        return [*map(DropFunction, forgotten), CacheFunction(digest, function.payload)]
+        forgotten = [self._cached.popitem(last=False)[0]] if len(self._cached) >= _FUNCTIONS else []
+        return [*map(DropFunction, forgotten), CacheFunction(digest, function.data)]
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function, if it knows it."""
-        if digest in self._known:
-            del self._known[digest]
+        if digest in self._cached:
+            del self._cached[digest]
             with contextlib.suppress(Closed):
                 self.frames.send(DropFunction(digest))
 
@@ -430,11 +430,11 @@ class Worker:
             replay(message)
         return cast("Answer | CancelAcknowledged | None", message)
 
-    def echo(self, ready: Container[int]) -> list[int]:
+    def relay(self, ready: Container[int]) -> list[int]:
         """Print what it has printed by now, if anything is ready; the descriptors that are at
         their end."""
-        asked = [echo for echo in self.echoes if echo.descriptor in ready]
-        return [echo.descriptor for echo in asked if not echo.read()]
+        asked = [relay for relay in self.relays if relay.descriptor in ready]
+        return [relay.descriptor for relay in asked if not relay.read()]
 
     def interrupt(self) -> None:
         """End the function that it runs."""
@@ -450,8 +450,8 @@ class Worker:
     def close(self) -> None:
         """Once or several times: an interrupt may have come in the middle."""
         self.frames.close()
-        for echo in self.echoes:
-            echo.close()
+        for relay in self.relays:
+            relay.close()
         pidfd, self.pidfd = self.pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
@@ -464,8 +464,8 @@ class Worker:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
         when Python ends and has taken the modules apart."""
-        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
-        self.pidfd, self.echoes = -1, []
+        left = [self.pidfd, *(relay.descriptor for relay in self.relays)]
+        self.pidfd, self.relays = -1, []
         for descriptor in left:
             if descriptor >= 0:
                 close(descriptor)
@@ -482,8 +482,8 @@ class Watch:
         self._poll = select.poll()
         self._owners: dict[int, Worker] = {}
         #: what rings when there is something to do for another reason
-        self._bell = -1
-        self.rang = False
+        self._wakeup = -1
+        self.woken = False
         for worker in workers:
             self.add(worker)
 
@@ -498,17 +498,17 @@ class Watch:
             if descriptor in self._owners:
                 self._forget(descriptor)
 
-    def listen(self, bell: int) -> None:
-        """Return from `wait` also for this bell, an eventfd; for -1 no longer."""
-        if self._bell >= 0:
-            self._poll.unregister(self._bell)
-        self._bell = bell
-        if bell >= 0:
-            self._poll.register(bell, select.POLLIN)
+    def watch_wakeup(self, wakeup: int) -> None:
+        """Return from `wait` also for this wakeup, an eventfd; for -1 no longer."""
+        if self._wakeup >= 0:
+            self._poll.unregister(self._wakeup)
+        self._wakeup = wakeup
+        if wakeup >= 0:
+            self._poll.register(wakeup, select.POLLIN)
 
-    def echo(self, worker: Worker, ready: set[int]) -> None:
+    def relay(self, worker: Worker, ready: set[int]) -> None:
         """Print what it has printed by now, if anything is ready."""
-        for descriptor in worker.echo(ready):  # its function has closed it: it would always be
+        for descriptor in worker.relay(ready):  # its function has closed it: it would always be
             self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
@@ -523,10 +523,10 @@ class Watch:
     def wait(self, seconds: float) -> ReadyEvents:
         """The workers that want something, each with the descriptors on which it does."""
         found: ReadyEvents = {}
-        self.rang = False
+        self.woken = False
         for descriptor, _ in self._poll.poll(seconds * 1000):
-            if descriptor == self._bell:
-                self.rang = True
+            if descriptor == self._wakeup:
+                self.woken = True
                 os.eventfd_read(descriptor)
                 continue
             found.setdefault(self._owners[descriptor], set()).add(descriptor)
@@ -534,7 +534,7 @@ class Watch:
 
     def ended(self) -> list[Worker]:
         """The workers that have ended by now."""
-        return [worker for worker, wants in self.wait(0).items() if worker.pidfd in wants]
+        return [worker for worker, events in self.wait(0).items() if worker.pidfd in events]
 
     def watches(self, workers: Iterable[Worker]) -> bool:
         """Whether it is exactly these that it watches."""
