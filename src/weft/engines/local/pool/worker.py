@@ -253,7 +253,7 @@ def _end_child(failures: list[tuple[int, Failure]]) -> None:
 def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Payload:
     """Pack the results. Those that cannot be pickled become failures of their items."""
     try:
-        return pack(values, first, "results", pinned=True)
+        return pack(values, first, "results", owned=True)
     except Exception:  # a class's own pickling may raise anything
         for position, value in enumerate(values):
             try:
@@ -263,7 +263,7 @@ def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: 
                 values[position] = None
         failures.sort(key=lambda failure: failure[0])
     try:
-        return pack(values, first, pinned=True)
+        return pack(values, first, owned=True)
     except Exception as error:  # each can be pickled, but there is no memory for all of them
         failed = describe(error)
         failures[:] = dict([*enumerate([failed] * len(values)), *failures]).items()
