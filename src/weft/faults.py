@@ -50,7 +50,7 @@ POINTS = (
     "share.attach",  # is about to attach another process's shared array
     "share.attached",  # has attached it
     "worker.started",  # a worker is about to listen to its driver
-    "worker.learned",  # it has received a function
+    "worker.cached",  # it has received a function
     "work.received",  # it has received the items and is about to run them
     "work.done",  # it has run them
     "work.packed",  # its results are ready to send, the large ones in shared memory

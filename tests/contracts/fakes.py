@@ -23,8 +23,8 @@ from weft.engines import base
 from weft.engines.local import group as local_group
 from weft.engines.local.group import LocalGroup
 from weft.engines.local.memory.arrays import SharedArray
-from weft.engines.local.pool.payload import Payload, unpicklable
-from weft.engines.local.pool.payload_arrays import Placed
+from weft.engines.local.pool.payload import Payload, unpicklable_error
+from weft.engines.local.pool.payload_arrays import PlacedArray
 from weft.engines.local.team import team as local_team
 from weft.engines.local.team.team import LocalTeam
 
@@ -147,16 +147,16 @@ def run_apart(member: base.Member, work: Any) -> Any:
 
 
 def apart(
-    value: Any, place_of: Callable[[int], Any] = lambda _: None, name: str = "arguments"
+    value: Any, persistent_id_of: Callable[[int], Any] = lambda _: None, name: str = "arguments"
 ) -> bytes:
     """A value as bytes that refer to nobody's memory."""
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         def persistent_id(self, mentioned: Any) -> Any:
-            return place_of(id(mentioned))
+            return persistent_id_of(id(mentioned))
 
         def reducer_override(self, mentioned: Any) -> Any:
-            if type(mentioned) in (SharedArray, Placed):
+            if type(mentioned) in (SharedArray, PlacedArray):
                 return np.array, (np.array(mentioned, subok=False),)
             reduced = models.reduce(mentioned)
             return super().reducer_override(mentioned) if reduced is None else reduced
@@ -165,12 +165,12 @@ def apart(
     try:
         Pickler(file, 5).dump(value)
     except Exception as error:
-        raise unpicklable(value, name, error) from error
+        raise unpicklable_error(value, name, error) from error
     return file.getvalue()
 
 
-def pack_apart(value: Any, place_of: Callable[[int], Any], name: str) -> Payload:
-    """In the place of `standing.pack_mentioning`."""
-    packed = Payload()
-    packed.payload = apart(value, place_of, name)
-    return packed
+def pack_apart(value: Any, persistent_id_of: Callable[[int], Any], name: str) -> Payload:
+    """In the place of `team.pack_for_registration`."""
+    payload = Payload()
+    payload.data = apart(value, persistent_id_of, name)
+    return payload

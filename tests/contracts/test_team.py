@@ -33,7 +33,7 @@ def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def made_team(engine: str, size: int, monkeypatch: pytest.MonkeyPatch) -> weft.Team:
     if engine != "two hosts":
         return weft.Team(size, engine=engine)
-    monkeypatch.setattr(local_team, "pack_mentioning", pack_apart)
+    monkeypatch.setattr(local_team, "pack_for_registration", pack_apart)
     made = weft.Team(1)
     made.backend = TeamOfTwoHosts(size, own_workers(), cores=size, timeout=60.0)
     return made

@@ -57,7 +57,7 @@ def cases() -> list[Any]:
 def test_a_worker_that_ends_is_told_of(point: str, end: str, hurt: Hurt) -> None:
     """WorkerLost names the item, the worker and how it ended, wherever it does."""
     hurt(f"{point}:0:{end}")
-    if point in ("worker.started", "worker.learned"):  # it had nothing yet
+    if point in ("worker.started", "worker.cached"):  # it had nothing yet
         check(weft.map(lambda x: x * 2, arrays(3), n=1))
         return
     if point == "work.replied":  # the results may have come, or not

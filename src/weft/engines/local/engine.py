@@ -46,7 +46,7 @@ def prestart() -> None:
     if not _has_workers:
         from weft.engines.local.pool import interpreter
 
-        interpreter.get_ready()
+        interpreter.prestart()
 
 
 def make_pool(options: PoolOptions) -> LocalPool:
@@ -61,7 +61,7 @@ def make_pool(options: PoolOptions) -> LocalPool:
     if options.named_pipe is not None and options.named_pipe is not False:
         from weft.engines.local.pool import named_pipe
 
-        pipe = named_pipe.check_name(options.named_pipe)
+        pipe = named_pipe.validate_name(options.named_pipe)
         channel, served = named_pipe.connect(pipe)  # now, so that NoSuchPipe is raised here
         channel.close()
         size = min(size, served.size)
@@ -122,7 +122,7 @@ def open_pipe(name: object, size: int) -> str:
     """Serve workers behind a named pipe; return its name. Raises LaunchError."""
     from weft.engines.local.pool import named_pipe
 
-    pipe = named_pipe.check_name(name)
+    pipe = named_pipe.validate_name(name)
     named_pipe.open_pipe(pipe, size)
     return pipe
 
@@ -148,7 +148,7 @@ def close_pipe(name: object) -> str:
     """End a pipe and its workers; return its name. Raises NoSuchPipe, Refused, Stalled."""
     from weft.engines.local.pool import named_pipe
 
-    pipe = named_pipe.check_name(name)
+    pipe = named_pipe.validate_name(name)
     named_pipe.close_pipe(pipe)
     return pipe
 

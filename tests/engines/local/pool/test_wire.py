@@ -78,8 +78,8 @@ def same(found: Array, expected: Array) -> bool:
 
 
 def there_and_back(value: list[Any]) -> Any:
-    packed = pack(value, 0)
-    return load(packed.payload)
+    payload = pack(value, 0)
+    return load(payload.data)
 
 
 def blocks_in_use() -> int:
@@ -123,9 +123,9 @@ def test_64_kb_is_the_border() -> None:
     below, at = np.zeros(LARGE - 1, np.uint8), np.zeros(LARGE, np.uint8)
     small, large = pack([below], 0), pack([at], 0)
     assert LARGE == 1 << 16
-    assert len(small.payload) > LARGE - 1
+    assert len(small.data) > LARGE - 1
     assert (small.shared, small.has_references) == (0, False)
-    assert len(large.payload) < 1000
+    assert len(large.data) < 1000
     assert (large.shared, large.has_references) == (LARGE, True)
     large.release()
 
@@ -141,9 +141,9 @@ def test_position_does_not_matter() -> None:
     places arrives as one."""
     array = np.arange(100_000.0)
     job = Job("j", {"a": [array, array[:50_000]], "b": [array]})
-    packed = pack([job, (1, [array])], 0)
-    assert len(packed.payload) < 2000
-    loaded, (_, (again,)) = load(packed.payload)
+    payload = pack([job, (1, [array])], 0)
+    assert len(payload.data) < 2000
+    loaded, (_, (again,)) = load(payload.data)
     assert loaded.arrays["a"][0] is loaded.arrays["b"][0] is again
     assert np.array_equal(loaded.arrays["a"][1], array[:50_000])
 
@@ -234,9 +234,9 @@ def test_items_give_their_memory_back() -> None:
 def test_a_second_pickler_does_not_copy_again() -> None:
     """What pickle cannot do cloudpickle does, with the blocks that are there already."""
     array = np.ones(100_000)
-    packed = pack([array, lambda: 1], 0)
-    assert packed.shared == array.nbytes
-    loaded, function = load(packed.payload)
+    payload = pack([array, lambda: 1], 0)
+    assert payload.shared == array.nbytes
+    loaded, function = load(payload.data)
     assert loaded.sum() == 100_000
     assert function() == 1
 
@@ -257,10 +257,10 @@ def test_tensors_travel() -> None:
         "sparse": torch.eye(4).to_sparse(),
         "empty": torch.zeros(0),
     }
-    packed = pack([large, values["transposed"]], 0)
-    assert len(packed.payload) < 2000
-    assert packed.shared == 2 * large.nbytes
-    packed.release()
+    payload = pack([large, values["transposed"]], 0)
+    assert len(payload.data) < 2000
+    assert payload.shared == 2 * large.nbytes
+    payload.release()
     for name, value in values.items():
         loaded = there_and_back([value])[0]
         assert type(loaded) is type(value), name
@@ -414,8 +414,8 @@ def test_a_function_is_packed_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> N
     def function(x):  # type: ignore[no-untyped-def]
         return abs(x)
 
-    assert load(pack_function(function).payload)(-1) == 1
+    assert load(pack_function(function).data)(-1) == 1
     function.__code__ = (lambda x: abs(x) + 1).__code__
-    assert load(pack_function(function).payload)(-1) == 2
+    assert load(pack_function(function).data)(-1) == 2
     monkeypatch.setitem(globals(), "abs", lambda x: 7)
-    assert load(pack_function(function).payload)(-1) == 8
+    assert load(pack_function(function).data)(-1) == 8

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 def test_a_small_view_takes_its_own_bytes_with_it() -> None:
     """Not those of the large tensor that it is a part of."""
     rows = torch.arange(1_000_000)
-    packed = pack([rows[500:510]], 0)
-    assert len(packed.payload) < 1000
-    (found,) = load(packed.payload)
+    payload = pack([rows[500:510]], 0)
+    assert len(payload.data) < 1000
+    (found,) = load(payload.data)
     assert torch.equal(found, rows[500:510])
 
 
@@ -34,8 +34,8 @@ def test_a_small_view_takes_its_own_bytes_with_it() -> None:
 )
 def test_small_tensors_arrive_as_they_were(tensor: torch.Tensor) -> None:
     """Whatever their kind, and writable."""
-    packed = pack([tensor], 0)
-    (found,) = load(packed.payload)
+    payload = pack([tensor], 0)
+    (found,) = load(payload.data)
     assert found.dtype == tensor.dtype
     assert found.requires_grad == tensor.requires_grad
     assert found.layout == tensor.layout

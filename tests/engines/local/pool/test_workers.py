@@ -32,17 +32,17 @@ from weft.errors import LaunchError
 
 
 @pytest.fixture
-def lessons(monkeypatch: pytest.MonkeyPatch) -> list[CacheFunction]:
+def cached(monkeypatch: pytest.MonkeyPatch) -> list[CacheFunction]:
     """Every function that is sent from now on."""
     sent: list[CacheFunction] = []
-    original = Worker.messages_to_know
+    original = Worker.function_messages
 
-    def messages_to_know(*arguments: Any) -> Any:
+    def function_messages(*arguments: Any) -> Any:
         messages = original(*arguments)
         sent.extend(one for one in messages if isinstance(one, CacheFunction))
         return messages
 
-    monkeypatch.setattr(Worker, "messages_to_know", messages_to_know)
+    monkeypatch.setattr(Worker, "function_messages", function_messages)
     return sent
 
 
@@ -51,13 +51,13 @@ def worker() -> Iterator[Worker]:
     """A worker of which there is only this side."""
     ours, theirs = socket.socketpair()
     pidfd = os.dup(ours.fileno())
-    made = Worker(0, os.getpid(), pidfd=pidfd, frames=Frames(ours), echoes=[])
+    made = Worker(0, os.getpid(), pidfd=pidfd, frames=Frames(ours), relays=[])
     yield made
     made.close()
     theirs.close()
 
 
-def test_a_function_is_sent_once_to_each_worker(lessons: list[CacheFunction]) -> None:
+def test_a_function_is_sent_once_to_each_worker(cached: list[CacheFunction]) -> None:
     """However many items and calls there are; a changed one is sent anew."""
 
     def adder(amount: Any) -> Any:
@@ -66,21 +66,21 @@ def test_a_function_is_sent_once_to_each_worker(lessons: list[CacheFunction]) ->
     function = adder(1)
     for _ in range(3):
         assert weft.map(function, range(100), n=1) == list(range(1, 101))
-    assert len(lessons) == 1
+    assert len(cached) == 1
     distributed = weft.distribute(function, max_cpu=1)
     for _ in range(3):
         assert distributed([1, 2]) == [2, 3]
-    assert len(lessons) <= 2
-    sent = len(lessons)
+    assert len(cached) <= 2
+    sent = len(cached)
     weft.map(adder(2), [1], n=1)
-    assert len(lessons) == sent + 1
+    assert len(cached) == sent + 1
     for _ in range(2):
         weft.map(partial(pow, 2), [1, 2], n=1)
-    assert len(lessons) == sent + 2
-    assert all(len(messages_to_know.function) < 2000 for messages_to_know in lessons)
+    assert len(cached) == sent + 2
+    assert all(len(message.function) < 2000 for message in cached)
 
 
-def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[CacheFunction]) -> None:
+def test_large_arrays_of_a_function_are_not_in_what_is_sent(cached: list[CacheFunction]) -> None:
     """What it closes over and its shared data are references, for as many workers as there are,
     and for those that come later."""
     large = np.ones((200, 1000))
@@ -90,8 +90,8 @@ def test_large_arrays_of_a_function_are_not_in_what_is_sent(lessons: list[CacheF
         assert distributed([1.0, 2.0]) == [400_001.0, 400_002.0]
         weft.shutdown()
         assert distributed([1.0, 2.0]) == [400_001.0, 400_002.0]
-    assert lessons
-    assert all(len(messages_to_know.function) < 4000 for messages_to_know in lessons)
+    assert cached
+    assert all(len(message.function) < 4000 for message in cached)
 
 
 def test_a_worker_keeps_some_functions(worker: Worker) -> None:
@@ -124,7 +124,7 @@ def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) 
 def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) -> list[Any]:
     """Give it work with a function of that number; what was sent."""
     function, sent = Payload(), list[Any]()
-    function.payload, function.digest = b"function", bytes([number])
+    function.data, function.digest = b"function", bytes([number])
     work = Work(function.digest, 0, b"", None, keep_going=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))
@@ -188,7 +188,7 @@ def test_a_folder_that_a_worker_cannot_enter(tmp_path: Path) -> None:
     workers = own_workers()
     (worker,), watch = workers.lend([None], 1)
     function, items = pack_function(abs), pack([-1], 0)
-    work = Work(function.digest, 0, items.payload, None, keep_going=False)
+    work = Work(function.digest, 0, items.data, None, keep_going=False)
     settings = Settings(str(gone), sys.path[:], 1, 0, None)
 
     def answer() -> Any:

@@ -21,11 +21,11 @@ def test_keeping_many_costs_each_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     """Only those that have parts are looked into, whatever else is kept."""
     looked: list[int] = []
 
-    def places(number: int, value: Any) -> Any:
+    def part_ids(number: int, value: Any) -> Any:
         looked.append(number)
         return {}
 
-    monkeypatch.setattr(local_team, "places", places)
+    monkeypatch.setattr(local_team, "part_ids", part_ids)
     with weft.Team(2) as team:
         weights = np.zeros(2)
         number = team.backend.register([weights], "the weights")

@@ -1,12 +1,12 @@
-"""The process that starts workers, by forking itself.
+"""The fork server: the process that starts workers, by forking itself.
 
-    driver ── Start ──> fork server ──fork──> worker ── leads a group of its own,
-      │                  no threads                      outputs through pipes
-      └────────── Settings, CacheFunction, Work ──┘
+    driver ── Start ──> fork server ──fork──> worker ── leads a process group of its own,
+      │                  no threads             │       prints into pipes
+      └───── Settings, CacheFunction, Work ─────┘
 
 A driver may have threads and half-finished work, of which a fork would be a broken copy; a new
 interpreter for each worker would load everything anew. So one new interpreter, which does nothing
-else, loads it once. It sees how workers end, and ends them when their driver is gone. Should it
+else, loads it once. It reports how workers end, and kills them when their driver is gone. Should it
 be killed itself, the kernel kills the workers.
 """
 
@@ -32,21 +32,21 @@ from weft.engines.local.processes.channel import Channel, Close, Closed, Ended, 
 from weft.engines.local.processes.linux import oom_kills, open_pidfd, peek_end, process_start
 from weft.errors import WeftError
 
-#: workers at once, of all drivers
+#: the most workers at once, of all drivers together
 _MOST = 4096
 
-#: seconds from the end of a driver until its workers are killed; idle ones end by themselves
+#: seconds from a driver's end until its workers are killed; idle ones end by themselves
 _GRACE = 0.2
 
-#: seconds without anything to do after which there is time to load what later workers need
+#: idle seconds after which the server loads what later workers need
 _IDLE = 0.5
 
-#: what `item` says before the first
+#: the item of a worker that has not begun one
 _NO_ITEM = (1 << 64) - 1
 
 
-class Door(Protocol):
-    """Where drivers come in that did not start the server themselves."""
+class Listener(Protocol):
+    """What accepts drivers that did not start the server themselves."""
 
     def fileno(self) -> int: ...
 
@@ -55,7 +55,7 @@ class Door(Protocol):
 
 @dataclass(eq=False)
 class _Driver:
-    """A driver."""
+    """A driver: its connection, its process, its workers."""
 
     channel: Channel
     pidfd: int
@@ -65,7 +65,7 @@ class _Driver:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker."""
+    """A worker: its driver's number for it, its process, its slot in the items."""
 
     number: int
     pid: int
@@ -75,20 +75,20 @@ class _Worker:
 
 
 class Server:
-    """Starts workers for its drivers until the last is gone and no door is open."""
+    """Starts workers for its drivers until the last one is gone and no listener is left."""
 
     def __init__(
         self,
         drivers: Sequence[Channel],
-        door: Door | None = None,
+        listener: Listener | None = None,
         *,
         when_idle: Callable[[], None] | None = None,
     ) -> None:
-        self._door = door
+        self._listener = listener
         self._when_idle = when_idle
         self._drivers: list[_Driver] = []
         self._workers: dict[int, _Worker] = {}
-        #: the item that each worker is in: written by it, read here when it has ended
+        #: the index of each worker's item, by slot: written by the worker, read here after its end
         self._items = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("Q")
         self._slots = list(range(_MOST))
         self._oom_kills = oom_kills()
@@ -98,23 +98,23 @@ class Server:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many drivers and workers there are."""
+        """Return how many drivers and workers there are."""
         return len(self._drivers), len(self._workers)
 
     def run(self) -> None:
-        while self._drivers or self._workers or self._door is not None:
+        while self._drivers or self._workers or self._listener is not None:
             self.step()
 
     def step(self) -> None:
-        """Wait for something to happen, and deal with it."""
+        """Wait for events, and handle them."""
         ready = self._wait()
         if not ready and self._when_idle is not None:
             when_idle, self._when_idle = self._when_idle, None
             when_idle()
-        # now: what is closed below leaves its number to what is opened below
+        # first: a descriptor closed below leaves its number to one opened below
         ended = [worker for worker in self._workers.values() if worker.pidfd in ready]
-        if self._door is not None and self._door.fileno() in ready:
-            channel = self._door.accept()
+        if self._listener is not None and self._listener.fileno() in ready:
+            channel = self._listener.accept()
             if channel is not None:
                 self._add(channel)
         for driver in list(self._drivers):
@@ -130,8 +130,8 @@ class Server:
     def _wait(self) -> set[int]:
         poll = select.poll()
         watched = [fd for driver in self._drivers for fd in (driver.channel.fileno(), driver.pidfd)]
-        if self._door is not None:
-            watched.append(self._door.fileno())
+        if self._listener is not None:
+            watched.append(self._listener.fileno())
         for descriptor in (*watched, *self._workers):
             poll.register(descriptor, select.POLLIN)
         limits = [max(0.0, due - time.monotonic()) for due in self._kill_at.values()]
@@ -154,7 +154,7 @@ class Server:
             self._forget(driver)
             return
         except WeftError as error:
-            _tell(str(error))
+            _report(str(error))
             self._forget(driver)
             return
         if isinstance(message, Close):
@@ -165,7 +165,7 @@ class Server:
         except Closed:
             self._forget(driver)
         except OSError as error:
-            _tell(f"no more workers can be started: {error}")
+            _report(f"no more workers can be started: {error}")
             self._forget(driver)
         finally:
             for descriptor in descriptors:
@@ -180,7 +180,7 @@ class Server:
         pid = os.fork()
         if pid == 0:
             self._become_worker(server, number, slot, descriptors)
-        with contextlib.suppress(OSError):  # it does so itself; whoever is first
+        with contextlib.suppress(OSError):  # the worker does this too; either may be first
             os.setpgid(pid, pid)
         try:
             pidfd = os.pidfd_open(pid)
@@ -194,11 +194,11 @@ class Server:
         driver.channel.send(Started(number, pid), [worker.pidfd])
 
     def _become_worker(self, server: int, number: int, slot: int, descriptors: list[int]) -> None:
-        """In the worker: never returns."""
+        """Serve the driver as a worker. Runs in the forked process, and never returns."""
         code = 1
         try:
             linux.end_with_parent(signal.SIGKILL)
-            if os.getppid() == server:  # otherwise it died before the kernel was told
+            if os.getppid() == server:  # else the server died before the line above
                 os.setpgid(0, 0)
                 self._close_inherited()
                 connection, out, err = descriptors
@@ -210,34 +210,35 @@ class Server:
 
                 serve(socket.socket(fileno=connection), number, self._items[slot : slot + 1])
                 code = 0
-        except BaseException:  # nothing may go on in the server's frames
+        except BaseException:  # nothing may reach the server's frames
             sys.excepthook(*sys.exc_info())
         finally:
-            with contextlib.suppress(Exception):  # a function may have closed or replaced them
+            with contextlib.suppress(Exception):  # the function may have closed or replaced them
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
 
     def _close_inherited(self) -> None:
-        """What a worker would keep open: that somebody has gone would not be seen."""
+        """Close the server's descriptors in a worker: while it holds them, nobody sees their other
+        ends close."""
         for driver in self._drivers:
             driver.channel.close()
             os.close(driver.pidfd)
         for pidfd in self._workers:
             os.close(pidfd)
-        if self._door is not None:
-            os.close(self._door.fileno())
+        if self._listener is not None:
+            os.close(self._listener.fileno())
 
     def _reap(self, ended: Sequence[_Worker]) -> None:
         kills, before = oom_kills() if ended else self._oom_kills, self._oom_kills
-        self._oom_kills = kills  # they are known now: the next worker's end has another cause
+        self._oom_kills = kills  # counted once: a later worker's end has another cause
         for worker in ended:
             del self._workers[worker.pidfd]
             self._reap_one(worker, out_of_memory=kills > before)
 
     def _reap_one(self, worker: _Worker, *, out_of_memory: bool) -> None:
         code = peek_end(worker.pid)
-        with contextlib.suppress(OSError):  # what it has started; before its pid is free
+        with contextlib.suppress(OSError):  # its children, before its pid is free
             os.killpg(worker.pid, signal.SIGKILL)
         usage = os.wait4(worker.pid, 0)[2]
         os.close(worker.pidfd)
@@ -256,8 +257,8 @@ class Server:
             worker.driver.channel.send_now(ended)
 
     def _close(self) -> None:
-        """Let nobody else in, and end all workers."""
-        self._door = None
+        """Accept no more drivers, and end all workers."""
+        self._listener = None
         for driver in list(self._drivers):
             self._forget(driver)
 
@@ -273,31 +274,31 @@ class Server:
     def _kill(worker: _Worker) -> None:
         with contextlib.suppress(OSError):
             os.killpg(worker.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # it may have left its group
+        with contextlib.suppress(OSError):  # it may have left its process group
             os.kill(worker.pid, signal.SIGKILL)
 
 
-def _tell(what: str) -> None:
+def _report(what: str) -> None:
     with contextlib.suppress(Exception):  # stderr may be gone
         print(f"weft: {what}", file=sys.stderr)
 
 
 def main(descriptor: int, *, numpy: bool) -> None:
-    """What the server's interpreter runs; `descriptor` is its end of the connection.
+    """Run the fork server; `descriptor` is its end of the connection to the driver.
 
-    The first workers are wanted at once. They load NumPy themselves if their functions need it, all
-    at the same time; for those that come later it is loaded here.
+    The first workers are needed at once. They load NumPy themselves if their functions need it, all
+    at the same time; for later ones the server loads it when it is idle.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
-    import weft.engines.local.pool.worker  # noqa: F401  what every worker needs, once
+    import weft.engines.local.pool.worker  # noqa: F401  loaded once, for all workers
 
-    gc.freeze()  # what is there already is not looked at by collections, and stays shared
+    gc.freeze()  # collections in workers skip these objects, whose pages stay shared
     Server([channel], when_idle=preload if numpy else None).run()
 
 
 def preload() -> None:
-    """Load NumPy, and what arrays need."""
+    """Load NumPy and the modules that handle arrays."""
     import weft.engines.local.pool.payload_arrays
     import weft.engines.local.pool.worker  # noqa: F401
 

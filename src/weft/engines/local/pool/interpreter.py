@@ -1,7 +1,7 @@
 """The fork server's interpreter, which can be started before the rest of weft is loaded.
 
-A program that maps for the first time waits for the fork server to load what workers need, and
-has much to load itself. Both are done at the same time: so this module loads little.
+A program that maps for the first time waits for the fork server to load what workers need, and has
+much to load itself. Both happen at the same time, so this module loads little.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from weft.engines.local.pool.fork_server import main
 main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 """
 
-#: bytes that glibc keeps free at the end of its heap, and the size from which on it gives memory
-#: back as soon as it is freed (32 MB is the largest that it takes)
+#: bytes that glibc keeps free at the end of its heap, and the size from which on it returns memory
+#: to the system as soon as it is freed (32 MB is the largest that it accepts)
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
-#: seconds that one has to end by itself
+#: seconds for an interpreter to end by itself
 _ENDING = 2.0
 
-#: at most one that nobody has taken yet
+#: the connection and the process of at most one that was started and not taken
 _ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
-def get_ready() -> None:
-    """Start one for whoever takes it next."""
+def prestart() -> None:
+    """Start an interpreter for whoever takes it next."""
     if not _ready:
         _ready.append(_start())
 
 
 def take() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """One that is ready, or a new one: this end of its connection, and its process."""
+    """Return the prestarted interpreter, or a new one: this end of its connection, its process."""
     return _ready.pop() if _ready else _start()
 
 
 def drop() -> None:
-    """End one that nobody has taken."""
+    """End a prestarted interpreter that nobody has taken."""
     while _ready:
         connection, process = _ready.pop()
-        connection.close()  # which it sees, unless it is stopped or stuck
+        connection.close()  # ends it, unless it is stopped or stuck
         try:
             process.wait(_ENDING)
         except subprocess.TimeoutExpired:
@@ -79,9 +79,9 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 def server_environment() -> dict[str, str]:
     """Return the environment of a fork server; its workers replace it by their driver's.
 
-    With more threads than one it could not fork. The settings of malloc are read when a process
-    starts, and workers inherit them: a step of training that frees and takes the same few megabytes
-    again and again then has no page fault for each page of them. A user's own settings win.
+    With more than one thread it could not fork. malloc reads its settings when a process starts,
+    and workers inherit them: a training step that frees and allocates the same few megabytes again
+    and again then has no page fault for each page of them. A user's own settings win.
     """
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):

@@ -1,25 +1,24 @@
-"""What a driver and its workers say to each other.
+"""What a driver and its workers send to each other, and its framing.
 
     driver               worker
-    Settings       ->                  takes over folder, paths, environment, threads
-    CacheFunction  ->                  keeps a function under its digest
-    Work           ->                  calls it on some consecutive items
-                   <-  Done            the results in order, and what failed
-                   <-  Unreadable      the function or the items could not be loaded there
-                   <-  Stopped         a SIGINT of the driver's ended it
-                   <-  Logged          what was logged meanwhile
-    Cancel         ->                  gives up the memory of its last answer
-                   <-  CancelAcknowledged       it has answered all that came before
-    DropFunction   ->                  drops a function, and what it holds
+    Settings       ->                       takes over folder, paths, environment, threads
+    CacheFunction  ->                       caches a function under its digest
+    Work           ->                       calls it on a chunk of items
+                   <-  Done                 the results in order, and the failures
+                   <-  Unreadable           the function or the items could not be loaded
+                   <-  Stopped              the driver's SIGINT ended it
+                   <-  Logged               a log record, at any time
+    Cancel         ->                       releases the memory of its last answer
+                   <-  CancelAcknowledged   all that came before is answered
+    DropFunction   ->                       drops a function, and the memory that it holds
 
-These are pickled, so they pass only between processes that know each other. Functions, items and
-results are bytes here, packed by the engine: it knows which arrays need not be in them.
+Messages are pickled, so they pass only between processes that trust each other. Functions, items
+and results are bytes in them: the data of payloads (payload.py), whose large arrays travel
+separately.
 
-Whole messages over a stream socket: eight bytes of length, then the pickle.
-
-A blocking socket (the worker's) makes `send` and `receive` wait. With one that does not block (the
-driver's) what cannot be sent stays for `flush`, and `receive` returns None while a message is not
-whole.
+`Frames` sends whole messages over a stream socket: eight bytes of length, then the pickle. On a
+blocking socket (the worker's) `send` and `receive` wait. On one that does not block (the driver's)
+what cannot be sent stays for `flush`, and `receive` returns None while a message is incomplete.
 """
 
 from __future__ import annotations
@@ -38,28 +37,34 @@ LOADING = 1 << 62
 
 
 class Settings(NamedTuple):
-    """How a worker sees the world: as its driver does."""
+    """The driver's settings, which a worker takes over."""
 
     folder: str
     paths: list[str]
     threads: int
-    #: from which level on the driver wants to hear what is logged
+    #: the driver's log level: lower records are not sent
     log_level: int
-    #: None: leave it as it is
+    #: None: unchanged
     environment: dict[str, str] | None
 
 
 class CacheFunction(NamedTuple):
+    """A function to be cached."""
+
     digest: bytes
     function: bytes
 
 
 class DropFunction(NamedTuple):
+    """A function that is not needed any more."""
+
     digest: bytes
 
 
 class Work(NamedTuple):
-    #: which function
+    """A chunk: consecutive items for one function."""
+
+    #: of the function
     digest: bytes
     #: the index of the first item
     first: int
@@ -70,38 +75,42 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    #: the results; None in the place of an item that failed. Fewer than items where one failed and
-    #: the rest is not run
+    """The answer to Work."""
+
+    #: the results, None for an item that failed; fewer than the items where one failed and the rest
+    #: was not run
     values: bytes
-    #: the position of each item that failed, and how
+    #: the position of each item that failed, and its failure
     failures: list[tuple[int, Failure]]
-    #: how long the calls took, all together
+    #: the duration of all calls together
     seconds: float
     #: bytes of arrays that went through shared memory
     shared: int
 
 
 class Unreadable(NamedTuple):
+    """The answer to Work that could not be loaded."""
+
     failure: Failure
-    #: or about the items
+    #: whether it was the function, and not the items
     about_function: bool
 
 
 class Stopped(NamedTuple):
-    """The driver has interrupted it and wants no results."""
+    """The answer to Work that the driver has interrupted."""
 
 
 class Cancel(NamedTuple):
-    """The driver wants no more results: something failed, or it was interrupted, perhaps before it
-    had sent Work or after it had received the answer. An answer may still come, and
-    CancelAcknowledged after it."""
+    """The driver needs no more results: something failed, or it was interrupted, perhaps before it
+    sent Work or after it received the answer. The worker may still send an answer, and then
+    CancelAcknowledged."""
 
 
 class CancelAcknowledged(NamedTuple):
-    """All that came before is answered, and the memory of the last answer is given up."""
+    """All that came before is answered, and the memory of the last answer is released."""
 
 
-#: what is said, by the number that stands for its kind on the way
+#: the kinds of messages; a pickle holds the position in this tuple
 KINDS = (
     Settings,
     CacheFunction,
@@ -119,12 +128,12 @@ _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
 
 
 def as_tuple(message: Message) -> tuple[Any, ...]:
-    """A message as a plain tuple, which pickles three times faster."""
+    """Return a message as a plain tuple, which pickles three times faster."""
     return (_NUMBERS[type(message)], *message)
 
 
 def from_tuple(values: tuple[Any, ...]) -> Message:
-    """The mirror of `as_tuple`."""
+    """Return the message of a tuple: the inverse of `as_tuple`."""
     return KINDS[values[0]]._make(values[1:])
 
 
@@ -140,16 +149,16 @@ _READ = 1 << 16
 
 
 class Frames:
-    """One end of a conversation between a driver and a worker.
+    """One end of the connection between a driver and a worker.
 
-    A signal handler that raises, wherever it does, costs at most the message that was being sent or
-    received, and no bytes. Python runs handlers only between steps of its own, and `extend` and
-    `map` are C: a call of the socket and the note of what it did are one step.
+    A signal handler that raises loses at most the message that was being sent or received, and
+    never a part of one. Python runs handlers only between bytecodes, and `extend` and `map` are C:
+    a call of the socket and the record of what it did are one step.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        #: what has come of the next messages
+        #: what has been received of the next messages
         self._incoming: list[bytes] = []
         #: what is to be sent, and how many bytes of it the socket has taken each time
         self._outgoing: tuple[memoryview, list[int]] = memoryview(b""), []
@@ -158,7 +167,7 @@ class Frames:
         return self._socket.fileno()
 
     def send(self, *messages: Message) -> None:
-        """Send messages one after the other, or as much as goes. Raises Closed."""
+        """Send messages in order, or as much of them as the socket takes. Raises Closed."""
         frames: list[bytes | memoryview] = [self._left()]
         for message in messages:
             data = pickle.dumps(as_tuple(message), pickle.HIGHEST_PROTOCOL)
@@ -167,7 +176,7 @@ class Frames:
         self.flush()
 
     def flush(self) -> bool:
-        """Go on sending; whether everything is sent. Raises Closed."""
+        """Go on sending. Return whether everything is sent. Raises Closed."""
         self._check_open()
         _, taken = self._outgoing
         try:
@@ -189,7 +198,7 @@ class Frames:
         return data[sum(taken) :]
 
     def receive(self) -> Message | None:
-        """The next message; None if it is not here yet. Raises Closed."""
+        """Return the next message; None if it is incomplete. Raises Closed."""
         self._check_open()
         while (missing := self._missing()) > 0:
             try:
@@ -207,11 +216,11 @@ class Frames:
         return message
 
     def _missing(self) -> int:
-        """How many bytes are missing until the next message is whole; 0 or less if it is."""
+        """Return how many bytes the next message still lacks; 0 or less if it is complete."""
         have = sum(map(len, self._incoming))
         wanted = _LENGTH.size
         if have >= wanted:
-            if len(self._incoming[0]) < wanted:  # the length itself has come in pieces
+            if len(self._incoming[0]) < wanted:  # the length itself came in pieces
                 self._incoming = [b"".join(self._incoming)]
             wanted += _LENGTH.unpack_from(self._incoming[0])[0]
         return wanted - have

@@ -1,13 +1,13 @@
-"""Workers behind a named pipe: a fork server that any script of this user can reach.
+"""Named pipes: fork servers that any script of this user can reach.
 
-    weft open --pipe NAME       the server, in the background until `weft close`
+    weft open --pipe NAME             the server, in the background until `weft close`
     distribute(..., named_pipe="NAME")
-        connect  ──── key ────>       both ends prove that they have it
-                 <── Pool ─────       who serves, for how many workers; a connection of their own
-        Start    ──────────────>      as with a fork server of one's own
+        connect  ──── key ────>       each end proves that it has the key
+                 <─── Pool ────       who serves, for how many workers; over a channel of its own
+        Start    ─────────────>       as with a fork server of one's own
 
-The pipe is a Unix socket without a file, so that nothing is left of a server that was killed. It is
-found by this user's processes only, and lets in those that have the user's key. Each script gets
+The pipe is a Unix socket in the abstract namespace, so that a killed server leaves no file. It is
+found by this user's processes only, and accepts those that have the user's key. Each script gets
 fresh workers, forked in milliseconds: what one script has loaded or changed, the next does not see.
 """
 
@@ -36,13 +36,13 @@ from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refu
 
 DEFAULT = "weft"
 
-#: holds the key itself, in place of the user's key file
+#: the environment variable that holds the key itself, in place of the user's key file
 KEY_VARIABLE = "WEFT_KEY"
 
-#: seconds for the other end to prove that it has the key, and for a server to open and to end
+#: seconds for the other end to prove that it has the key, for a server to open, and to end
 _PATIENCE, _START, _END = 5, 60.0, 10.0
 
-#: drivers that may wait to be let in
+#: drivers that may wait to be accepted
 _WAITING = 64
 
 _TIMEVAL = struct.Struct("ll")
@@ -50,8 +50,9 @@ _TIMEVAL = struct.Struct("ll")
 _CREDENTIALS = struct.Struct("3i")
 
 
-def check_name(name: object) -> str:
-    """The name of a pipe; True stands for the default one."""
+def validate_name(name: object) -> str:
+    """Return the name of a pipe; True stands for the default one. Raises InvalidType,
+    InvalidValue."""
     if name is True:
         return DEFAULT
     if not isinstance(name, str):
@@ -68,14 +69,14 @@ def check_name(name: object) -> str:
 # the server's side
 
 
-class _Door:
-    """Where drivers come in."""
+class _PipeListener:
+    """The socket at which drivers connect."""
 
     def __init__(self, name: str, size: int) -> None:
         self._size = size
         self.server: Server | None = None
         try:
-            self._listener = connection.Listener(_address(name), "AF_UNIX", backlog=_WAITING)
+            self._socket = connection.Listener(_address(name), "AF_UNIX", backlog=_WAITING)
         except OSError as error:
             raise LaunchError(
                 f"the pipe {name!r} is served already ({error.strerror}); use it, or end it with\n"
@@ -83,13 +84,13 @@ class _Door:
             ) from None
 
     def fileno(self) -> int:
-        return self._listener._listener._socket.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._socket._listener._socket.fileno()  # type: ignore[attr-defined, no-any-return]
 
     def accept(self) -> Channel | None:
-        """The next driver, if it has the key."""
+        """Return a channel to the next driver; None if it does not have the key."""
         try:
             with (
-                self._listener.accept() as caller,
+                self._socket.accept() as caller,
                 socket.socket(fileno=os.dup(caller.fileno())) as raw,
             ):
                 pid, user, _ = _CREDENTIALS.unpack(
@@ -97,15 +98,15 @@ class _Door:
                 )
                 if user != os.geteuid():
                     return None
-                _hurry(raw)
+                _set_timeouts(raw)
                 connection.deliver_challenge(caller, read_key())
                 connection.answer_challenge(caller, read_key())
                 return self._hand_over(raw, pid)
         except (OSError, EOFError, AuthenticationError):
-            return None  # it has not the key, or not the patience
+            return None  # it does not have the key, or is too slow
 
     def _hand_over(self, raw: socket.socket, pid: int) -> Channel:
-        """Give the caller a connection that carries messages and descriptors."""
+        """Send the driver a channel, which carries messages and descriptors."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(raw, [b"."], [theirs.fileno()])
@@ -119,28 +120,28 @@ class _Door:
 
 
 def serve(name: str, size: int, ready: int) -> None:
-    """Serve a pipe until somebody closes it; writes to `ready` when it is open, or why not."""
+    """Serve a pipe until somebody closes it. Writes "open" to `ready`, or why it cannot be."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with open(ready, "w") as answer:
         try:
             read_key()
-            door = _Door(name, size)
+            listener = _PipeListener(name, size)
         except (LaunchError, Refused) as error:
             answer.write(str(error))
             return
         preload()
         answer.write("open")
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
+        os.dup2(null, descriptor)
     os.chdir("/")
-    door.server = Server([], door)
-    door.server.run()
+    listener.server = Server([], listener)
+    listener.server.run()
 
 
 def open_pipe(name: str, size: int) -> None:
-    """Start serving in the background; returns when it does. Raises LaunchError."""
+    """Start a server in the background, and return when it serves. Raises LaunchError."""
     read, write = os.pipe2(os.O_CLOEXEC)
     program = (
         "import sys; sys.path[:] = sys.argv[4:]; "
@@ -160,21 +161,21 @@ def open_pipe(name: str, size: int) -> None:
             process.kill()
             process.wait()
             raise LaunchError(f"the pipe {name!r} was not open after {_START:.0f} s; try again")
-        said = answer.read()
-    if said != "open":
-        raise LaunchError(said or f"the pipe {name!r} could not be served; see what was printed")
+        outcome = answer.read()
+    if outcome != "open":
+        raise LaunchError(outcome or f"the pipe {name!r} could not be served; see what was printed")
 
 
 # the drivers' side
 
 
 def connect(name: str) -> tuple[Channel, Pool]:
-    """Reach a fork server behind a pipe. Raises NoSuchPipe, Refused."""
+    """Connect to the fork server behind a pipe. Raises NoSuchPipe, Refused."""
     with socket.socket(socket.AF_UNIX) as raw:
-        _hurry(raw)
+        _set_timeouts(raw)
         try:
             raw.connect(_address(name))
-            channel, pool = _let_in(raw)
+            channel, pool = _authenticate(raw)
         except (ConnectionRefusedError, FileNotFoundError):
             served = ", ".join(names()) or "none"
             raise NoSuchPipe(
@@ -196,8 +197,8 @@ def connect(name: str) -> tuple[Channel, Pool]:
     return channel, pool
 
 
-def _let_in(raw: socket.socket) -> tuple[Channel, Pool]:
-    """The mirror of `_Door.accept`."""
+def _authenticate(raw: socket.socket) -> tuple[Channel, Pool]:
+    """Return a channel to the server, and its greeting: the mirror of `_PipeListener.accept`."""
     with connection.Connection(os.dup(raw.fileno())) as caller:
         connection.answer_challenge(caller, read_key())
         connection.deliver_challenge(caller, read_key())
@@ -219,11 +220,11 @@ def close_pipe(name: str) -> None:
                 f"the pipe {name!r} was told to close {_END:.0f} s ago and has not; process "
                 f"{pool.pid}, which serves it, may have been stopped"
             )
-        channel.receive(Pool)  # its end
+        channel.receive(Pool)  # raises Closed at the server's end
 
 
 def names() -> list[str]:
-    """The pipes that are served for this user on this machine."""
+    """Return the names of the pipes that are served for this user on this host."""
     return sorted(set(_served()))
 
 
@@ -240,8 +241,8 @@ def _address(name: str) -> str:
     return f"\0weft/pipe/{os.geteuid()}/{name}"
 
 
-def _hurry(raw: socket.socket) -> None:
-    """Let the other end keep this one waiting for so long and no longer."""
+def _set_timeouts(raw: socket.socket) -> None:
+    """Limit how long reads and writes may wait for the other end."""
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         raw.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_PATIENCE, 0))
 
@@ -250,10 +251,11 @@ def _hurry(raw: socket.socket) -> None:
 
 
 def read_key() -> bytes:
-    """This user's key, made at the first time. Raises Refused if others could read it."""
-    said = os.environ.get(KEY_VARIABLE)
-    if said:
-        return said.encode()
+    """Return this user's key, which is made at first use. Raises Refused if others could read
+    it."""
+    key = os.environ.get(KEY_VARIABLE)
+    if key:
+        return key.encode()
     path = _key_file()
     with contextlib.suppress(FileExistsError):
         _make_key(path)
@@ -268,7 +270,7 @@ def _key_file() -> Path:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key; whoever is second finds that of the first, whole."""
+    """Write a new key, whole, unless there is one. Raises FileExistsError if another was first."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,13 +1,15 @@
-"""Functions, items and results as bytes; large arrays stay out of them.
+"""Payloads: functions, items and results as bytes, without their large arrays.
 
-    here                                         there
-    array of 64 KB or more  -> copied into a block, its reference in the pickle
-    array in shared memory  -> its reference      -> an array over the same memory
-    everything else         -> pickled by value   -> unpickled
+    here                                                there
+    array of 64 KB or more  -> copied into a block  ->  an array over the block
+    array in shared memory  -> its block's handle   ->  an array over the same memory
+    everything else         -> pickled by value     ->  unpickled
 
-Pickle's own pickler is several times faster than cloudpickle's and knows all that most items are
+pickle's own pickler is several times faster than cloudpickle's and knows all that most items are
 made of. What it cannot do (lambdas, local classes), or would do wrong (what is defined in the
-user's script, `__main__`, which is another module in a worker), is packed by cloudpickle.
+user's script, `__main__`, which is another module in a worker), cloudpickle packs.
+
+This module loads no NumPy: what concerns arrays is in payload_arrays.py.
 """
 
 from __future__ import annotations
@@ -28,131 +30,137 @@ from weft.errors import InvalidType, WeftError
 
 _PROTOCOL = 5
 
-#: nobody can change these, so the same one may come twice; packed in a third of the time
+#: immutable, so that the same one may arrive as two; packed in a third of the time
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 _EXACTLY_THESE = frozenset(IMMUTABLE)
 
 
 class Payload:
-    """Something as bytes, and the shared memory that they refer to.
+    """A pickle, and references to the blocks of shared memory that it mentions.
 
-    The memory is there for as long as this object is: wherever a signal handler raises, it goes
-    with the object. What is `pinned` can be sent and forgotten: its memory is there until somebody
-    has attached it.
+    The blocks live as long as this object: should a signal handler raise, they are freed with it.
+    With `owned=True` the pickle itself holds references, which are in flight: it can be sent and
+    forgotten, and the blocks live until the receiver has attached them.
     """
 
-    def __init__(self, *, pinned: bool = False, most: int | None = None) -> None:
-        """`most` bytes of arrays are not in the payload; None: any number."""
+    def __init__(self, *, owned: bool = False, most: int | None = None) -> None:
+        """Allow `most` bytes of large arrays; None: any number."""
         self._most = most
-        self.payload = b""
-        #: bytes of arrays that are not in the payload
+        #: the pickle
+        self.data = b""
+        #: bytes of arrays in shared memory
         self.shared = 0
-        self._pinned = pinned
-        self._pins: list[Any] = []
-        #: arrays over the memory
-        self._held: list[Any] = []
-        #: what each large array became, should a second pickler come across it
+        self._owned = owned
+        #: handles of the references in flight
+        self._handles: list[Any] = []
+        #: arrays over the other blocks, which keep them alive
+        self._arrays: list[Any] = []
+        #: each large array and what it became, by identity, for a second pickler
         self._reduced: dict[int, tuple[Any, Any]] = {}
 
     @cached_property
     def digest(self) -> bytes:
         import hashlib
 
-        return hashlib.blake2b(self.payload, digest_size=16).digest()
+        return hashlib.blake2b(self.data, digest_size=16).digest()
 
     @property
     def has_references(self) -> bool:
-        """Whether it is of use only as long as the memory that it refers to is there."""
-        return bool(self._held or self._pins)
+        """Return whether it refers to blocks of shared memory."""
+        return bool(self._arrays or self._handles)
 
     def release(self) -> None:
-        """Give the memory up: who has not attached it yet will not."""
-        if self._pins:
+        """Release the blocks: who has not attached them yet no longer can."""
+        if self._handles:
             from weft.engines.local.memory import blocks
 
-            for reference in self._pins:
-                blocks.unpin(reference)
-        self._pins.clear()
-        self._held.clear()
+            for handle in self._handles:
+                blocks.unpin(handle)
+        self._handles.clear()
+        self._arrays.clear()
         self._reduced.clear()
 
     def dump(self, value: Any) -> None:
-        """Pickle a value by pickle's own pickler."""
+        """Pickle a value with pickle's own pickler."""
         file = io.BytesIO()
         pickler = pickle.Pickler(file, _PROTOCOL)
         pickler.dispatch_table = {**copyreg.dispatch_table, **self._reducers()}
         pickler.dump(value)
-        self.payload = file.getvalue()
+        self.data = file.getvalue()
 
     def dump_by_value(self, value: Any) -> None:
-        """Pickle a value by cloudpickle's."""
+        """Pickle a value with cloudpickle's pickler."""
         self.dump_by(cloudpickle.Pickler, value)
 
     def dump_by(self, kind: Any, value: Any) -> None:
-        """Pickle a value by a kind of cloudpickle's pickler."""
+        """Pickle a value with a subclass of cloudpickle's pickler."""
         file = io.BytesIO()
         pickler = kind.__new__(kind)
-        # before it is initialised, which is when it looks at the table
+        # before __init__, which reads the table
         pickler.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reducers()}
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
-        self.payload = file.getvalue()
+        self.data = file.getvalue()
         self.drop_array_cache()
 
     def drop_array_cache(self) -> None:
-        """No other pickler will come: who keeps this for the memory keeps no arrays."""
+        """Drop what was kept for a second pickler: the arrays that were copied into blocks."""
         self._reduced.clear()
 
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
         if "numpy" not in sys.modules:
             return {}
-        large_arrays = _large_arrays()
-        found: dict[type, Callable[[Any], Any]] = dict.fromkeys(large_arrays.KINDS, self._array)
+        payload_arrays = _payload_arrays()
+        reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
+            payload_arrays.KINDS, self._array
+        )
         if "torch" in sys.modules:
-            found[sys.modules["torch"].Tensor] = large_arrays.reduce_tensor
-        return found
+            reducers[sys.modules["torch"].Tensor] = payload_arrays.reduce_tensor
+        return reducers
 
     def _array(self, array: Any) -> Any:
-        large_arrays = _large_arrays()
-        if not large_arrays.is_large(array):
-            return large_arrays.reduce_small(array)
+        """Reduce an array: put a large one into a block, and refer to that."""
+        payload_arrays = _payload_arrays()
+        if not payload_arrays.is_large(array):
+            return payload_arrays.reduce_small(array)
         if id(array) not in self._reduced:
             if self._most is not None and self.shared + array.nbytes > self._most:
                 raise PayloadTooLarge(f"more than {self._most} bytes")
-            shared = large_arrays.in_shared_memory(array)
-            reduced = large_arrays.reduce(array, shared, pin=self._pinned)
-            (self._pins if self._pinned else self._held).append(
-                reduced[1][0] if self._pinned else shared
+            shared = payload_arrays.in_shared_memory(array)
+            reduced = payload_arrays.reduce(array, shared, owned=self._owned)
+            (self._handles if self._owned else self._arrays).append(
+                reduced[1][0] if self._owned else shared
             )
             self._reduced[id(array)] = (array, reduced)
             self.shared += array.nbytes
         return self._reduced[id(array)][1]
 
 
-class ForSeveral(Payload):
-    """Sent to several workers, each of which may change its arrays: none sees another's changes."""
+class CommonPayload(Payload):
+    """A payload for several workers, each of which may change its arrays: they arrive
+    copy-on-write."""
 
     def _array(self, array: Any) -> Any:
-        return _large_arrays().private_there(super()._array(array))
+        return _payload_arrays().as_copy_on_write(super()._array(array))
 
 
 @cache
-def _large_arrays() -> Any:
-    """The module, which loads NumPy: only once there is an array to be sent."""
+def _payload_arrays() -> Any:
+    """Return the module, which loads NumPy, once there is an array to be sent."""
     from weft.engines.local.pool import payload_arrays
 
     return payload_arrays
 
 
 class SharedPayload:
-    """A value that several workers get, packed only once for all. It is of use while this lives."""
+    """A value for several workers that is packed once. It can be loaded while this object lives."""
 
     def __init__(self, value: Any, name: str) -> None:
-        self._packed = _pack(ForSeveral(), [value], None, name)
+        self._payload = _pack(CommonPayload(), [value], None, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_one, (self._packed.payload,)
+        return _load_one, (self._payload.data,)
 
 
 def _load_one(payload: bytes) -> Any:
@@ -160,15 +168,15 @@ def _load_one(payload: bytes) -> Any:
 
 
 class PayloadTooLarge(Exception):
-    """Some items have more bytes in arrays than were to be sent together."""
+    """Several items have more bytes in large arrays than may be sent together."""
 
 
 def pack_items(items: list[Any], first: int, *, most: int) -> Payload:
-    """Items ready to be sent to a worker; `first` is the index of the first of them. If they are
-    several, their arrays have so many bytes at most: otherwise raises PayloadTooLarge.
+    """Pack items for a worker; `first` is the index of the first of them.
 
-    An array that comes several times is several arrays there: a function may change what it gets.
-    Raises InvalidType, which says what in which of them is in the way.
+    An array that occurs in several items arrives as several arrays: a function may change what it
+    gets. Raises PayloadTooLarge if there are several items with more than `most` bytes of large
+    arrays, and InvalidType, which names the part of the item that cannot be pickled.
     """
     if len(items) == 1:
         return pack(items, first)
@@ -176,85 +184,82 @@ def pack_items(items: list[Any], first: int, *, most: int) -> Payload:
 
 
 def _arrays_apart(items: list[Any]) -> list[Any]:
-    """The items, with a view in the place of an array that came before: a pickler would write that
-    only once."""
+    """Return the items with a view in the place of an array that occurred before: a pickler would
+    write that only once."""
     numpy = sys.modules.get("numpy")
     if numpy is None or numpy.ndarray not in set(map(type, items)):
         return items
     seen: set[int] = set()
-    found = []
+    distinct = []
     for item in items:
-        again = id(item) in seen and type(item) is numpy.ndarray
-        found.append(item.view() if again else item)
+        repeated = id(item) in seen and type(item) is numpy.ndarray
+        distinct.append(item.view() if repeated else item)
         seen.add(id(item))
-    return found
+    return distinct
 
 
 def pack(
     items: list[Any],
     first: int,
     name: str = "items",
-    packed: Payload | None = None,
+    payload: Payload | None = None,
     *,
-    pinned: bool = False,
+    owned: bool = False,
 ) -> Payload:
-    """Items, or results, ready to be sent; `first` is the index of the first of them.
+    """Pack items or results; `first` is the index of the first of them.
 
-    Raises InvalidType, which says what in which of them is in the way.
+    Raises InvalidType, which names the part of the item that cannot be pickled.
     """
-    return _pack(packed or Payload(pinned=pinned), items, first, name)
+    return _pack(payload or Payload(owned=owned), items, first, name)
 
 
-def _pack(packed: Payload, items: list[Any], first: int | None, name: str) -> Payload:
-    """Errors call an item by the name, with its index, which is that of the first or a later one;
-    without one if there is no first."""
-    # a lone tuple is what most functions of a team return
+def _pack(payload: Payload, items: list[Any], first: int | None, name: str) -> Payload:
+    """Pack items into a payload. Errors call an item `name[index]`, counted from `first`, or `name`
+    where that is None."""
+    # most functions of a team return one tuple
     values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
     if _EXACTLY_THESE.issuperset(map(type, values)):
-        packed.payload = pickle.dumps(items, _PROTOCOL)
-        return packed
+        payload.data = pickle.dumps(items, _PROTOCOL)
+        return payload
     try:
-        packed.dump(items)
-        if b"__main__" not in packed.payload:
-            packed.drop_array_cache()
-            return packed
+        payload.dump(items)
+        if b"__main__" not in payload.data:
+            payload.drop_array_cache()
+            return payload
     except BaseException as error:  # a class's own pickling may raise anything
-        packed.payload = b""
+        payload.data = b""
         if is_interrupt(error):
-            packed.release()
+            payload.release()
             raise
     try:
-        packed.dump_by_value(items)
+        payload.dump_by_value(items)
     except BaseException as error:
-        packed.release()
+        payload.release()
         if is_interrupt(error):
             raise
         for index, item in enumerate(items, first or 0):
             if not _pickles(item):
                 which = name if first is None else f"{name}[{index}]"
-                raise unpicklable(item, which, error) from error
+                raise unpicklable_error(item, which, error) from error
         raise
-    return packed
+    return payload
 
 
 def pack_function(function: Callable[..., Any]) -> Payload:
-    """Return a function ready to be sent to any number of workers, with what it uses now.
-
-    Raises InvalidType.
-    """
-    packed = ForSeveral()
+    """Pack a function for any number of workers, with what it uses now. Raises InvalidType."""
+    payload = CommonPayload()
     try:
-        packed.dump_by_value(function)
+        payload.dump_by_value(function)
     except BaseException as error:
-        packed.release()
+        payload.release()
         if is_interrupt(error):
             raise
-        raise unpicklable(function, "fun", error) from error
-    return packed
+        raise unpicklable_error(function, "fun", error) from error
+    return payload
 
 
 def load(payload: bytes, seconds: float | None = None) -> Any:
-    """What was packed. Owners of memory that it refers to have so many seconds to answer."""
+    """Load what was packed. Owners of blocks that it refers to have so many seconds to answer."""
     if seconds is None:
         return pickle.loads(payload)
     from weft.engines.local.memory import blocks
@@ -264,8 +269,7 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
 
 
 def load_borrowed(payload: bytes) -> Any:
-    """What was packed by somebody who waits for an answer, and keeps the memory that it refers to
-    until then."""
+    """Load a borrowed payload, whose blocks its sender keeps until it has the answer."""
     blocks = sys.modules.get("weft.engines.local.memory.blocks")
     if blocks is None:  # nothing is mapped yet
         return pickle.loads(payload)
@@ -274,14 +278,15 @@ def load_borrowed(payload: bytes) -> Any:
 
 
 def lease_borrowed() -> None:
-    """Before the answer: have what is still used of that memory stay. Raises SegmentGone,
-    Stalled."""
+    """Take references to the borrowed blocks that are still in use, before the answer is sent.
+    Raises SegmentGone, Stalled."""
     blocks = sys.modules.get("weft.engines.local.memory.blocks")
     if blocks is not None:
         blocks.lease_borrowed()
 
 
-def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:
+def unpicklable_error(value: Any, name: str, error: BaseException) -> InvalidType:
+    """Return the error that names the part of a value that cannot be pickled."""
     path, part = path_to_fault(value, name, _pickles)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return InvalidType(
@@ -293,7 +298,7 @@ def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:
 def _pickles(value: Any) -> bool:
     try:
         cloudpickle.dumps(value, _PROTOCOL)
-    except Exception as error:  # see above
+    except Exception as error:  # a class's own pickling may raise anything
         if is_interrupt(error):
             raise
         return False
@@ -301,7 +306,7 @@ def _pickles(value: Any) -> bool:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether what was raised while something was pickled does not mean that it cannot be: an
-    interrupt, or weft's own word on memory."""
+    """Return whether an error raised while pickling does not mean that the value cannot be pickled:
+    an interrupt, or weft's own error about memory."""
     interrupt = not isinstance(error, Exception) or by_signal_handler(error)
     return interrupt or isinstance(error, (WeftError, PayloadTooLarge))

@@ -1,7 +1,10 @@
-"""Arrays that are part of items and results: in and out through blocks of shared memory.
+"""Arrays in payloads: in and out through blocks of shared memory.
 
-They arrive as what they were: plain arrays, writable if they were. An item's array is a copy of
-its own, so that a function may work in place. Its block is free again when its last view is gone.
+They arrive as what they were: plain arrays, writable if they were. An item's array is a copy of its
+own, so that a function may work in place. Its block is freed when the last view of it is gone.
+
+First what packing calls (`reduce...`, `as_...`, `place`), then what pickles name, and unpickling
+calls.
 """
 
 from __future__ import annotations
@@ -26,35 +29,34 @@ from weft.engines.local.memory.arrays import (
 )
 from weft.engines.local.memory.segment import Block, Reference
 
-#: from how many bytes on an array goes through shared memory
+#: bytes from which on an array goes through shared memory
 LARGE = 1 << 16
 
-#: bytes from which on a mapping of its own costs an array less than a copy
+#: bytes from which on a copy-on-write mapping costs less than a copy
 _MAPPED = 1 << 20
 
-#: dtypes that one letter says all of
+#: the characters of dtypes that have no parameters, such as a length or a unit
 _ONE_LETTER = frozenset(np.typecodes["All"]) - frozenset("SUVOMm")
 
 
-class Placed(SharedArray):
-    """What was put into shared memory for workers: they get it as a plain array, where it lies."""
+class PlacedArray(SharedArray):
+    """An array that `place` put into shared memory: workers get a plain array over that memory."""
 
 
-#: exactly these classes; others are pickled as they want to be
-KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, Placed)
+#: exactly these classes; their subclasses have pickles of their own
+KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, PlacedArray)
 
 
 def is_large(array: Array) -> bool:
-    """Whether an array goes through shared memory: also a small one that lies there already."""
+    """Return whether an array goes through shared memory: if it is large, or there already."""
     if array.dtype.hasobject:
         return False
-    lies_there = isinstance(array, SharedArray) and buffer_of(array) is not None
-    return lies_there or array.nbytes >= LARGE
+    is_shared = isinstance(array, SharedArray) and buffer_of(array) is not None
+    return is_shared or array.nbytes >= LARGE
 
 
 def reduce_small(array: Array) -> Any:
-    """What to pickle in the place of an array that is not large: most travel in half the time that
-    NumPy's own way takes."""
+    """Reduce an array that is not large: for most, in half the time of NumPy's own reduction."""
     dtype, flags = array.dtype, array.flags
     simple = dtype.isnative and dtype.char in _ONE_LETTER and dtype.metadata is None
     if simple and type(array) is np.ndarray and flags.c_contiguous and flags.writeable:
@@ -62,41 +64,43 @@ def reduce_small(array: Array) -> Any:
     return array.__reduce_ex__(5)
 
 
-def reduce(array: Any, shared: SharedArray, *, pin: bool) -> tuple[Any, tuple[Any, ...]]:
-    """What to pickle in the place of an array that is large and lies there in shared memory; the
-    reference is the first of it."""
-    refer = blocks.refer if pin else blocks.mention
+def reduce(array: Any, shared: SharedArray, *, owned: bool) -> tuple[Any, tuple[Any, ...]]:
+    """Reduce an array that is `shared` in shared memory; the first argument is the block's handle,
+    `owned` whether that holds a reference."""
+    refer = blocks.refer if owned else blocks.mention
     arguments = describe(shared, refer(buffer_of(shared)))
     if type(array) is SharedArray:
         return attach, arguments
-    return _plain, (*arguments[:-1], array.flags.writeable)
+    return as_view, (*arguments[:-1], array.flags.writeable)
 
 
-def copied_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What to pickle in its place if several get it, and each may change its own; arrays of
-    `weft.share` stay everybody's."""
-    return (_copy, *reduced[1:]) if reduced[0] is _plain else reduced
+def as_copy(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a reduced array such that each receiver gets a copy; arrays of `weft.share` stay
+    shared."""
+    return (copied, *reduced[1:]) if reduced[0] is as_view else reduced
 
 
-def private_there(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same where few change theirs: what nobody changes is one memory for all."""
-    changeable = reduced[0] is _plain and reduced[1][-1]
-    return (_private, *reduced[1:]) if changeable else reduced
+def as_copy_on_write(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a reduced array such that each receiver copies only what it changes."""
+    writable = reduced[0] is as_view and reduced[1][-1]
+    return (copy_on_write_view, *reduced[1:]) if writable else reduced
 
 
 def place(array: Array, *, readonly: bool) -> Any:
-    """An array in shared memory with the same values, for workers: the array itself if it was
-    shared. One that cannot lie there, of objects or of another class, is left as it is; if nothing
-    may be written to it, it is what arrives in a worker as such an array."""
+    """Return an array in shared memory with the same values: the array itself if it was shared.
+
+    Arrays of objects or of another class cannot be there. They are returned as they are, and with
+    `readonly` in a wrapper that arrives as an array that nobody can write to.
+    """
     if array.dtype.hasobject or type(array) not in KINDS:
         return _ReadOnly(array) if readonly else array
     shared = in_shared_memory(array)
-    return (read_only(shared) if readonly else shared).view(Placed)
+    return (read_only(shared) if readonly else shared).view(PlacedArray)
 
 
 class _ReadOnly:
-    """An array that is sent by value: a worker gets a copy to which it cannot write. Of a masked
-    array the data and the mask lie in shared memory, where they can."""
+    """An array that is pickled by value, and of which a worker gets a read-only copy. The data and
+    the mask of a masked array go into shared memory if they can."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -105,29 +109,29 @@ class _ReadOnly:
         array: Any = self._array
         if type(array) is np.ma.MaskedArray and type(array.data) in KINDS:
             parts = (array.data, np.ma.getmaskarray(array))
-            placed = (place(one, readonly=True) for one in parts)
+            placed = (place(part, readonly=True) for part in parts)
             return masked, (*placed, array.fill_value, array.hardmask)
         return without_writing, (array,)
 
 
 def in_shared_memory(array: Array) -> SharedArray:
-    """The array itself if it is there for all to see; of a result, which is there too, but its
-    owner's alone, a copy."""
+    """Return an array in shared memory with the same values. Results are copied, although they are
+    there: their memory is their owner's alone."""
     if buffer_of(array) is None or (type(array) is np.ndarray and array.flags.writeable):
         return copy_in(array)
     return array.view(SharedArray)
 
 
 def reduce_tensor(tensor: Any) -> Any:
-    """A CPU tensor as an array, where that is possible: by itself, a part of a large tensor would
-    bring all of it along."""
+    """Reduce a CPU tensor to an array, where that is possible: torch would pickle the whole storage
+    of a view."""
     torch = sys.modules["torch"]
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_conj():
         return tensor.__reduce_ex__(5)
     try:
         return _tensor, (tensor.numpy(),)
-    except (TypeError, RuntimeError):  # bfloat16 and other types that NumPy has not
+    except (TypeError, RuntimeError):  # bfloat16 and other types that NumPy lacks
         return tensor.__reduce_ex__(5)
 
 
@@ -135,38 +139,41 @@ def _small(data: bytes, letter: str, shape: tuple[int, ...]) -> Any:
     return np.ndarray(shape, letter, data).copy()
 
 
-def _plain(reference: Reference, *arguments: Any) -> Any:
+def as_view(reference: Reference, *arguments: Any) -> Any:
+    """Return a plain array over a block."""
     return attach(reference, *arguments).view(np.ndarray)
 
 
-def _copy(reference: Reference, *arguments: Any) -> Any:
+def copied(reference: Reference, *arguments: Any) -> Any:
+    """Return a copy of an array in a block."""
     shared = attach(reference, *arguments)
     copy = np.array(shared, order="K", subok=False)
     copy.flags.writeable = shared.flags.writeable
     return copy
 
 
-def _private(reference: Reference, *arguments: Any) -> Any:
+def copy_on_write_view(reference: Reference, *arguments: Any) -> Any:
+    """Return a writable array over a private mapping of a block, or a copy of a small one."""
     block = blocks.attach(reference)
     shape, dtype, offset, strides, _ = arguments
     if block.length >= _MAPPED:
         try:
-            memory = _Private.over(block)
-        except (OSError, ValueError):  # no descriptor is left, or it has been given up
-            return _copy(reference, *arguments)
+            memory = _CopyOnWriteMapping.over(block)
+        except (OSError, ValueError):  # no descriptor is left, or the segment's is closed
+            return copied(reference, *arguments)
         begin = block.offset % mmap.ALLOCATIONGRANULARITY + offset
         return np.ndarray(shape, dtype, buffer=memory, offset=begin, strides=strides)
-    return _copy(reference, *arguments)
+    return copied(reference, *arguments)
 
 
-class _Private(mmap.mmap):
-    """A block as this process alone sees it: a page is copied when it is first written to."""
+class _CopyOnWriteMapping(mmap.mmap):
+    """A private mapping of a block: a page is copied when it is first written to."""
 
-    #: in use for as long as this is: what was not written to is still the block's
+    #: kept alive by this mapping, whose unwritten pages are still the block's
     block: Block
 
     @classmethod
-    def over(cls, block: Block) -> _Private:
+    def over(cls, block: Block) -> _CopyOnWriteMapping:
         before = block.offset % mmap.ALLOCATIONGRANULARITY
         memory = cls(
             block.segment.descriptor,

@@ -1,27 +1,30 @@
-"""A pool: a driver and its workers, over sockets and shared memory. `running.py` is one job.
+"""A pool: a driver and local workers that call one function on many items.
 
-One job, from the first chunk to the last.
+One job, from the first chunk to the last:
 
-    driver                                   worker
-    schedule: which items next
-    pack them         ──── Work ────>        load, run, pack
-    load the results  <─── Done ─────
-    yield them                               waits
+    driver                                               worker
+    Schedule: the next chunk of items
+    pack_items: chunk -> payload
+        payload.data   ──── Work ───────────────────>    load the items, call the function on each
+        large arrays   ──── blocks of shared memory ──>  arrays over the same blocks
+                                                         pack the results -> payload
+    load the results   <─── Done, Unreadable, Stopped ─  reply
+    yield Finished                                       wait for the next message
 
-One thread of the driver does all of it: it sends a chunk to each idle worker, then sleeps until a
-worker answers, prints or ends. A worker has one chunk at a time.
+One thread of the driver does all of this: it sends a chunk to each idle worker, then sleeps until a
+worker replies, prints or ends. A worker has one chunk at a time.
 
-How long a map may take, and whether it is still wanted.
+`LocalPool` is the contract's pool, `Run` one job of it, `Limits` a job's deadline and cancellation.
+`Feed` draws items in a thread of its own, so that an iterator that blocks does not keep the driver
+from its workers:
 
-Items that a thread of their own draws, so that who hands them out never waits for one.
+    driver's thread                   items' thread
+    draw: requests some      ──>      asks the iterator
+    attends to the workers            (which may block for ever)
+    draw: takes them         <──      writes to the wake-up descriptor
 
-    map's thread                      items' thread
-    draw: some are wanted    ──>      asks the iterator
-    attends to the workers            (which may take for ever)
-    draw: here they are      <──      rings the bell
-
-The thread asks for no more than is wanted, and only then. When the map ends while the iterator is
-at work, the thread stays until that has given its next item: nobody can end it.
+That thread draws no more items than were requested. When the job ends while the iterator blocks,
+the thread stays until the iterator has returned: nobody can end it.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ from weft.engines.local.pool.payload import (
     pack_items,
 )
 from weft.engines.local.pool.workers import (
-    LOOK,
+    CHECK_INTERVAL,
     ReadyEvents,
     Watch,
     Worker,
@@ -74,14 +77,14 @@ if TYPE_CHECKING:
 
 
 class LocalPool(Pool):
-    """Processes of this machine."""
+    """A pool of processes of this host."""
 
     def __init__(
         self, size: int, workers: Workers, *, cores: int, gpus: Sequence[str] = ()
     ) -> None:
-        """`size` workers that share so many cores; with `gpus` one for each of these."""
-        self._wanted: list[str | None] = list(gpus) or [None] * size
-        self.size = len(self._wanted)
+        """Use `size` workers that share so many cores, or one for each of `gpus`."""
+        self._gpus: list[str | None] = list(gpus) or [None] * size
+        self.size = len(self._gpus)
         self._threads = max(1, cores // self.size)
         self._workers = workers
 
@@ -89,7 +92,7 @@ class LocalPool(Pool):
         return pack_function(function)
 
     def forget(self, prepared: Payload) -> None:
-        if prepared.has_references:  # others hold nothing, and are kept for the next call
+        if prepared.has_references:  # without, workers keep it for the next call
             self._workers.forget(prepared.digest)
             prepared.release()
 
@@ -102,30 +105,30 @@ class LocalPool(Pool):
         self._workers.shut_down()
 
     def run(self, job: Job) -> Generator[Finished, None, None]:
-        wanted = self._wanted
+        gpus = self._gpus
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
-            wanted = wanted[: len(job.items)]  # more would have nothing to do
+            gpus = gpus[: len(job.items)]  # more workers would have nothing to do
         limits = Limits(job)
-        lent, watch = self._workers.lend(wanted, self._threads, limits.check)
-        running = Run(job, limits, self._workers, lent, watch)
+        lent, watch = self._workers.lend(gpus, self._threads, limits.check)
+        run = Run(job, limits, self._workers, lent, watch)
         try:
-            for part in running.steps():
-                yield part
-                if part.failures and not job.keep_going:
+            for finished in run.steps():
+                yield finished
+                if finished.failures and not job.keep_going:
                     return
         finally:
-            running.end()
+            run.end()
 
 
-#: seconds that an interrupted function has to end
+#: seconds that an interrupted function has to return
 _GRACE = 0.3
 
 
 class _Task(NamedTuple):
-    """A chunk in a worker's hands."""
+    """A chunk that a worker has, and the payload that holds its memory."""
 
     chunk: Chunk
-    packed: Payload
+    payload: Payload
 
 
 class Run:
@@ -139,7 +142,7 @@ class Run:
         self._limits = limits
         self._workers = workers
         self._watch = watch
-        #: of items that may be slow to come, where somebody may cancel the job meanwhile
+        #: draws the items where the job can be cancelled while their iterator blocks
         self._feed: Feed | None = None
         feed = self._draw_in_background if job.cancelled is not None else None
         expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
@@ -148,18 +151,17 @@ class Run:
         )
         self._idle = lent
         self._busy: dict[Worker, _Task] = {}
-        #: workers that have had their one item
+        #: workers that have had their one item, where each gets only one
         self._served: list[Worker] = []
 
     def _draw_in_background(self, items: Iterator[Any]) -> Draw:
-        # REMOVED IMPORT
-
         self._feed = Feed(items)
-        self._watch.listen(self._feed.bell)
+        self._watch.watch_wakeup(self._feed.wakeup)
         return self._feed.draw
 
     def steps(self) -> Generator[Finished, None, None]:
-        for worker in self._watch.ended():  # while it was idle: nothing is lost
+        """Yield each chunk when it is finished. Raises Stalled, Cancelled."""
+        for worker in self._watch.ended():  # they ended while idle: no item is lost
             self._replace(worker)
         while True:
             yield from self._hand_out()
@@ -169,58 +171,58 @@ class Run:
                 yield from self._attend(worker, events)
 
     def end(self) -> None:
-        """Give the workers back; end what still runs."""
+        """End what still runs, and give the workers back."""
         if os.getpid() != self._process:
-            return  # a forked child leaves the parent's function: these are the parent's workers
+            return  # in a forked child, which has no business with the parent's workers
         if self._feed is not None:
-            self._watch.listen(-1)
+            self._watch.watch_wakeup(-1)
             self._feed.close()
         try:
             if self._busy:
                 self._interrupt()
-        finally:  # also when the user is impatient, and interrupts this too
+        finally:  # also after a second Ctrl-C
             for worker in self._busy:
                 worker.kill()
             for worker in list(self._busy):
                 self._drop(worker)
             rested = [*self._idle, *self._served]
             for worker, events in self._watch.wait(0).items():
-                self._watch.echo(worker, events)
+                self._watch.relay(worker, events)
             self._workers.note_cost(self._job.function.digest, self._schedule.cost)
             self._workers.give_back(rested, self._watch)
 
     def _interrupt(self) -> None:
-        """Have those functions end that do so in time."""
+        """Interrupt the busy workers, and wait for those that reply within the grace period."""
         for worker in self._busy:
             if worker.frames.unsent:  # it would get the rest of its items, and begin
                 worker.kill()
                 continue
-            with contextlib.suppress(Closed):  # its pidfd says so too
+            with contextlib.suppress(Closed):  # its pidfd reports its end too
                 worker.cancel()
         watch = Watch(self._busy)
         deadline = time.monotonic() + _GRACE
         while self._busy and (remaining := deadline - time.monotonic()) > 0:
             for worker, events in watch.wait(remaining).items():
-                watch.echo(worker, events)
+                watch.relay(worker, events)
                 self._dismiss(worker, events)
                 if worker not in self._busy:
                     watch.remove(worker)
 
-    # giving out
+    # sending
 
     def _hand_out(self) -> list[Finished]:
-        """Give every idle worker a chunk; returns what failed on the way."""
+        """Send a chunk to every idle worker. Return the items that could not be packed."""
         failed = []
         while self._idle:
             chunk = self._next()
             if chunk is None:
                 break
             try:
-                packed = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
+                payload = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
             except PayloadTooLarge:
                 self._schedule.resend_singly(chunk)
                 continue
-            except Exception as error:  # it is one of the items'
+            except Exception as error:  # one of the items cannot be pickled
                 if by_signal_handler(error):
                     raise
                 if len(chunk.items) > 1:
@@ -229,21 +231,21 @@ class Run:
                     unsent = Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                     failed.append(unsent)
                 continue
-            self._give(self._idle.pop(), _Task(chunk, packed))
+            self._give(self._idle.pop(), _Task(chunk, payload))
         return failed
 
     def _next(self) -> Chunk | None:
-        """The next chunk. Raises Stalled when the deadline comes before its items do."""
+        """Return the next chunk. Raises Stalled if the deadline passes before its items come."""
         if self._schedule.at_hand or self._feed is not None:
             return self._schedule.next()
         return self._limits.run_until_deadline(self._schedule.next, self._where)
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
-        chunk, payload = task.chunk, task.packed.payload
-        work = Work(job.function.digest, chunk.first, payload, job.seed, job.keep_going)
+        chunk, items = task.chunk, task.payload.data
+        work = Work(job.function.digest, chunk.first, items, job.seed, job.keep_going)
         self._busy[worker] = task
-        with contextlib.suppress(Closed):  # its pidfd says so too
+        with contextlib.suppress(Closed):  # its pidfd reports its end too
             worker.give(job.function, work)
         if worker.frames.unsent:
             self._watch.watch_writable(worker)
@@ -251,36 +253,37 @@ class Run:
     # waiting
 
     def _wait(self) -> ReadyEvents:
-        """The workers that want something. Raises Stalled, Cancelled."""
+        """Return the workers with events, or none when items have come. Raises Stalled,
+        Cancelled."""
         while True:
-            self._look()
-            wants = self._watch.wait(self._limits.pause)
-            if wants or self._watch.rang:
-                return wants
+            self._check()
+            events = self._watch.wait(self._limits.pause)
+            if events or self._watch.woken:
+                return events
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
-        self._watch.echo(worker, events)
+        self._watch.relay(worker, events)
         message = None
         ended = worker.pidfd in events
         if worker.frames.fileno() in events:
             try:
                 message = self._receive(worker)
-            except Closed:  # it is ending, or its function has closed what it could answer by
+            except Closed:  # it is ending, or its function has closed the connection
                 ended = True
-                readable(worker.pidfd, _GRACE)  # how it ends by itself says more than a kill
+                readable(worker.pidfd, _GRACE)  # its own exit code says more than our SIGKILL
         if message is not None:
             yield from self._take_answer(worker, message)
         elif ended:
             yield from self._lose(worker)
 
     def _receive(self, worker: Worker) -> Answer | None:
-        """What a worker says, if all of it is there. Raises Closed."""
+        """Return a worker's answer, or None while it is incomplete. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
             self._watch.watch_writable(worker)
-        return cast("Answer | None", worker.receive())  # nothing has been called off
+        return cast("Answer | None", worker.receive())  # nothing was cancelled
 
     # answers and losses
 
@@ -294,8 +297,8 @@ class Run:
             if len(chunk.items) > 1 and not message.about_function:
                 self._schedule.resend_singly(chunk)
                 return
-            which = range(chunk.first, chunk.first + len(chunk.items))
-            errors = {item: self._restored(worker, message.failure, item) for item in which}
+            indexes = range(chunk.first, chunk.first + len(chunk.items))
+            errors = {index: self._restored(worker, message.failure, index) for index in indexes}
             yield self._finished(worker, chunk, [None] * len(chunk.items), errors)
             return
         try:
@@ -308,32 +311,33 @@ class Run:
             chunk.first + position: self._restored(worker, failure, chunk.first + position)
             for position, failure in message.failures
         }
-        self._schedule.done(len(values), message.seconds, task.packed.shared + message.shared)
+        self._schedule.done(len(values), message.seconds, task.payload.shared + message.shared)
         yield self._finished(worker, chunk, values, errors)._replace(
             seconds=message.seconds,
-            sent=len(task.packed.payload) + task.packed.shared,
+            sent=len(task.payload.data) + task.payload.shared,
             received=len(message.values) + message.shared,
         )
 
     def _free(self, worker: Worker) -> None:
-        """It has nothing left to do of its chunk."""
+        """Take the chunk from a worker that is done with it."""
         task = self._busy.pop(worker)
         (self._served if self._job.one_each else self._idle).append(worker)
-        task.packed.release()
+        task.payload.release()
 
     def _not_loaded(
         self, worker: Worker, message: Done, error: Exception
     ) -> Generator[Finished, None, None]:
-        """Its results cannot be loaded: it ended before their memory was here, or they cannot."""
+        """Handle results that could not be loaded: the worker ended before their memory was
+        attached here, or they cannot be unpickled."""
         if by_signal_handler(error):
             raise error
         if isinstance(error, Stalled) and self._limits.over:
-            raise self._limits.stalled(self._where()) from None
+            raise self._limits.stalled_error(self._where()) from None
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
             yield from self._lose(worker)
             return
         chunk = self._busy[worker].chunk
-        if message.shared:  # what else it has sent stays pinned there
+        if message.shared:  # the blocks of its other results stay in flight until it ends
             self._replace(worker)
         else:
             self._free(worker)
@@ -351,24 +355,23 @@ class Run:
     def _finished(
         worker: Worker, chunk: Chunk, values: list[Any], errors: dict[int, Exception]
     ) -> Finished:
-        ran = worker.number, worker.pid
-        return Finished(chunk.first, values, errors, *ran, host=worker.host)
+        return Finished(chunk.first, values, errors, worker.number, worker.pid, host=worker.host)
 
     @staticmethod
     def _restored(worker: Worker, failure: Failure, item: int) -> Exception:
         return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
-        """A worker has ended: have its items run again, or failed."""
+        """Replace a worker that has ended; run its items again, or yield the one that failed."""
         task = self._busy.get(worker)
         if task is None:
             self._drop(worker)
             return
         chunk = task.chunk
-        came = not worker.frames.unsent
+        delivered = not worker.frames.unsent
         ended = self._replace(worker)
-        item = ended.item if ended is not None else chunk.first if came else -1
-        if item == LOADING + chunk.first:  # its unpickling did it: nobody knows which one's
+        item = ended.item if ended is not None else chunk.first if delivered else -1
+        if item == LOADING + chunk.first:  # it ended while unpickling: nobody knows which item
             item = chunk.first
             if len(chunk.items) > 1:
                 self._schedule.resend_singly(chunk)
@@ -387,19 +390,18 @@ class Run:
             doing=f"ran item {item}" + (f" for the {retries + 1}. time" if retries else ""),
             advice="" if retries else "; retries=1 runs such items again on a fresh worker",
         )
-        one = Chunk(item, [None])
-        yield self._finished(worker, one, [None], {item: error})
+        yield self._finished(worker, Chunk(item, [None]), [None], {item: error})
 
     def _replace(self, worker: Worker) -> Ended | None:
-        """Have a fresh worker in the place of one that has ended; how that was."""
+        """Start a worker in the place of one that has ended. Return how that one ended."""
         ended = self._drop(worker)
-        fresh = self._workers.replace(worker, self._look)
+        fresh = self._workers.replace(worker, self._check)
         self._idle.append(fresh)
         self._watch.add(fresh)
         return ended
 
     def _drop(self, worker: Worker) -> Ended | None:
-        """End a worker, if it has not ended; how it did."""
+        """End a worker, if it has not ended. Return how it did."""
         worker.kill()
         self._watch.remove(worker)
         for rested in (self._idle, self._served):
@@ -408,19 +410,19 @@ class Run:
         ended = self._workers.end(worker)
         task = self._busy.pop(worker, None)
         if task is not None:
-            task.packed.release()  # only now: until its end it may write there
+            task.payload.release()  # only now: until its end the worker may write there
         return ended
 
     def _dismiss(self, worker: Worker, events: set[int]) -> None:
-        """After Cancel: it has said that it is done, or it has ended; its answer, if one comes
-        first, nobody wants."""
+        """Free a worker that has acknowledged Cancel, and drop one that has ended. An answer that
+        comes before the acknowledgement is ignored."""
         try:
             while (message := worker.receive()) is not None:
                 if isinstance(message, CancelAcknowledged):
                     self._free(worker)
                     return
             ended = worker.pidfd in events
-        except Exception as error:  # a handler of what it logged may raise anything
+        except Exception as error:  # the driver's log handlers may raise anything
             if by_signal_handler(error):
                 raise
             ended = True
@@ -428,19 +430,18 @@ class Run:
             self._drop(worker)
 
     def _where(self) -> str:
-        """Who has what."""
-        found = [f"  {worker} has {task.chunk.span}" for worker, task in self._busy.items()]
-        waits = bool(self._idle) and self._schedule.total is None
-        if waits:
-            found.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
-        return "\n".join(found)
+        """Return lines that say which worker has which items."""
+        lines = [f"  {worker} has {task.chunk.span}" for worker, task in self._busy.items()]
+        if self._idle and self._schedule.total is None:
+            lines.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
+        return "\n".join(lines)
 
 
 Result = TypeVar("Result")
 
 
 class Limits:
-    """The deadline of one job, counted from now, and whether it was cancelled."""
+    """The deadline of a job, counted from now, and whether the job was cancelled."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -448,33 +449,33 @@ class Limits:
 
     @property
     def over(self) -> bool:
-        """Whether the deadline has passed."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self._deadline
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline, if there is one."""
+        """Return the seconds until the deadline; None without one."""
         if self._job.timeout is None:
             return None
         return max(0.0, self._deadline - time.monotonic())
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next check."""
         if self._deadline == math.inf:
-            return LOOK
-        return max(0.0, min(LOOK, self._deadline - time.monotonic()))
+            return CHECK_INTERVAL
+        return max(0.0, min(CHECK_INTERVAL, self._deadline - time.monotonic()))
 
     def check(self, where: Callable[[], str] = lambda: "  no worker has started yet") -> None:
-        """Raise Stalled or Cancelled if it has to end; `where` says who has what."""
+        """Raise Stalled or Cancelled if the job has to end; `where` says which worker has what."""
         if self._deadline < math.inf and self.over:
-            raise self.stalled(where())
+            raise self.stalled_error(where())
         if self._job.cancelled is not None and self._job.cancelled():
             raise Cancelled("the map was cancelled")
 
     def run_until_deadline(self, action: Callable[[], Result], where: Callable[[], str]) -> Result:
-        """What an action of this thread returns, which may wait for anything. Raises Stalled when
-        the deadline comes first."""
+        """Return the result of an action in this thread that may block. Raises Stalled if the
+        deadline comes first."""
         if self._job.timeout is None:
             return action()
         from weft.engines.interruption import ComputationGuard, ComputationInterrupted
@@ -484,83 +485,83 @@ class Limits:
             with guard:
                 return action()
         except ComputationInterrupted:
-            raise self.stalled(where()) from None
+            raise self.stalled_error(where()) from None
         finally:
             guard.close()
 
-    def stalled(self, where: str) -> Stalled:
+    def stalled_error(self, where: str) -> Stalled:
         return Stalled(
             f"map: {self._job.timeout} s have passed and items are not finished; pass a longer "
             f"timeout=, or find out why these take so long:\n{where}"
         )
 
 
-#: seconds for all that is wanted to come; later it is taken as it comes
+#: seconds for all requested items to come; later they are taken as they come
 _AT_ONCE = 0.002
 
 
 class Feed:
-    """An iterator's items, some at a time."""
+    """An iterator's items, drawn in a thread, some at a time."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
-        self._news = threading.Condition()
-        self._wanted = 0
-        self._here: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._requested = 0
+        self._drawn: deque[Any] = deque()
         self._ended = self._closed = False
         self._error: BaseException | None = None
         try:
-            #: readable when something has come; who waits for it reads it
-            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            #: an eventfd: readable when items have come; who waits for it reads it
+            self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as error:
             raise translated(error) from error
         interruption.start(threading.Thread(target=self._run, name="weft items", daemon=True))
 
     def draw(self, size: int) -> list[Any] | None:
-        """At most so many items, none at the end; None if none is here yet. Raises what the
-        iterator raised."""
-        with self._news:
-            if not self._wanted:
-                self._wanted = size
-                self._news.notify_all()
-                self._news.wait_for(lambda: not self._is_asked(), _AT_ONCE)
-            if self._here:
-                self._wanted = 0
-                return [self._here.popleft() for _ in range(min(size, len(self._here)))]
+        """Return at most so many items: an empty list at the end, None if none has come yet. Raises
+        what the iterator raised."""
+        with self._changed:
+            if not self._requested:
+                self._requested = size
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._is_requested(), _AT_ONCE)
+            if self._drawn:
+                self._requested = 0
+                return [self._drawn.popleft() for _ in range(min(size, len(self._drawn)))]
             if self._error is not None:
                 raise self._error
             return [] if self._ended else None
 
     def close(self) -> None:
-        """No more are wanted. Once or several times."""
-        with self._news:
+        """Request no more items. May be called several times."""
+        with self._changed:
             if not self._closed:
                 self._closed = True
-                self._news.notify_all()
-                os.close(self.bell)
+                self._changed.notify_all()
+                os.close(self.wakeup)
 
     # the items' thread
 
     def _run(self) -> None:
         while not self._closed and not self._ended:
-            with self._news:
-                self._news.wait_for(lambda: self._closed or self._is_asked())
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._is_requested())
             try:
-                while self._is_asked():
-                    self._here.append(next(self._items))
-                    if len(self._here) == 1:
-                        self._ring()  # the next may be slow to come
+                while self._is_requested():
+                    self._drawn.append(next(self._items))
+                    if len(self._drawn) == 1:
+                        self._wake()  # now: the next item may be slow to come
             except StopIteration:
                 self._ended = True
-            except BaseException as error:  # it is raised in who draws
+            except BaseException as error:  # `draw` raises it
                 self._error, self._ended = error, True
-            self._ring()
+            self._wake()
 
-    def _is_asked(self) -> bool:
-        return len(self._here) < self._wanted and not self._ended and not self._closed
+    def _is_requested(self) -> bool:
+        return len(self._drawn) < self._requested and not self._ended and not self._closed
 
-    def _ring(self) -> None:
-        with self._news:
-            self._news.notify_all()
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
             if not self._closed:
-                os.eventfd_write(self.bell, 1)
+                os.eventfd_write(self.wakeup, 1)

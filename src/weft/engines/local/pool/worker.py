@@ -1,6 +1,6 @@
-"""A worker: receive, run, reply.
+"""The worker's side of a pool: receive a message, run the items, reply.
 
-What a worker does with a chunk: run the items one after the other.
+`serve` is the loop, `_reply` one chunk, `carry_out` its items one after the other.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from weft.engines.local.processes.output import Forwarder
 from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
-#: while a function is run, a SIGINT ends it; at other times it comes too late and means nothing
+#: whether a function is running, which SIGINT ends; at other times SIGINT is late and ignored
 _interruptible = False
 
-#: whether this is a child that the worker's function forked
+#: whether this process is a child that the worker's function has forked
 _forked = False
 
-#: of BLAS and the like, and the variables that say so to those still to be loaded
+#: threads of BLAS and the like, and of single libraries, by the variables that the user has set
 _threads: tuple[int, dict[str, int]] = 1, {}
 
+#: the environment variables for threads that weft has set
 _added: dict[str, str] = {}
 
 #: why nothing can be run: the driver's working folder cannot be entered
@@ -60,7 +61,8 @@ _NO_RESULTS = Payload()
 
 
 def serve(connection: socket.socket, number: int, item: memoryview) -> None:
-    """Do what the driver says until it hangs up. `item` is where to note what is being run."""
+    """Serve the driver until it closes the connection. `item[0]` tells the fork server which item
+    is being run."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -75,7 +77,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 
     def note(index: int) -> None:
         if _forked:
-            os._exit(0)  # a child of the last item that has returned from its function
+            os._exit(0)  # a child that an earlier item forked, and that has returned
         item[0] = index
 
     try:
@@ -90,20 +92,20 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                     faults.reach("work.replied")
                 del answer
             elif isinstance(message, CacheFunction):
-                functions[message.digest] = _learn(message)
+                functions[message.digest] = _load_function(message)
                 if faults.armed:
-                    faults.reach("worker.learned")
+                    faults.reach("worker.cached")
             elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
             elif isinstance(message, Cancel):
-                with contextlib.suppress(WeftError, OSError):  # else it goes with this process
+                with contextlib.suppress(WeftError, OSError):  # else it is freed with this process
                     results.release()
                 send(CancelAcknowledged())
             elif isinstance(message, Settings):
                 _adopt(message)
             del message
     except Closed:
-        atexit._run_exitfuncs()  # it ends without unwinding the server's frames
+        atexit._run_exitfuncs()  # os._exit follows, without unwinding the fork server's frames
 
 
 def _set_up_process(number: int) -> None:
@@ -120,12 +122,12 @@ def _set_up_process(number: int) -> None:
 
 
 def _line_writer(descriptor: int) -> TextIO:
-    """A stream that sends each line when it is complete."""
+    """Return a line-buffered stream, so that each line is sent when it is complete."""
     return open(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False)
 
 
 def _start_generators() -> None:
-    """Workers are copies of one process; their random numbers must not be."""
+    """Seed the random generators anew: workers are forks of one process."""
     for name in ("random", "numpy.random"):
         if name in sys.modules:
             sys.modules[name].seed()
@@ -133,7 +135,7 @@ def _start_generators() -> None:
 
 
 def _adopt(settings: Settings) -> None:
-    """See the world as the driver does."""
+    """Take over the driver's environment, log level, threads, sys.path and working folder."""
     global _unfit
     if settings.environment is not None:
         os.environ.clear()
@@ -158,9 +160,9 @@ def _folder_error(folder: str, error: OSError) -> LaunchError:
 
 
 def _limit_threads(threads: int) -> None:
-    """The plan's number of threads, unless the user's environment says another.
+    """Set the plan's number of threads, unless the user's environment has another.
 
-    NumPy was loaded with one thread, the fork server's.
+    NumPy was loaded with one thread in the fork server, so variables alone do not reach it.
     """
     global _threads
     for name in _added:
@@ -169,19 +171,20 @@ def _limit_threads(threads: int) -> None:
     _added.clear()
     _added.update(thread_variables(threads, os.environ))
     os.environ.update(_added)
-    said = os.environ["OMP_NUM_THREADS"]
-    wanted = int(said) if said.isdecimal() else threads
-    if (wanted, own) != _threads:
-        _threads = wanted, own
-        set_threads(wanted)
+    variable = os.environ["OMP_NUM_THREADS"]
+    count = int(variable) if variable.isdecimal() else threads
+    if (count, own) != _threads:
+        _threads = count, own
+        set_threads(count)
         set_own_threads(own)
 
 
-def _learn(message: CacheFunction) -> Callable[[Any], Any] | Failure:
+def _load_function(message: CacheFunction) -> Callable[[Any], Any] | Failure:
+    """Return a function to be cached, or why it cannot be loaded."""
     try:
         function: Callable[[Any], Any] = load(message.function)
         return function
-    except BaseException as error:  # whatever a module raises that is imported now
+    except BaseException as error:  # modules that it imports may raise anything
         return describe(error)
 
 
@@ -190,7 +193,7 @@ def _reply(
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
 ) -> tuple[Answer, Payload]:
-    """Run the items; the answer, and what it was made from."""
+    """Run the items of a chunk. Return the answer, and the payload that holds its memory."""
     global _interruptible
     if _unfit is not None:
         return Unreadable(_unfit, about_function=True), _NO_RESULTS
@@ -198,7 +201,7 @@ def _reply(
         return Unreadable(function, about_function=True), _NO_RESULTS
     try:
         items = load_borrowed(work.items)
-    except Exception as error:  # whatever a class's own unpickling raises
+    except Exception as error:  # a class's own unpickling may raise anything
         return Unreadable(describe(error), about_function=False), _NO_RESULTS
     if faults.armed:
         faults.reach("work.received")
@@ -224,50 +227,51 @@ def _reply(
     seconds = time.perf_counter() - start
     if faults.armed:
         faults.reach("work.done")
-    packed = _pack_values(values, failures, work.first)
+    payload = _pack_values(values, failures, work.first)
     if faults.armed:
         faults.reach("work.packed")
     _flush()
-    payload, packed.payload = packed.payload, b""  # it is kept only for its memory
-    return Done(payload, failures, seconds, packed.shared), packed
+    data, payload.data = payload.data, b""  # the payload is kept only for its memory
+    return Done(data, failures, seconds, payload.shared), payload
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:
-    """A child that a function forked, and that has left the function: only its parent replies."""
+    """End a child that the function forked and that has returned from it: only its parent replies.
+    The exit code is that of a script that ended so."""
     code = 0
     if failures:
-        kind, message = failures[-1][1].kind, failures[-1][1].message
-        code = 1
-        if kind == "SystemExit" and (message in ("", "None") or message.isdecimal()):
+        _, failure = failures[-1]
+        code, message = 1, failure.message
+        if failure.kind == "SystemExit" and (message in ("", "None") or message.isdecimal()):
             code = int(message) if message.isdecimal() else 0
         else:
-            print(failures[-1][1].text, file=sys.stderr)
+            print(failure.text, file=sys.stderr)
     _flush()
     os._exit(code)
 
 
 def _pack_values(values: list[Any], failures: list[tuple[int, Failure]], first: int) -> Payload:
-    """The results, without those that cannot be sent: these are failures of their items."""
+    """Pack the results. Those that cannot be pickled become failures of their items."""
     try:
-        return pack(values, first, "results", pinned=True)
+        return pack(values, first, "results", owned=True)
     except Exception:  # a class's own pickling may raise anything
         for position, value in enumerate(values):
             try:
                 pack([value], first + position, "results")
-            except Exception as error:  # this is the one, or one of them
+            except Exception as error:  # this one cannot be pickled
                 failures.append((position, describe(error)))
                 values[position] = None
         failures.sort(key=lambda failure: failure[0])
     try:
-        return pack(values, first, pinned=True)
-    except Exception as error:  # each of them can be sent, but there is no memory for all
+        return pack(values, first, owned=True)
+    except Exception as error:  # each can be pickled, but there is no memory for all of them
         failed = describe(error)
         failures[:] = dict([*enumerate([failed] * len(values)), *failures]).items()
         return pack([None] * len(values), first)
 
 
 def _flush() -> None:
-    """What was printed by now is seen before the results are."""
+    """Send what was printed, so that it is seen before the results."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
@@ -279,8 +283,8 @@ def _on_interrupt(_: int, frame: FrameType | None) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being loaded, which would stay half loaded for all later calls. Who
-    wants this call to end interrupts it again, or ends this process."""
+    """Return whether a module is being imported: an interrupt would leave it half loaded for all
+    later calls. The driver interrupts again, or ends this process."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -289,8 +293,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """An interrupt that came in a finalizer ends nothing, and is no news: the driver asked for it,
-    and will not ask twice."""
+    """Report what finalizers raise, other than the KeyboardInterrupt that the driver asked for."""
     if not (_interruptible and issubclass(unraisable.exc_type, KeyboardInterrupt)):
         sys.__unraisablehook__(unraisable)
 
@@ -312,10 +315,11 @@ def carry_out(
     keep_going: bool,
     note: Callable[[int], None],
 ) -> tuple[list[Any], list[tuple[int, Failure]]]:
-    """The results, None where an item failed, and the failures by position.
+    """Call a function on each item. Return the results, None where an item failed, and the failures
+    by position.
 
-    Takes the items out of their list: an argument is gone as soon as its call is over. `note` is
-    told the index of each item before its call. KeyboardInterrupt ends it.
+    Empties the list of items: an argument is freed as soon as its call is over. `note` is called
+    with the index of each item before its call. Raises KeyboardInterrupt.
     """
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []

@@ -1,10 +1,9 @@
-"""The workers of this process: started when needed, kept warm, lent to one call at a time.
+"""The driver's side of workers: start them, lend them, watch them, lose them.
 
-A worker, as its driver sees it.
-
-Waiting for several workers at once: for what they say, what they print, and their end.
-
-How the loss of a worker is told.
+`Workers` are those of one fork server: started when needed, kept warm, lent to one call at a time.
+`Worker` is one of them: its connection, its outputs, and the functions that it has cached. `Watch`
+waits for several at once: for their replies, their output and their end. `worker_lost_error` tells
+how one was lost.
 """
 
 from __future__ import annotations
@@ -41,24 +40,24 @@ from weft.engines.local.processes.output import Logged, OutputRelay, level_here,
 from weft.errors import LaunchError, Loss, WorkerLost, format_bytes
 from weft.resources import host_name
 
-#: seconds between two looks at whether a job was cancelled
-LOOK = 0.05
+#: seconds between two checks of whether a job was cancelled
+CHECK_INTERVAL = 0.05
 
 #: seconds for the fork server to load what workers need, and for one worker to start
 _START = 60.0
 
-#: seconds for the fork server to say how a worker ended
-_LAST_WORDS = 2.0
+#: seconds for the fork server to report how a worker ended, and to end itself
+_END = 2.0
 
-#: functions of which it is known what they take
+#: functions whose cost per item is remembered
 _COSTS = 256
 
-#: raises when there is no use in waiting any longer
-Look = Callable[[], None]
+#: raises when the caller has to stop waiting
+Check = Callable[[], None]
 
 
 class Workers:
-    """All workers of this process from one fork server: its own, or that behind a named pipe."""
+    """This process's workers from one fork server: its own, or that behind a named pipe."""
 
     def __init__(self, pipe: str | None = None) -> None:
         self._pipe = pipe
@@ -68,41 +67,44 @@ class Workers:
         self._idle: list[Worker] = []
         self._started = 0
         self._ends: dict[int, Ended] = {}
-        #: of the workers that were given back last
+        #: watches the workers that were given back last
         self._watch: Watch | None = None
-        #: by digest of the function: what items took in the last job
+        #: what an item took in the last job, by the function's digest
         self._costs: dict[bytes, Cost] = {}
 
     def lend(
-        self, wanted: Sequence[str | None], threads: int, look: Look = lambda: None
+        self, gpus: Sequence[str | None], threads: int, check: Check = lambda: None
     ) -> tuple[list[Worker], Watch]:
-        """Workers for one call, warm ones first: for each wanted GPU, or None, one that sees it.
+        """Return workers for one call, warm ones first: one for each GPU, or None, in `gpus`.
 
-        While they start `look` is called again and again; it raises when the call has to end."""
+        While they start, `check` is called again and again; it raises when the call has to end.
+        Raises LaunchError.
+        """
         lent: list[Worker] = []
         locked: list[bool] = []
         try:
             try:
-                self._take_lock(locked, look)
-                for gpu in wanted:
-                    lent.append(self._take(gpu) or self._start(gpu, look))
+                self._take_lock(locked, check)
+                for gpu in gpus:
+                    lent.append(self._take(gpu) or self._start(gpu, check))
                 watch, self._watch = self._watch, None
             finally:
                 if any(locked):
                     self._lock.release()
             self._send_settings(lent, threads)
         except BaseException:
-            # warm ones stay so; without the lock, which somebody may have for long: it is one step
+            # warm ones stay warm; without the lock, which another thread may hold for long: += is
+            # one step
             self._idle += lent
             raise
         return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
 
-    def replace(self, worker: Worker, look: Look) -> Worker:
-        """A worker in the place of one that has ended."""
+    def replace(self, worker: Worker, check: Check) -> Worker:
+        """Return a fresh worker in the place of one that has ended. Raises LaunchError."""
         locked: list[bool] = []
         try:
-            self._take_lock(locked, look)
-            fresh = self._start(worker.gpu, look)
+            self._take_lock(locked, check)
+            fresh = self._start(worker.gpu, check)
         finally:
             if any(locked):
                 self._lock.release()
@@ -110,7 +112,7 @@ class Workers:
         return fresh
 
     def give_back(self, workers: Sequence[Worker], watch: Watch) -> None:
-        """After a call, in the middle of nothing."""
+        """Take workers back after a call; none of them has a chunk."""
         with self._lock:
             self._idle += workers
             self._watch = watch
@@ -126,15 +128,15 @@ class Workers:
             ) from error
         settings = Settings(folder, sys.path[:], threads, level_here(), None)
         for worker in workers:
-            with contextlib.suppress(Closed):  # who sends it work finds out
+            with contextlib.suppress(Closed):  # whoever sends it work will notice
                 worker.send_settings(settings)
 
     def expected_cost(self, digest: bytes) -> Cost:
-        """What an item of a function takes, if it is as before."""
+        """Return what an item of a function took in its last job."""
         return self._costs.get(digest, UNKNOWN)
 
     def note_cost(self, digest: bytes, cost: Cost) -> None:
-        """Keep in mind what items of a function have taken, if that is known."""
+        """Remember what an item of a function has taken, if that is known."""
         if not cost.is_known:
             return
         if len(self._costs) >= _COSTS and digest not in self._costs:
@@ -148,19 +150,19 @@ class Workers:
                 worker.forget(digest)
 
     def end(self, worker: Worker) -> Ended | None:
-        """End a worker, if it has not ended; how it did, or None if nobody saw it."""
+        """End a worker, if it has not ended. Return how it did, or None if nobody saw it."""
         worker.kill()
-        ended = self._last_words(worker)
-        if ended is None:  # the fork server would have ended what it has started
+        ended = self._await_end(worker)
+        if ended is None:  # the fork server would have killed the worker's group
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
-            if worker.pidfd >= 0:  # what it may write to is used again
-                readable(worker.pidfd, _LAST_WORDS)
+            if worker.pidfd >= 0:  # the memory that it may write to will be reused
+                readable(worker.pidfd, _END)
         worker.close()
         return ended
 
     def shut_down(self) -> None:
-        """End all workers and the fork server; behind a named pipe, those of everybody."""
+        """End all workers and the fork server; behind a named pipe, the workers of all drivers."""
         self.close()
         if self._pipe is not None:
             from weft.engines.local.pool import named_pipe
@@ -168,60 +170,60 @@ class Workers:
             named_pipe.close_pipe(self._pipe)
 
     def close(self) -> None:
-        """End all workers of this process, and the fork server, if it is its own."""
+        """End all workers of this process, and the fork server if it is its own."""
         with self._lock:
             for worker in self._idle:
                 worker.close()
             self._idle.clear()
-            self._hang_up()
+            self._disconnect()
 
     def abandon(self) -> None:
-        """In a forked child: these are the parent's workers. The child can start its own."""
+        """Close the parent's descriptors in a forked child, which can start workers of its own."""
         for worker in self._idle:
             worker.abandon()
         if self._server is not None:
             self._server.close()
         if self._process is not None:
-            self._process.returncode = 0  # it is not this process's child
+            self._process.returncode = 0  # it is not this process's child: do not wait for it
         self._server = self._process = self._watch = None
         self._idle, self._ends = [], {}
         self._lock = threading.Lock()
 
-    def _take_lock(self, locked: list[bool], look: Look) -> None:
-        """Take the lock, which another thread has for as long as it starts a worker. `locked` ends
-        with whether it was taken, also if a signal handler raises: `extend` and `map` are one step
-        (see frames.py)."""
+    def _take_lock(self, locked: list[bool], check: Check) -> None:
+        """Take the lock, which another thread holds while it starts a worker. `locked` ends with
+        whether it was taken, also if a signal handler raises: `extend` and `map` are one step (see
+        `messages.Frames`)."""
         while not any(locked):
-            locked.extend(map(self._lock.acquire, (True,), (LOOK,)))
+            locked.extend(map(self._lock.acquire, (True,), (CHECK_INTERVAL,)))
             if not locked[-1]:
-                look()
+                check()
 
     # with the lock held
 
     def _take(self, gpu: str | None) -> Worker | None:
-        """An idle worker. Whether it has ended since is seen when it is given work."""
-        for place, worker in enumerate(self._idle):
+        """Return an idle worker, if there is one. It may have ended: sending it work will tell."""
+        for index, worker in enumerate(self._idle):
             if worker.gpu == gpu:
-                return self._idle.pop(place)
+                return self._idle.pop(index)
         return None
 
-    def _start(self, gpu: str | None, look: Look) -> Worker:
+    def _start(self, gpu: str | None, check: Check) -> Worker:
         fresh = self._server is None
         try:
-            return self._start_one(gpu, look)
+            return self._start_one(gpu, check)
         except Closed:
-            self._hang_up()
-        if not fresh:  # it was ended since it was last heard of
+            self._disconnect()
+        if not fresh:  # the server has ended since its last message: try once with a new one
             with contextlib.suppress(Closed):
-                return self._start_one(gpu, look)
-            self._hang_up()
-        raise self._server_ended()
+                return self._start_one(gpu, check)
+            self._disconnect()
+        raise self._server_ended_error()
 
-    def _start_one(self, gpu: str | None, look: Look) -> Worker:
-        """Raises Closed if the fork server has ended, or does not answer."""
+    def _start_one(self, gpu: str | None, check: Check) -> Worker:
+        """Have the fork server start a worker. Raises Closed if it has ended or does not answer."""
         server = self._connect()
         number = self._started
-        self._started += 1  # now: should this be interrupted, the answer is known as nobody's
+        self._started += 1  # first: after an interrupt, a late reply has a number nobody awaits
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             try:
                 connection, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -231,16 +233,16 @@ class Workers:
             except OSError as error:
                 raise translated(error) from error
             server.send(Start(number), [remote.fileno(), out[1], err[1]])
-            pid, pidfd = self._await_start(server, number, look)
+            pid, pidfd = self._await_start(server, number, check)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
-            echoes = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
-            ours.pop_all()  # they are the worker's now
-            worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), echoes=echoes)
+            relays = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
+            ours.pop_all()  # the worker owns these descriptors now
+            worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), relays=relays)
             worker.gpu, worker.server = gpu, server
             return worker
 
-    def _server_ended(self) -> LaunchError:
+    def _server_ended_error(self) -> LaunchError:
         if self._pipe is not None:
             return LaunchError(
                 f"the pipe {self._pipe!r} was closed; it is opened again by\n"
@@ -251,11 +253,11 @@ class Workers:
             "says why"
         )
 
-    def _await_start(self, server: Channel, number: int, look: Look) -> tuple[int, int]:
+    def _await_start(self, server: Channel, number: int, check: Check) -> tuple[int, int]:
         deadline = time.monotonic() + _START
         while (now := time.monotonic()) < deadline:
-            look()
-            if not server.wait(min(deadline, now + LOOK)):
+            check()
+            if not server.wait(min(deadline, now + CHECK_INTERVAL)):
                 continue
             message, descriptors = server.receive(Started, Ended)
             if isinstance(message, Ended):
@@ -268,9 +270,9 @@ class Workers:
 
     def _connect(self) -> Channel:
         if self._process is not None and self._process.poll() is not None:
-            self._hang_up()
+            self._disconnect()
         if self._server is None and self._pipe is not None:
-            from weft.engines.local.pool import named_pipe  # which loads much, and is seldom needed
+            from weft.engines.local.pool import named_pipe  # loads much, is seldom needed
 
             self._server, _ = named_pipe.connect(self._pipe)
         elif self._server is None:
@@ -278,7 +280,7 @@ class Workers:
             self._server = Channel(connection)
         return self._server
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         server, self._server = self._server, None
         process, self._process = self._process, None
         self._started = 0
@@ -287,17 +289,18 @@ class Workers:
             server.close()
         if process is not None:
             with contextlib.suppress(OSError):
-                if not _ends(process.pid, _LAST_WORDS):  # somebody has stopped it
+                if not _ends_within(process.pid, _END):  # somebody has sent it SIGSTOP
                     process.kill()
             process.wait()
 
-    def _last_words(self, worker: Worker) -> Ended | None:
-        deadline = time.monotonic() + _LAST_WORDS
+    def _await_end(self, worker: Worker) -> Ended | None:
+        """Return the fork server's report of a worker's end; None if there is none in time."""
+        deadline = time.monotonic() + _END
         with self._lock:
             try:
                 while worker.number not in self._ends:
                     if self._server is not worker.server or not self._server.wait(deadline):
-                        return None  # the one that started it is gone, or does not answer
+                        return None  # the server that started it is gone, or does not answer
                     message, descriptors = self._server.receive(Started, Ended)
                     _close(descriptors)
                     if isinstance(message, Ended):
@@ -319,8 +322,8 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def _ends(child: int, seconds: float) -> bool:
-    """Whether a child of this process ends in time."""
+def _ends_within(child: int, seconds: float) -> bool:
+    """Return whether a child of this process ends within so many seconds."""
     pidfd = os.pidfd_open(child)
     try:
         return readable(pidfd, seconds)
@@ -328,20 +331,20 @@ def _ends(child: int, seconds: float) -> bool:
         os.close(pidfd)
 
 
-#: by the pipe behind which they are; None for this process's own. They stay: whoever has them may
-#: use them again when they have been closed
+#: by the name of their pipe, None for this process's own. They stay after `close`: whoever holds
+#: them may use them again
 _all: dict[str | None, Workers] = {}
 
 
 def workers(pipe: str | None = None) -> Workers:
-    """This process's own, or those it has from behind a named pipe."""
+    """Return this process's own workers, or those from behind a named pipe."""
     return _all.get(pipe) or _all.setdefault(pipe, Workers(pipe))
 
 
 def close_workers() -> None:
     """End this process's workers. New calls start new ones."""
-    for one in list(_all.values()):
-        one.close()
+    for workers_of_server in list(_all.values()):
+        workers_of_server.close()
 
 
 def _in_child() -> None:
@@ -351,93 +354,93 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-#: functions that a worker keeps
+#: functions that a worker caches
 _FUNCTIONS = 64
 
 
 class Worker:
-    """Its connection, its outputs, and what it knows."""
+    """A worker as its driver sees it: its connection, its outputs, its cached functions."""
 
     def __init__(
-        self, number: int, pid: int, *, pidfd: int, frames: Frames, echoes: list[OutputRelay]
+        self, number: int, pid: int, *, pidfd: int, frames: Frames, relays: list[OutputRelay]
     ) -> None:
         self.number, self.pid, self.pidfd = number, pid, pidfd
         self.host = host_name()
         self.frames = frames
-        self.echoes = echoes
-        #: where it answers, where it ends, where it prints
-        self.descriptors = (frames.fileno(), pidfd, *(echo.descriptor for echo in echoes))
-        #: the one GPU that it sees; None for one that sees what the driver does
+        self.relays = relays
+        #: readable when it replies, when it has ended, when it has printed
+        self.descriptors = (frames.fileno(), pidfd, *(relay.descriptor for relay in relays))
+        #: the one GPU that it sees; None: those that the driver sees
         self.gpu: str | None = None
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
-        #: the digests of the functions that it has
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        #: the digests of the functions that it has cached, the least recently used first
+        self._cached: OrderedDict[bytes, None] = OrderedDict()
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
 
     @property
     def threads(self) -> int:
-        """How many threads BLAS and the like may use in it."""
+        """Return how many threads BLAS and the like may use in it."""
         return self._settings.threads if self._settings is not None else 1
 
     def send_settings(self, settings: Settings) -> None:
-        """Have it see the world as this process does now. Raises Closed."""
+        """Send it this process's settings, if they have changed. Raises Closed."""
         if settings == self._settings:
             return
-        told = settings
+        message = settings
         if self._settings is None:
             environment = dict(os.environ)
             if self.gpu is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = self.gpu
-            told = settings._replace(environment=environment)
-        self.frames.send(told)
+            message = settings._replace(environment=environment)
+        self.frames.send(message)
         self._settings = settings
 
     def give(self, function: Payload, work: Work) -> None:
-        """Send it work, and the function unless it knows that. Raises Closed."""
-        missing = self.messages_to_know(function.digest, function)
+        """Send it work, and before it the function unless it is cached there. Raises Closed."""
+        missing = self.function_messages(function.digest, function)
         self.frames.send(*missing, work)
-        self._known[function.digest] = None  # not before: an interrupt may keep it from being sent
+        self._cached[function.digest] = None  # after: an interrupt may come before it is sent
 
-    def messages_to_know(
+    def function_messages(
         self, digest: bytes, function: Payload
     ) -> list[CacheFunction | DropFunction]:
-        """What to send it so that it knows a function."""
-        if digest in self._known:
-            self._known.move_to_end(digest)
+        """Return the messages after which it has a function cached."""
+        if digest in self._cached:
+            self._cached.move_to_end(digest)
             return []
-        forgotten = [self._known.popitem(last=False)[0]] if len(self._known) >= _FUNCTIONS else []
-        return [*map(DropFunction, forgotten), CacheFunction(digest, function.payload)]
+        oldest = [self._cached.popitem(last=False)[0]] if len(self._cached) >= _FUNCTIONS else []
+        return [*map(DropFunction, oldest), CacheFunction(digest, function.data)]
 
     def forget(self, digest: bytes) -> None:
-        """Have it drop a function, if it knows it."""
-        if digest in self._known:
-            del self._known[digest]
+        """Have it drop a function, if it is cached there."""
+        if digest in self._cached:
+            del self._cached[digest]
             with contextlib.suppress(Closed):
                 self.frames.send(DropFunction(digest))
 
     def cancel(self) -> None:
-        """End what it does, and have it say when it has answered everything. Raises Closed."""
+        """Interrupt its function, and have it acknowledge when all is answered. Raises Closed."""
         self.interrupt()
         self.frames.send(Cancel())
 
     def receive(self) -> Answer | CancelAcknowledged | None:
-        """What it says, other than what it logs; None if that is not here yet. Raises Closed."""
+        """Replay what it has logged. Return its next other message; None if that is not here yet.
+        Raises Closed."""
         while isinstance(message := self.frames.receive(), Logged):
             replay(message)
         return cast("Answer | CancelAcknowledged | None", message)
 
-    def echo(self, ready: Container[int]) -> list[int]:
-        """Print what it has printed by now, if anything is ready; the descriptors that are at
-        their end."""
-        asked = [echo for echo in self.echoes if echo.descriptor in ready]
-        return [echo.descriptor for echo in asked if not echo.read()]
+    def relay(self, ready: Container[int]) -> list[int]:
+        """Print what it has printed, where descriptors are ready. Return those at end of file."""
+        readable_relays = [relay for relay in self.relays if relay.descriptor in ready]
+        return [relay.descriptor for relay in readable_relays if not relay.read()]
 
     def interrupt(self) -> None:
-        """End the function that it runs."""
+        """Send it SIGINT, which ends the function that it runs."""
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -448,47 +451,49 @@ class Worker:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Once or several times: an interrupt may have come in the middle."""
+        """Close its descriptors. May be called again: an interrupt may have come in between."""
         self.frames.close()
-        for echo in self.echoes:
-            echo.close()
+        for relay in self.relays:
+            relay.close()
         pidfd, self.pidfd = self.pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
 
     def abandon(self) -> None:
-        """In a forked child: it is the parent's."""
+        """Close its descriptors in a forked child."""
         self.frames.close()
         self.__del__()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """An interrupt may have come where nobody had it yet, or any longer. `close` is still there
-        when Python ends and has taken the modules apart."""
-        left = [self.pidfd, *(echo.descriptor for echo in self.echoes)]
-        self.pidfd, self.echoes = -1, []
-        for descriptor in left:
+        """Close what is still open: an interrupt may have come while nobody held this object. The
+        default keeps `os.close` within reach when Python ends and clears the modules."""
+        descriptors = [self.pidfd, *(relay.descriptor for relay in self.relays)]
+        self.pidfd, self.relays = -1, []
+        for descriptor in descriptors:
             if descriptor >= 0:
                 close(descriptor)
 
 
+#: the workers with events, each with its ready descriptors
 ReadyEvents = dict[Worker, set[int]]
 
 
 class Watch:
-    """Some workers and their descriptors. Kept from call to call: registering them takes longer
-    than a short call."""
+    """Some workers and their descriptors, for poll. Kept from call to call: registering them takes
+    longer than a short call."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self._poll = select.poll()
         self._owners: dict[int, Worker] = {}
-        #: what rings when there is something to do for another reason
-        self._bell = -1
-        self.rang = False
+        #: an eventfd that wakes the caller of `wait` for another reason; -1: none
+        self._wakeup = -1
+        #: whether it did so in the last `wait`
+        self.woken = False
         for worker in workers:
             self.add(worker)
 
     def add(self, worker: Worker) -> None:
-        # answers first: with an answer is seen what was printed before it
+        # the connection first: output that came before an answer is then reported with it
         for descriptor in worker.descriptors:
             self._poll.register(descriptor, select.POLLIN)
             self._owners[descriptor] = worker
@@ -498,17 +503,17 @@ class Watch:
             if descriptor in self._owners:
                 self._forget(descriptor)
 
-    def listen(self, bell: int) -> None:
-        """Return from `wait` also for this bell, an eventfd; for -1 no longer."""
-        if self._bell >= 0:
-            self._poll.unregister(self._bell)
-        self._bell = bell
-        if bell >= 0:
-            self._poll.register(bell, select.POLLIN)
+    def watch_wakeup(self, wakeup: int) -> None:
+        """Return from `wait` also when this eventfd is readable; -1: no longer."""
+        if self._wakeup >= 0:
+            self._poll.unregister(self._wakeup)
+        self._wakeup = wakeup
+        if wakeup >= 0:
+            self._poll.register(wakeup, select.POLLIN)
 
-    def echo(self, worker: Worker, ready: set[int]) -> None:
-        """Print what it has printed by now, if anything is ready."""
-        for descriptor in worker.echo(ready):  # its function has closed it: it would always be
+    def relay(self, worker: Worker, ready: set[int]) -> None:
+        """Print what a worker has printed, where descriptors are ready."""
+        for descriptor in worker.relay(ready):  # closed by its function: it would be ready always
             self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
@@ -516,35 +521,35 @@ class Watch:
         del self._owners[descriptor]
 
     def watch_writable(self, worker: Worker) -> None:
-        """Look also for when it takes more, if not everything was sent."""
+        """Report also when its connection takes more, as long as not everything is sent."""
         more = select.POLLOUT if worker.frames.unsent else 0
         self._poll.modify(worker.frames, select.POLLIN | more)
 
     def wait(self, seconds: float) -> ReadyEvents:
-        """The workers that want something, each with the descriptors on which it does."""
-        found: ReadyEvents = {}
-        self.rang = False
+        """Wait for events, so many seconds at most. Return the workers that have some."""
+        events: ReadyEvents = {}
+        self.woken = False
         for descriptor, _ in self._poll.poll(seconds * 1000):
-            if descriptor == self._bell:
-                self.rang = True
+            if descriptor == self._wakeup:
+                self.woken = True
                 os.eventfd_read(descriptor)
                 continue
-            found.setdefault(self._owners[descriptor], set()).add(descriptor)
-        return found
+            events.setdefault(self._owners[descriptor], set()).add(descriptor)
+        return events
 
     def ended(self) -> list[Worker]:
-        """The workers that have ended by now."""
-        return [worker for worker, wants in self.wait(0).items() if worker.pidfd in wants]
+        """Return the workers that have ended by now."""
+        return [worker for worker, events in self.wait(0).items() if worker.pidfd in events]
 
     def watches(self, workers: Iterable[Worker]) -> bool:
-        """Whether it is exactly these that it watches."""
+        """Return whether it watches exactly these."""
         return set(self._owners.values()) == set(workers)
 
 
 def worker_lost_error(
     worker: Worker, ended: Ended | None, *, item: int, doing: str, advice: str
 ) -> WorkerLost:
-    """The error for a worker that has ended; None where nobody saw how."""
+    """Return the error for a worker that has ended; `ended` is None where nobody saw how."""
     if ended is None:
         loss = Loss(item, worker.number, worker.pid, None, 0, False, worker.host)
     else:

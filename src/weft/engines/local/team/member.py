@@ -29,7 +29,7 @@ from weft.engines.local.pool.payload import (
     Payload,
     SharedPayload,
     is_interrupt,
-    unpicklable,
+    unpicklable_error,
 )
 
 #: by the name of the team; a worker may be a driver of others
@@ -81,10 +81,10 @@ def renew(member: Member) -> None:
 
 
 #: something registered, or one of the parts that it has as a model
-Place = tuple[int, int | None]
+PersistentId = tuple[int, int | None]
 
 
-def places(number: int, value: Any) -> dict[int, Place]:
+def part_ids(number: int, value: Any) -> dict[int, PersistentId]:
     """Where workers find their own copies of an object's parts, by identity."""
     return {id(part): (number, at) for at, part in enumerate(parts(value))}
 
@@ -93,38 +93,42 @@ def has_parts(value: Any) -> bool:
     return bool(parts(value))
 
 
-def pack_mentioning(value: Any, place_of: Callable[[int], Place | None], name: str) -> Payload:
-    """Pack a value to be registered: what it mentions of what is registered already becomes, in
-    each worker, the worker's own copy. `place_of` finds its place by the identity of the driver's
-    object."""
+def pack_for_registration(
+    value: Any, persistent_id_of: Callable[[int], PersistentId | None], name: str
+) -> Payload:
+    """Pack a value to be registered. A registered object that it mentions becomes, in each worker,
+    the worker's own copy; `persistent_id_of` looks it up by the identity of the driver's object.
+
+    Raises InvalidType.
+    """
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-        def persistent_id(self, mentioned: Any) -> Place | None:
-            return place_of(id(mentioned))  # asked of everything, lists and dicts too
+        def persistent_id(self, mentioned: Any) -> PersistentId | None:
+            return persistent_id_of(id(mentioned))  # asked of everything, lists and dicts too
 
         def reducer_override(self, mentioned: Any) -> Any:
             reduced = reduce(mentioned)
             return super().reducer_override(mentioned) if reduced is None else reduced
 
-    packed = _RegisteredPayload()
+    payload = _RegisteredPayload()
     try:
-        packed.dump_by(Pickler, value)
+        payload.dump_by(Pickler, value)
     except BaseException as error:
-        packed.release()
+        payload.release()
         if is_interrupt(error):
             raise
-        raise unpicklable(value, name, error) from error
-    return packed
+        raise unpicklable_error(value, name, error) from error
+    return payload
 
 
 class _Unpickler(pickle.Unpickler):
-    """The mirror of `pack_mentioning`."""
+    """The mirror of `pack_for_registration`."""
 
     def __init__(self, member: Member, payload: bytes) -> None:
         super().__init__(io.BytesIO(payload))
         self._registered = member.registered
 
-    def persistent_load(self, place: Place) -> Any:
+    def persistent_load(self, place: PersistentId) -> Any:
         number, part = place
         return self._registered[number] if part is None else parts(self._registered[number])[part]
 
@@ -133,7 +137,7 @@ class _RegisteredPayload(Payload):
     """Sent to several workers, each of which may change its arrays: each copies them."""
 
     def _array(self, array: Any) -> Any:
-        return payload_arrays.copied_there(super()._array(array))
+        return payload_arrays.as_copy(super()._array(array))
 
 
 class Arguments(Payload):

@@ -41,15 +41,15 @@ from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.linux import end_as_text, readable
 from weft.engines.local.team.member import (
     Arguments,
-    Place,
+    PersistentId,
     enter,
     enter_as_worker,
     has_parts,
     leave,
     lies_in_shared_memory,
-    pack_mentioning,
+    pack_for_registration,
     pack_once,
-    places,
+    part_ids,
     register,
     renew,
     run_remote,
@@ -228,27 +228,27 @@ class LocalTeam(Team):
     def _send(self, number: int, value: Any, name: str, by_value: bool) -> None:
         """Register an object with the workers as it is now."""
         dropped = self._drop_released()
-        parts: dict[int, Place] = {}
+        parts: dict[int, PersistentId] = {}
         for model in reversed(self._models):  # the first that has it counts
             # anew each time: its parameters may be others than they were
-            parts.update(places(model, self._objects[model][0]))
+            parts.update(part_ids(model, self._objects[model][0]))
 
-        def place_of(mentioned: int) -> Place | None:
+        def persistent_id_of(mentioned: int) -> PersistentId | None:
             found = self._numbers.get(mentioned)
             return parts.get(mentioned) if found is None else (found, None)
 
-        packed = None
+        payload = None
         try:
-            packed = pack_mentioning(value, place_of, name)
-            arguments = (number, packed.payload, dropped)
+            payload = pack_for_registration(value, persistent_id_of, name)
+            arguments = (number, payload.data, dropped)
             self._call(register, [None, *[arguments] * (self.size - 1)])
         except BaseException:
             unknown = [number] if number not in self._objects else []
             self._dropped.extend([*dropped, *unknown])
             raise
         finally:
-            if packed is not None:
-                packed.release()
+            if payload is not None:
+                payload.release()
         self._objects[number] = (value, name, by_value)
         self.member.registered[number] = value
         if by_value:
@@ -434,17 +434,17 @@ class TeamCall:
         busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
         if len(busy) > 1:  # packed once for all
             self._common = common = {name: pack_once(one, name) for name, one in common.items()}
-        packed: list[tuple[int, Payload]] = []
+        payloads: list[tuple[int, Payload]] = []
         try:
             for rank, mine in busy:
                 work = (self._team_workers.name, function, mine, dict(common))
-                packed.append((rank, pack([work], rank, "arguments of rank", Arguments())))
+                payloads.append((rank, pack([work], rank, "arguments of rank", Arguments())))
         except BaseException:
-            for _, one in packed:
-                one.release()
+            for _, payload in payloads:
+                payload.release()
             raise
-        for rank, one in packed:
-            self._send(self._team_workers.workers[rank - 1], rank, one)
+        for rank, payload in payloads:
+            self._send(self._team_workers.workers[rank - 1], rank, payload)
 
     def failed(self) -> bool:
         """Whether a worker has failed by now. For the guard's thread, while this one computes."""
@@ -457,7 +457,7 @@ class TeamCall:
         while self._busy and not self._failures:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise self._stalled(timeout)
+                raise self._stalled_error(timeout)
             self._attend(min(remaining, 1.0))
         if self._failures:
             raise self._failures[0]
@@ -469,7 +469,7 @@ class TeamCall:
         try:
             if met:
                 self._await_all(self._busy, _BY_THEMSELVES)
-            self._call_off()
+            self._cancel()
         finally:  # also when the user is impatient, and interrupts this too
             with self._lock:
                 late = list(self._busy if self._ending is None else self._ending)
@@ -483,7 +483,7 @@ class TeamCall:
             return next(iter(causes or self._failures), None)
         return None
 
-    def _call_off(self) -> None:
+    def _cancel(self) -> None:
         """End what workers do, and have each of them say so: this process may have been interrupted
         anywhere, and not know what it has sent or received."""
         self._ending = {worker for worker in self._team_workers.workers if worker.pidfd >= 0}
@@ -506,10 +506,10 @@ class TeamCall:
         while workers and (remaining := deadline - time.monotonic()) > 0:
             self._attend(remaining)
 
-    def _send(self, worker: Worker, rank: int, packed: Payload) -> None:
+    def _send(self, worker: Worker, rank: int, payload: Payload) -> None:
         function = self._run_remote
-        self._busy[worker] = packed
-        work = Work(function.digest, rank, packed.payload, None, keep_going=False)
+        self._busy[worker] = payload
+        work = Work(function.digest, rank, payload.data, None, keep_going=False)
         try:
             worker.give(function, work)
         except Closed:
@@ -523,7 +523,7 @@ class TeamCall:
         watch = self._team_workers.watch
         with self._lock:
             for worker, events in watch.wait(seconds).items():
-                watch.echo(worker, events)
+                watch.relay(worker, events)
                 try:
                     ended = not self._hear(worker, events) and worker.pidfd in events
                 except Closed:
@@ -584,11 +584,11 @@ class TeamCall:
 
     def _release(self, worker: Worker) -> None:
         """Give up the memory of its arguments."""
-        packed = self._busy.pop(worker, None)
-        if packed is not None:
-            packed.release()
+        payload = self._busy.pop(worker, None)
+        if payload is not None:
+            payload.release()
 
-    def _stalled(self, timeout: float) -> Stalled:
+    def _stalled_error(self, timeout: float) -> Stalled:
         late = ", ".join(f"rank {self._team_workers.rank(one)} ({one})" for one in self._busy)
         return Stalled(
             f"{timeout} s have passed, and {late} has not answered; it is alive: give the team a "
