@@ -1,4 +1,4 @@
-"""Arrays in shared memory, and how they travel: a pickle of one is a reference to its block."""
+"""Arrays in shared memory, and how they travel: a pickle of one is a handle to its block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft._core import shared
 from weft._core.arithmetic import Array, address, copy_to
 from weft.engines import interruption
 from weft.engines.local.memory import blocks
-from weft.engines.local.memory.segment import Reference
+from weft.engines.local.memory.segment import BlockHandle
 from weft.resources import count_cores
 
 #: bytes from which on a copy takes much longer than to start a thread
@@ -65,21 +65,21 @@ class SharedArray(shared.SharedArray):
         buffer = buffer_of(self)
         if buffer is None:
             return self.view(np.ndarray).__reduce__()
-        return attach, describe(self, blocks.refer(buffer))
+        return attach, describe(self, blocks.export(buffer))
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         # ndarray has its own for protocol 5, which would send the bytes
         return self.__reduce__()
 
 
-def describe(array: SharedArray, reference: Reference) -> tuple[Any, ...]:
-    """What `attach` takes to make the array again from a reference to its block."""
+def describe(array: SharedArray, handle: BlockHandle) -> tuple[Any, ...]:
+    """What `attach` takes to make the array again from a handle to its block."""
     offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer_of(array))
-    return reference, array.shape, array.dtype, offset, array.strides, array.flags.writeable
+    return handle, array.shape, array.dtype, offset, array.strides, array.flags.writeable
 
 
 def attach(  # noqa: PLR0917  pickle calls it with positions only
-    reference: Reference,
+    handle: BlockHandle,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     offset: int,
@@ -87,7 +87,7 @@ def attach(  # noqa: PLR0917  pickle calls it with positions only
     writeable: bool,
 ) -> SharedArray:
     """What unpickling a shared array calls."""
-    block = blocks.attach(reference)
+    block = blocks.attach(handle)
     array = _over(block.buffer, shape, dtype, offset=offset, strides=strides)
     return array if writeable else read_only(array)
 
@@ -111,4 +111,4 @@ def buffer_of(array: Array) -> Any:
         base = base.base
     if isinstance(base, memoryview):
         base = base.obj
-    return base if base is not None and blocks.is_block(base) else None
+    return base if blocks.name_of(base) else None

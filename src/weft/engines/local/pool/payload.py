@@ -72,7 +72,7 @@ class Payload:
             from weft.engines.local.memory import blocks
 
             for reference in self._pins:
-                blocks.unpin(reference)
+                blocks.release(reference)
         self._pins.clear()
         self._held.clear()
         self._reduced.clear()
@@ -259,7 +259,7 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
         return pickle.loads(payload)
     from weft.engines.local.memory import blocks
 
-    with blocks.patience(seconds):
+    with blocks.attach_timeout(seconds):
         return pickle.loads(payload)
 
 
@@ -273,12 +273,12 @@ def load_borrowed(payload: bytes) -> Any:
         return pickle.loads(payload)
 
 
-def lease_borrowed() -> None:
+def retain_borrowed() -> None:
     """Before the answer: have what is still used of that memory stay. Raises SegmentGone,
     Stalled."""
     blocks = sys.modules.get("weft.engines.local.memory.blocks")
     if blocks is not None:
-        blocks.lease_borrowed()
+        blocks.retain_borrowed()
 
 
 def unpicklable(value: Any, name: str, error: BaseException) -> InvalidType:

@@ -24,7 +24,7 @@ from weft.engines.local.memory.arrays import (
     describe,
     read_only,
 )
-from weft.engines.local.memory.segment import Block, Reference
+from weft.engines.local.memory.segment import Block, BlockHandle
 
 #: from how many bytes on an array goes through shared memory
 LARGE = 1 << 16
@@ -65,8 +65,7 @@ def reduce_small(array: Array) -> Any:
 def reduce(array: Any, shared: SharedArray, *, pin: bool) -> tuple[Any, tuple[Any, ...]]:
     """What to pickle in the place of an array that is large and lies there in shared memory; the
     reference is the first of it."""
-    refer = blocks.refer if pin else blocks.mention
-    arguments = describe(shared, refer(buffer_of(shared)))
+    arguments = describe(shared, blocks.export(buffer_of(shared), owned=pin))
     if type(array) is SharedArray:
         return attach, arguments
     return _plain, (*arguments[:-1], array.flags.writeable)
@@ -135,18 +134,18 @@ def _small(data: bytes, letter: str, shape: tuple[int, ...]) -> Any:
     return np.ndarray(shape, letter, data).copy()
 
 
-def _plain(reference: Reference, *arguments: Any) -> Any:
+def _plain(reference: BlockHandle, *arguments: Any) -> Any:
     return attach(reference, *arguments).view(np.ndarray)
 
 
-def _copy(reference: Reference, *arguments: Any) -> Any:
+def _copy(reference: BlockHandle, *arguments: Any) -> Any:
     shared = attach(reference, *arguments)
     copy = np.array(shared, order="K", subok=False)
     copy.flags.writeable = shared.flags.writeable
     return copy
 
 
-def _private(reference: Reference, *arguments: Any) -> Any:
+def _private(reference: BlockHandle, *arguments: Any) -> Any:
     block = blocks.attach(reference)
     shape, dtype, offset, strides, _ = arguments
     if block.length >= _MAPPED:

@@ -15,9 +15,9 @@ of the local engine).
     member      rank 0          process     keeper
     Hello   ->                  Attach  ->
             <-  Welcome                 <-  Attached (+ descriptor) | Gone
-            <-  Rejected        Pin     ->
-                                        <-  Pinned | Gone
-                                Release | Unpin ->
+            <-  Rejected        Retain     ->
+                                        <-  Retained | Gone
+                                Release | ReleaseInFlight ->
 
     starting workers
     driver      fork server
@@ -41,7 +41,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
-from weft.engines.local.processes.linux import translated
+from weft.engines.local.processes.linux import translate_os_error
 from weft.errors import Refused
 
 _LARGEST = 1 << 15
@@ -80,7 +80,7 @@ class Channel:
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         try:
             connection.connect(_abstract(address))
         except OSError:
@@ -130,7 +130,7 @@ class Channel:
                 descriptors.frombytes(payload[: len(payload) - len(payload) % 4])
         try:
             if flags & socket.MSG_CTRUNC:
-                raise translated(OSError(errno.EMFILE, "descriptors were lost on the way"))
+                raise translate_os_error(OSError(errno.EMFILE, "descriptors were lost on the way"))
             if not data:
                 raise Closed("the other end closed the connection")
             return decode(data, *expected), list(descriptors)
@@ -164,7 +164,7 @@ class Listener:
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         try:
             self._socket.bind(_abstract(address))
             self._socket.listen(1024)
@@ -185,7 +185,7 @@ class Listener:
         except (BlockingIOError, ConnectionError):
             return None
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         connection.setblocking(True)
         try:
             return Channel(connection)
@@ -233,22 +233,22 @@ class Attach(NamedTuple):
     #: counts the questions of a process; an answer repeats it
     request: int
     block: int
-    #: the pin to release, which kept the memory since the array was pickled; 0 for none
-    pin: int
+    #: the in_flight to release, which kept the memory since the array was pickled; 0 for none
+    in_flight: int
 
 
-class Pin(NamedTuple):
+class Retain(NamedTuple):
     """A process about to pickle somebody's shared array asks to keep it until it is attached."""
 
     request: int
     block: int
 
 
-class Pinned(NamedTuple):
+class Retained(NamedTuple):
     """The keeper agrees."""
 
     request: int
-    pin: int
+    in_flight: int
 
 
 class Attached(NamedTuple):
@@ -274,11 +274,11 @@ class Release(NamedTuple):
     requests: list[int]
 
 
-class Unpin(NamedTuple):
+class ReleaseInFlight(NamedTuple):
     """A process that was given a reference to a block sees it already. Not answered."""
 
     block: int
-    pin: int
+    in_flight: int
 
 
 class Start(NamedTuple):
@@ -330,12 +330,12 @@ Message = (
     | Welcome
     | Rejected
     | Attach
-    | Pin
-    | Pinned
+    | Retain
+    | Retained
     | Attached
     | Gone
     | Release
-    | Unpin
+    | ReleaseInFlight
     | Start
     | Started
     | Ended

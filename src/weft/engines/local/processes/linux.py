@@ -138,7 +138,7 @@ for _function in (_process_vm_readv, _process_vm_writev):
     ]
 
 
-def allow_reading_by(pid: int) -> None:
+def allow_ptrace_by(pid: int) -> None:
     """Let that process and its descendants read and write this process's memory.
 
     Where Yama restricts ptrace (scope 1) ranks could otherwise not read their siblings. Elsewhere,
@@ -156,16 +156,16 @@ def read_memory(pid: int, remote: int, local: int, size: int) -> int:
     """
     # the ranges are made for each call: several threads may be in one
     copied = _process_vm_readv(pid, _Range(local, size), 1, _Range(remote, size), 1, 0)
-    return _checked(copied, f"read the memory of process {pid}")
+    return _validate_copied(copied, f"read the memory of process {pid}")
 
 
 def write_memory(pid: int, remote: int, local: int, size: int) -> int:
     """As `read_memory`, but from here to there."""
     copied = _process_vm_writev(pid, _Range(local, size), 1, _Range(remote, size), 1, 0)
-    return _checked(copied, f"write the memory of process {pid}")
+    return _validate_copied(copied, f"write the memory of process {pid}")
 
 
-def _checked(copied: int, attempt: str) -> int:
+def _validate_copied(copied: int, attempt: str) -> int:
     if copied < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot {attempt}: {os.strerror(code)}")
@@ -262,7 +262,7 @@ def open_pidfd(process: Process) -> int:
     except ProcessLookupError:
         return -1
     except OSError as error:
-        raise translated(error) from error
+        raise translate_os_error(error) from error
     if process_start(process.pid) != process.start:  # another process got the number
         os.close(pidfd)
         return -1
@@ -305,10 +305,10 @@ def _stat_fields(pid: int) -> list[str]:
     try:
         return stat_fields(pid)
     except OSError as error:
-        raise translated(error) from error
+        raise translate_os_error(error) from error
 
 
-def translated(error: OSError, size: int = 0) -> Exception:
+def translate_os_error(error: OSError, size: int = 0) -> Exception:
     """What to raise in place of an OSError; `size` is how much memory was asked for."""
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return OutOfMemory(

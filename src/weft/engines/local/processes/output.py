@@ -101,7 +101,7 @@ class Logged(NamedTuple):
     record: dict[str, Any]
 
 
-class Forwarder(logging.Handler):
+class LogForwarder(logging.Handler):
     """In the worker: sends what is logged."""
 
     def __init__(self, send: Callable[[Logged], None]) -> None:
