@@ -9,8 +9,8 @@
     retain_borrowed()              most of it costs no message; called before the answer, for what
                                    is still in use by then
 
-A block is held in these ways. Its owner, the process that made it, reuses the memory when none of
-the references that it counts is left.
+A block is held in these ways. Its owner, the process that made it, reuses the memory when it has no
+view itself and no in-flight or remote reference is left.
 
     holder                  what counts it            what ends it               which message
     ----------------------  ------------------------  -------------------------  -------------------
