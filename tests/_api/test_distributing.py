@@ -189,10 +189,10 @@ def test_finished_gives_shared_data_back() -> None:
 
     def kept() -> int:
         gc.collect()
-        keeper = blocks._here.keeper
-        with keeper._lock:
-            keeper._free_dropped()
-            return len(keeper._kept)
+        server = blocks._here.server
+        with server._lock:
+            server._free_dropped()
+            return len(server._entries)
 
     before = kept()
     data = {"a": np.ones(100_000), "b": np.ones(5)}

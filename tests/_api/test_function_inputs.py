@@ -31,7 +31,7 @@ def questions(x: Any) -> list[str]:
     """How often this process has asked others for memory, as text."""
     from weft.engines.local.memory import blocks
 
-    return [repr(blocks._here.attachments._numbers)]
+    return [repr(blocks._here.client._numbers)]
 
 
 def test_shared_arrays_are_asked_for_once() -> None:
@@ -73,7 +73,7 @@ def test_references_to_what_is_mapped_hold_nothing() -> None:
             assert total(x) == 40
         del x
         total(np.zeros(2))
-        wait_until(lambda: not blocks._here.keeper._kept)
+        wait_until(lambda: not blocks._here.server._entries)
 
 
 def test_what_goes_whole_to_several_workers_is_packed_once(

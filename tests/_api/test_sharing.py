@@ -190,9 +190,9 @@ import gc, os, pickle, subprocess, sys, time
 import numpy as np
 import weft
 from weft.engines.local.memory import server as arena
-from weft.engines.local.memory import blocks as attachments
+from weft.engines.local.memory import blocks
 
-arena.WARM_SECONDS = attachments.WARM_SECONDS = 1.0  # so that they need not wait for longer
+arena.WARM_SECONDS = blocks.WARM_SECONDS = 1.0  # so that they need not wait for longer
 
 def reserved():
     files = {}
@@ -200,7 +200,7 @@ def reserved():
         path = f"/proc/self/fd/{name}"
         try:
             target, status = os.readlink(path), os.stat(path)
-        except OSError:  # the keeper's thread has closed it since
+        except OSError:  # the segment server's thread has closed it since
             continue
         if target.startswith(("/memfd:weft", "/dev/shm")):
             files[status.st_ino] = status.st_blocks * 512
@@ -459,16 +459,16 @@ print(wrong)
     assert outcome.out == "[]\n", outcome
 
 
-def test_the_keeper_ends_when_there_is_nothing_to_keep() -> None:
+def test_the_segment_server_ends_when_it_has_nothing_to_serve() -> None:
     """No thread and no socket stay after the last shared array is gone."""
     import threading
 
     shared = weft.share(np.arange(10))
-    assert "weft keeper" not in [thread.name for thread in threading.enumerate()]
+    assert "weft segment server" not in [thread.name for thread in threading.enumerate()]
     loaded = pickle.loads(pickle.dumps(shared))
-    assert "weft keeper" in [thread.name for thread in threading.enumerate()]
+    assert "weft segment server" in [thread.name for thread in threading.enumerate()]
     del shared, loaded
-    wait_until(lambda: "weft keeper" not in [t.name for t in threading.enumerate()])
+    wait_until(lambda: "weft segment server" not in [t.name for t in threading.enumerate()])
 
 
 def test_releases_are_not_lost_while_the_owner_is_busy() -> None:
@@ -492,7 +492,7 @@ user = subprocess.Popen([sys.executable, "-c", USER], stdin=-1, stdout=-1)
 pickle.dump(arrays, user.stdin); user.stdin.flush()
 assert user.stdout.readline() == b"loaded\\n"
 del arrays
-sys.setswitchinterval(5)  # the keeper thread gets no turn
+sys.setswitchinterval(5)  # the segment server's thread gets no turn
 user.stdin.write(b"x\\n"); user.stdin.flush()
 end = time.monotonic() + 1
 while time.monotonic() < end:
@@ -500,10 +500,10 @@ while time.monotonic() < end:
 sys.setswitchinterval(0.005)
 assert user.stdout.readline() == b"dropped\\n"
 deadline = time.monotonic() + 5
-keeper = blocks._here.keeper
-while keeper._leases and time.monotonic() < deadline:
+server = blocks._here.server
+while server._remote_references and time.monotonic() < deadline:
     time.sleep(0.01)
-left = len(keeper._leases)
+left = len(server._remote_references)
 user.communicate(b"x\\n")
 print(left)
 """
@@ -511,7 +511,7 @@ print(left)
     assert outcome.out == "0\n", outcome
 
 
-def test_a_keeper_without_descriptors_recovers() -> None:
+def test_a_segment_server_without_descriptors_recovers() -> None:
     """When no descriptor is left the caller waits; when there is one again it is served."""
     outcome = run_python(
         """
@@ -549,7 +549,7 @@ def test_a_large_mapping_stays_for_a_while() -> None:
         """
 import pickle, subprocess, sys, time
 import weft
-from weft.engines.local.memory import blocks as attachments
+from weft.engines.local.memory import blocks
 OWNER = '''
 import pickle, sys, weft, numpy as np
 large = weft.share(np.ones(1_000_000))
@@ -558,7 +558,7 @@ sys.stdout.flush()
 sys.stdin.buffer.readline()
 '''
 owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1)
-attachments.WARM_SECONDS = 0.5
+blocks.WARM_SECONDS = 0.5
 first, again, last = pickle.load(owner.stdout)
 
 def mapped():
@@ -577,7 +577,7 @@ began = time.monotonic()
 while mapped():
     time.sleep(0.01)
 print(time.monotonic() - began < 5)
-attachments.WARM_SECONDS = 1000
+blocks.WARM_SECONDS = 1000
 array = pickle.loads(last)
 del array
 print(bool(mapped()))

@@ -29,8 +29,8 @@ child.join()
 answer.close(); answer.join_thread()
 del others
 weft.share(np.zeros(10))
-keeper = blocks._here.keeper
-print(len(keeper._kept), len(keeper._children))
+server = blocks._here.server
+print(len(server._entries), len(server._children))
 """
     )
     assert outcome.out in ("7000.0\n0 0\n", "7000.0\n1 0\n"), outcome

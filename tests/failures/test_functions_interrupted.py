@@ -207,10 +207,10 @@ def _compute(seconds: float) -> None:
 
 def _twice_and_blocks(x: Any) -> tuple[Any, Any]:
     """Also how many blocks of memory this process keeps."""
-    keeper = blocks._here.keeper
-    with keeper._lock:
-        keeper._free_dropped()
-        return x * 2, np.array([len(keeper._kept)])
+    server = blocks._here.server
+    with server._lock:
+        server._free_dropped()
+        return x * 2, np.array([len(server._entries)])
 
 
 def _sum(x: Any) -> float:

@@ -172,7 +172,7 @@ thread.join()
 
 
 def test_attaching_survives_interrupts() -> None:
-    """An interrupted attach never makes a later one return another array, and no lease is lost:
+    """An interrupted attach never makes a later one return another array, and no reference is lost:
     in the end the owner has everything back."""
     outcome = run_python(
         STRUCK
@@ -184,11 +184,11 @@ arrays = [weft.share(np.full(1000, float(k))) for k in range(50)]
 pickle.dump([pickle.dumps(array) for array in arrays], sys.stdout.buffer)
 sys.stdout.flush()
 sys.stdin.buffer.readline()
-keeper = blocks._here.keeper
+server = blocks._here.server
 deadline = time.monotonic() + 5
-while keeper._leases and time.monotonic() < deadline:
+while server._remote_references and time.monotonic() < deadline:
     time.sleep(0.01)
-print(len(keeper._leases), flush=True)
+print(len(server._remote_references), flush=True)
 sys.stdin.buffer.readline()
 '''
 owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1)
@@ -205,11 +205,11 @@ assert struck(attach, seconds=3.0) > 50
 for step in range(100):
     attach(step)
 owner.stdin.write(b"count\\n"); owner.stdin.flush()
-print("wrong:", wrong, "leases:", owner.stdout.readline().decode())
+print("wrong:", wrong, "references:", owner.stdout.readline().decode())
 owner.communicate(b"end\\n")
 """
     )
-    assert outcome.out.split() == ["wrong:", "[]", "leases:", "0"], outcome
+    assert outcome.out.split() == ["wrong:", "[]", "references:", "0"], outcome
 
 
 def test_sharing_survives_interrupts() -> None:
@@ -226,8 +226,8 @@ share(0)  # loads what it needs
 assert struck(share, seconds=3.0) > 50
 weft.share(large[:1])
 weft.share(large[:1])
-keeper = blocks._here.keeper
-print(len(keeper._kept) <= 2, keeper._arenas.size < 200 << 20)
+server = blocks._here.server
+print(len(server._entries) <= 2, server._arenas.size < 200 << 20)
 """
     )
     assert outcome.out == "True True\n", outcome

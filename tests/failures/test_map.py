@@ -329,12 +329,12 @@ def test_the_kernel_kills_for_want_of_memory(small_cgroup: Path) -> None:
 
 
 def kept_blocks() -> int:
-    return len(blocks._here.keeper._kept)
+    return len(blocks._here.server._entries)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_memory_that_nobody_attaches_is_given_back(number: int) -> None:
-    """Items that were on their way to a worker that is no more are not pinned for ever."""
+    """Items that were on their way to a worker that is no more are not held for ever."""
     before = kept_blocks()
     weft.map(abs, [1], n=1)
     victim = workers.workers()._idle[0].pid

@@ -32,7 +32,7 @@ import json, os, sys, time
 import weft
 from weft import faults
 from weft.engines.local.memory import blocks
-from weft.engines.local.memory.segment import Reference
+from weft.engines.local.memory.segment import BlockHandle
 
 folder, part = sys.argv[1:]
 rank = int(os.environ["WEFT_RANK"])
@@ -57,10 +57,10 @@ try:
             pass
     block = blocks.allocate(4096)
     with open(f"{folder}/reference{rank}", "wb") as file:
-        file.write(blocks.refer(block.buffer).encode())
+        file.write(blocks.export(block.buffer).encode())
     group.barrier()
     with open(f"{folder}/reference{(rank + 1) % group.size}", "rb") as file:
-        other = blocks.attach(Reference.decode(file.read()))
+        other = blocks.attach(BlockHandle.decode(file.read()))
     group.barrier()
     half = group.split(rank % 2)
     half.barrier()

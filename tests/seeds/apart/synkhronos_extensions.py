@@ -135,7 +135,7 @@ def questions(member: Any) -> str:
     """How often this process has asked others for memory, as text."""
     from weft.engines.local.memory import blocks
 
-    return repr(blocks._here.attachments._numbers)
+    return repr(blocks._here.client._numbers)
 
 
 def test_rows_that_processes_keep() -> None:

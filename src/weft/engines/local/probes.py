@@ -40,7 +40,7 @@ def between_siblings() -> Answer:
     def hold() -> int:
         here.close()
         memory.value = _AFTER
-        linux.allow_reading_by(os.getppid())
+        linux.allow_ptrace_by(os.getppid())
         there.send(b"!")
         there.recv(1)  # ends when the parent closes its end, or dies
         return 0

@@ -23,7 +23,7 @@ def test_exclusive_excludes_everybody(threads: int) -> None:
 
     def body(group: LocalGroup, threads: int) -> int:
         from weft.engines.local.memory import blocks
-        from weft.engines.local.memory.segment import Reference
+        from weft.engines.local.memory.segment import BlockHandle
 
         lock = make_lock(group)
         path = os.environ["WEFT_TEST_FOLDER"] + "/reference"
@@ -31,10 +31,10 @@ def test_exclusive_excludes_everybody(threads: int) -> None:
             block = blocks.allocate(64)
             block.words[0] = 0
             with open(path, "wb") as file:
-                file.write(blocks.refer(block.buffer).encode())
+                file.write(blocks.export(block.buffer).encode())
         group.barrier()
         with open(path, "rb") as file:
-            block = blocks.attach(Reference.decode(file.read()))
+            block = blocks.attach(BlockHandle.decode(file.read()))
         group.barrier()
 
         def work() -> None:

@@ -60,10 +60,10 @@ def test_what_is_free_can_be_found_from_what_is_in_use() -> None:
     """After an interrupt the arenas count again: what is kept is in use, and nothing else."""
     arenas = Arenas()
     kept, lost = arenas.take(1000), arenas.take(5000)
-    arenas.recount([kept])
+    arenas.rebuild_free_list([kept])
     again = arenas.take(5000)
     assert (again.arena, again.offset) == (lost.arena, lost.offset)
-    arenas.recount([kept, again])
+    arenas.rebuild_free_list([kept, again])
     arenas.give(again)
     arenas.give(kept)
     assert arenas.take(1000).offset == 0

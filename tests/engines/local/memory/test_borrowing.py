@@ -22,15 +22,15 @@ from weft.engines.local.memory.segment import Segment, new_name
 ARRAYS = [np.full(50_000, float(number)) for number in range(8)]
 
 
-def leases(array: np.ndarray[Any, Any]) -> tuple[float, int, int]:
+def count_references(array: np.ndarray[Any, Any]) -> tuple[float, int, int]:
     """In a worker: what it has been given, and how many blocks it has told their owner of."""
-    attachments = blocks._here.attachments
-    return float(array.sum()), len(attachments._leases), len(attachments._borrowed)
+    client = blocks._here.client
+    return float(array.sum()), len(client._remote_references), len(client._borrowed)
 
 
 def test_only_the_first_array_of_a_segment_is_asked_for() -> None:
     """The next ones lie in memory that is mapped already, and are of use until the answer."""
-    found = [weft.map(leases, [array], n=1)[0] for array in ARRAYS]
+    found = [weft.map(count_references, [array], n=1)[0] for array in ARRAYS]
     assert [one[0] for one in found] == [array.sum() for array in ARRAYS]
     assert found[0][1:] == (1, 0)
     assert {one[1:] for one in found[1:]} == {(0, 1)}
@@ -69,9 +69,9 @@ def kept(_: Any) -> list[float]:
     return [float(array[-1]) for array in vars(builtins)["weft_kept"]]
 
 
-def kept_leases(_: Any) -> int:
+def kept_references(_: Any) -> int:
     vars(builtins)["weft_kept"].clear()
-    return len(blocks._here.attachments._leases)
+    return len(blocks._here.client._remote_references)
 
 
 @pytest.mark.parametrize("how", [keep, keep_a_view, keep_in_a_thread, keep_and_fail])
@@ -80,17 +80,17 @@ def test_what_a_function_keeps_stays_as_it_is(how: Callable[..., None]) -> None:
     weft.shutdown()
     for array in ARRAYS:
         weft.map(how, [array], n=1, on_error="return")
-        weft.map(leases, [np.full(50_000, -1.0)], n=1)
+        weft.map(count_references, [np.full(50_000, -1.0)], n=1)
     assert weft.map(kept, [None], n=1) == [[float(number) for number in range(8)]]
 
 
 def test_what_is_kept_no_longer_is_given_back() -> None:
-    """The leases end with the arrays."""
+    """The references end with the arrays."""
     weft.shutdown()
     for array in ARRAYS:
         weft.map(keep, [array], n=1)
-    assert weft.map(leases, [ARRAYS[0]], n=1)[0][1] == len(ARRAYS)
-    assert weft.map(kept_leases, [None], n=1) == [0]
+    assert weft.map(count_references, [ARRAYS[0]], n=1)[0][1] == len(ARRAYS)
+    assert weft.map(kept_references, [None], n=1) == [0]
 
 
 def test_arrays_of_a_function_of_a_team() -> None:
@@ -121,9 +121,9 @@ def test_a_function_that_gets_arrays_from_others_too() -> None:
     """The one that it has borrowed from is not hung up on for them."""
     weft.shutdown()
     for array in ARRAYS[:3]:
-        weft.map(leases, [array], n=1)
+        weft.map(count_references, [array], n=1)
         weft.map(keep_and_map, [array], n=1)
-    weft.map(leases, [np.full(50_000, -1.0)], n=1)
+    weft.map(count_references, [np.full(50_000, -1.0)], n=1)
     assert weft.map(kept, [None], n=1) == [[0.0, 1.0, 2.0]]
 
 
@@ -145,7 +145,7 @@ def fork_and_die(item: tuple[np.ndarray[Any, Any], str]) -> None:
 def test_a_child_that_outlives_the_worker(tmp_path: Path) -> None:
     """Neither does it see what comes into that memory later, nor does anybody see its own."""
     weft.shutdown()
-    weft.map(leases, [ARRAYS[1]], n=1)
+    weft.map(count_references, [ARRAYS[1]], n=1)
     file = tmp_path / "seen"
     with pytest.raises(weft.WorkerLost):
         weft.map(fork_and_die, [(np.full(50_000, 5.0), str(file))], n=1)
@@ -169,9 +169,9 @@ def test_what_an_interrupted_finalizer_left_is_done_before_the_answer(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "unraisablehook", lambda _: calls.append("interrupted"))
-    block = blocks._here.views.open(new_name(), segment, 0, 4096, dropped)
+    block = blocks._here.mapped.open(new_name(), segment, 0, 4096, dropped)
     del block
     assert calls == ["dropped", "interrupted"]
     for _ in range(2):
-        blocks.lease_borrowed()
+        blocks.retain_borrowed()
         assert calls == ["dropped", "interrupted", "dropped"]

@@ -13,7 +13,7 @@ import pytest
 
 from weft.engines.local.memory import segment
 from weft.engines.local.memory.segment import Block, Segment
-from weft.engines.local.processes.linux import map_over, translated
+from weft.engines.local.processes.linux import map_over, translate_os_error
 from weft.errors import OutOfDescriptors, OutOfMemory
 
 
@@ -131,13 +131,13 @@ def test_the_descriptor_closes_with_the_segment() -> None:
 def test_system_errors_are_translated() -> None:
     """ENOSPC and ENOMEM are OutOfMemory, EMFILE is OutOfDescriptors, the rest stays."""
     for number in (errno.ENOSPC, errno.ENOMEM):
-        assert isinstance(translated(OSError(number, "x"), 5), OutOfMemory)
-    full = translated(OSError(errno.EMFILE, "x"))
+        assert isinstance(translate_os_error(OSError(number, "x"), 5), OutOfMemory)
+    full = translate_os_error(OSError(errno.EMFILE, "x"))
     assert isinstance(full, OutOfDescriptors)
     assert isinstance(full, OSError)
     assert "ulimit -n" in str(full)
     other = OSError(errno.EPERM, "x")
-    assert translated(other) is other
+    assert translate_os_error(other) is other
 
 
 def test_whole_pages() -> None:

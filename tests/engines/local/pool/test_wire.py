@@ -85,10 +85,10 @@ def there_and_back(value: list[Any]) -> Any:
 def blocks_in_use() -> int:
     """How many blocks of this process's own somebody has, after what was dropped is seen."""
     gc.collect()
-    keeper = blocks._here.keeper
-    with keeper._lock:
-        keeper._free_dropped()
-        return len(keeper._kept)
+    server = blocks._here.server
+    with server._lock:
+        server._free_dropped()
+        return len(server._entries)
 
 
 @pytest.mark.parametrize("name", arrays())
@@ -199,7 +199,7 @@ def test_results_are_plain_arrays_that_give_their_memory_back() -> None:
     def function(x: int) -> Any:
         from weft.engines.local.memory import blocks
 
-        return np.full(200_000, x), len(blocks._here.keeper._kept)
+        return np.full(200_000, x), len(blocks._here.server._entries)
 
     results = weft.map(function, range(4), n=1)
     array = results[0][0]

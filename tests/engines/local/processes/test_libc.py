@@ -20,7 +20,7 @@ from weft.engines.local.processes import linux
 HOLDER = """
 import ctypes, sys
 from weft.engines.local.processes import linux as libc
-libc.allow_reading_by(int(sys.argv[1]))
+libc.allow_ptrace_by(int(sys.argv[1]))
 memory = ctypes.create_string_buffer(b"a" * 32, 64)
 print(ctypes.addressof(memory), flush=True)
 sys.stdin.read()
@@ -118,7 +118,7 @@ def test_allowing_a_process_that_has_ended_changes_nothing() -> None:
     """Ranks allow their launcher, which may be gone by then."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    linux.allow_reading_by(gone.pid)
+    linux.allow_ptrace_by(gone.pid)
 
 
 def test_threads_do_not_disturb_each_other() -> None:

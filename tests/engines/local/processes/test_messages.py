@@ -14,7 +14,7 @@ from weft.engines.local.processes.channel import (
     Hello,
     Message,
     Release,
-    Unpin,
+    ReleaseInFlight,
     Welcome,
     decode,
     encode,
@@ -27,7 +27,7 @@ SAMPLES: list[Message] = [
     Attach(1, 2, 3),
     Gone(1),
     Release([2**55, 1]),
-    Unpin(2**55, 1),
+    ReleaseInFlight(2**55, 1),
 ]
 
 

@@ -42,9 +42,9 @@ from weft.engines.local.collectives.transport import (
     Location,
     Peers,
     Transport,
+    allow_ptrace,
     common_of,
     length_of,
-    let_peers_reach,
 )
 from weft.engines.local.meeting.meeting import (
     COLLECTIVE,
@@ -228,7 +228,7 @@ class Collectives:
             seconds=seconds_until(deadline),
             point="collective.made",
         )
-        let_peers_reach()
+        allow_ptrace()
         word = np.frombuffer(os.urandom(8), np.uint64)
         secret = _SECRET.pack(address(word), int(word[0]))
         told = meeting.exchange(UNDER_WAY, secret, seconds_until(deadline))

@@ -64,8 +64,8 @@ from weft.engines.local.meeting.meeting import (
 )
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.arrays import buffer_of
-from weft.engines.local.memory.segment import Block, Reference
-from weft.engines.local.processes.linux import allow_reading_by, read_memory, write_memory
+from weft.engines.local.memory.segment import Block, BlockHandle
+from weft.engines.local.processes.linux import allow_ptrace_by, read_memory, write_memory
 from weft.errors import PeerLost
 
 #: bytes that are pulled, combined and pushed at a time: they stay in the cache meanwhile
@@ -182,7 +182,7 @@ class Transport:
         own = {
             location.block: array for location, array in zip(places[self.rank], arrays, strict=True)
         }
-        mine = [refer(own[block]) for block in new if owners[block] == self.rank]
+        mine = [export(own[block]) for block in new if owners[block] == self.rank]
         texts = self.exchange(_END.join(mine), exchanged)
         references = [iter(text.split(_END)) for text in texts]
         found, trouble = [], b""
@@ -410,14 +410,14 @@ class Peers:
         return seen.value == value
 
 
-def let_peers_reach() -> None:
+def allow_ptrace() -> None:
     """Allow the launcher's other children to read this process, where Yama would forbid it.
 
     A process without a launcher, which is a child of the first process, allows nobody.
     """
     parent = os.getppid()
     if parent > 1 and _yama_scope() == "1":
-        allow_reading_by(parent)
+        allow_ptrace_by(parent)
 
 
 def _yama_scope() -> str:
@@ -432,14 +432,14 @@ def _yama_scope() -> str:
 _BLOCKS_KEPT = 16
 
 
-def refer(array: Array) -> bytes:
+def export(array: Array) -> bytes:
     """What stands for the block that an array lies in."""
-    return blocks.refer(buffer_of(array)).encode()
+    return blocks.export(buffer_of(array)).encode()
 
 
 def attach(reference: bytes, seconds: float) -> Array:
     """All bytes of the block that a reference stands for."""
-    block = blocks.attach(Reference.decode(reference), seconds)
+    block = blocks.attach(BlockHandle.decode(reference), seconds)
     return np.frombuffer(memoryview(block.buffer), np.uint8)
 
 

@@ -36,7 +36,7 @@ from weft.engines.base import Command
 from weft.engines.local.meeting.rendezvous import create_memory, roster_block
 from weft.engines.local.meeting.roster import Roster
 from weft.engines.local.processes import linux
-from weft.engines.local.processes.linux import oom_kills, peek_end, translated
+from weft.engines.local.processes.linux import oom_kills, peek_end, translate_os_error
 from weft.engines.local.processes.output import Stream
 from weft.resources import plan
 
@@ -175,7 +175,7 @@ class _Launcher:
             self._ranks.append(rank)
             rank.pidfd = os.pidfd_open(process.pid)
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         prefix = f"[{number}] " if self._command.prefix else ""
         for pipe, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:

@@ -43,7 +43,7 @@ from weft import faults
 from weft.engines.local.meeting.roster import Roster
 from weft.engines.local.meeting.waiting import Waiter
 from weft.engines.local.memory import blocks
-from weft.engines.local.memory.segment import Block, Reference
+from weft.engines.local.memory.segment import Block, BlockHandle
 from weft.errors import (
     Disagreement,
     InvalidValue,
@@ -510,7 +510,7 @@ def make_block(
         try:
             block = blocks.allocate(size)
             prepare(block)
-            reference = blocks.refer(block.buffer).encode()
+            reference = blocks.export(block.buffer).encode()
             if faults.armed:
                 faults.reach(point)
         except TROUBLES as error:
@@ -519,13 +519,13 @@ def make_block(
         answers = meeting.exchange(call, reference, seconds)
     except BaseException:  # an interrupt too
         if reference:  # nobody will attach it: so that the block is not held for ever
-            blocks.attach(Reference.decode(reference))
+            blocks.attach(BlockHandle.decode(reference))
         raise
     offer = answers[meeting.members.index(leader)]
     if offer:
         try:
             # in half the time: the others, who wait for this rank, are to hear what went wrong
-            block = blocks.attach(Reference.decode(offer), seconds / 2)
+            block = blocks.attach(BlockHandle.decode(offer), seconds / 2)
         except TROUBLES as error:
             trouble = in_words(error)
     _raise_any(meeting, call, meeting.exchange(call, trouble, seconds), seconds)

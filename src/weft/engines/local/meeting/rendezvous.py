@@ -26,7 +26,7 @@ from weft.engines.local.meeting import meeting
 from weft.engines.local.meeting.roster import LEFT, Roster, words_for
 from weft.engines.local.memory.segment import Block, Segment, whole_pages
 from weft.engines.local.processes.channel import Channel, Closed, Hello, Listener, Rejected, Welcome
-from weft.engines.local.processes.linux import this_process, translated
+from weft.engines.local.processes.linux import this_process, translate_os_error
 from weft.errors import MissingRank, PeerLost, Refused
 
 _LOOK_SECONDS = 0.1
@@ -294,7 +294,7 @@ def _job_memory(identity: Identity) -> Segment:
     try:
         descriptor = os.dup(identity.memory)
     except OSError as error:
-        raise translated(error) from error
+        raise translate_os_error(error) from error
     return Segment(descriptor, _job_bytes(identity.size))
 
 

@@ -1,6 +1,6 @@
-"""Memory that several processes see: made, named, counted and given back. In reading order:
+"""Memory that several processes map: allocated, exported, counted and freed. In reading order:
 
-segment.py      a segment (a memfd mapping), a block in it, and a handle for other processes
+segment.py      a segment (a memfd mapping), a block in it, its handle, and the blocks mapped here
 server.py       the blocks that this process made: allocation, reference counts, the serving thread
 blocks.py       the blocks of other processes, and the interface of this package
 arrays.py       NumPy arrays in blocks, and their pickles

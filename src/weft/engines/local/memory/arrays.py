@@ -1,4 +1,4 @@
-"""Arrays in shared memory, and how they travel: a pickle of one is a reference to its block."""
+"""Arrays in shared memory, and how they travel: a pickle of one is a handle to its block."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from weft._core import shared
 from weft._core.arithmetic import Array, address, copy_to
 from weft.engines import interruption
 from weft.engines.local.memory import blocks
-from weft.engines.local.memory.segment import Reference
+from weft.engines.local.memory.segment import BlockHandle
 from weft.resources import count_cores
 
-#: bytes from which on a copy takes much longer than to start a thread
+#: bytes from which on a copy takes much longer than the start of a thread
 _LARGE = 16 << 20
 
 
 def copy_in(source: NDArray[Any]) -> SharedArray:
-    """A copy of an array in a new block, in the same order. Raises OutOfMemory."""
+    """Copy an array into a new block, in the same memory order. Raises OutOfMemory."""
     block = blocks.allocate(source.nbytes)
     fortran = source.flags.f_contiguous and not source.flags.c_contiguous
     array = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
@@ -30,7 +30,7 @@ def copy_in(source: NDArray[Any]) -> SharedArray:
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copy values; large ones by two threads, as one core cannot use all of the memory's width."""
+    """Copy values, large arrays with two threads: one core cannot use the full memory bandwidth."""
     if source.nbytes < _LARGE or not source.flags.c_contiguous or count_cores()[0] < 2:
         copy_to(target, source)
         return
@@ -45,11 +45,11 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
 
 
 def read_only(array: SharedArray) -> SharedArray:
-    """The same array over a buffer that NumPy cannot make writable again."""
+    """Return the same array over a buffer that NumPy cannot make writable again."""
     buffer = buffer_of(array)
     offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer)
     return _over(
-        # frombuffer keeps the read-only view as its base; ndarray would look behind it
+        # frombuffer keeps the read-only view as its base; ndarray would use the buffer under it
         np.frombuffer(memoryview(buffer).cast("B").toreadonly(), np.uint8),
         array.shape,
         array.dtype,
@@ -65,29 +65,29 @@ class SharedArray(shared.SharedArray):
         buffer = buffer_of(self)
         if buffer is None:
             return self.view(np.ndarray).__reduce__()
-        return attach, describe(self, blocks.refer(buffer))
+        return attach, describe(self, blocks.export(buffer))
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         # ndarray has its own for protocol 5, which would send the bytes
         return self.__reduce__()
 
 
-def describe(array: SharedArray, reference: Reference) -> tuple[Any, ...]:
-    """What `attach` takes to make the array again from a reference to its block."""
+def describe(array: SharedArray, handle: BlockHandle) -> tuple[Any, ...]:
+    """Return the arguments with which `attach` makes the array again from its block's handle."""
     offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer_of(array))
-    return reference, array.shape, array.dtype, offset, array.strides, array.flags.writeable
+    return handle, array.shape, array.dtype, offset, array.strides, array.flags.writeable
 
 
 def attach(  # noqa: PLR0917  pickle calls it with positions only
-    reference: Reference,
+    handle: BlockHandle,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     offset: int,
     strides: tuple[int, ...],
     writeable: bool,
 ) -> SharedArray:
-    """What unpickling a shared array calls."""
-    block = blocks.attach(reference)
+    """Attach a shared array. Unpickling calls it. Raises SegmentGone, Stalled."""
+    block = blocks.attach(handle)
     array = _over(block.buffer, shape, dtype, offset=offset, strides=strides)
     return array if writeable else read_only(array)
 
@@ -97,7 +97,7 @@ def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: A
 
 
 def block_of(array: Array) -> tuple[int, int]:
-    """The block that an array lies in, 0 if in none, and at which of its bytes it begins."""
+    """Return the name of the block an array lies in, 0 if in none, and the array's offset in it."""
     buffer = buffer_of(array)
     if buffer is None:
         return 0, 0
@@ -105,10 +105,10 @@ def block_of(array: Array) -> tuple[int, int]:
 
 
 def buffer_of(array: Array) -> Any:
-    """The buffer of the block that an array lies in; None if it lies in ordinary memory."""
+    """Return the buffer of the block an array lies in; None if it lies in ordinary memory."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, memoryview):
         base = base.obj
-    return base if base is not None and blocks.is_block(base) else None
+    return base if blocks.name_of(base) else None

@@ -1,24 +1,20 @@
-"""Memory that several processes see.
+"""A segment of shared memory, a block in it, its handle, and which blocks are mapped here.
 
-A segment is an anonymous file (memfd) and its mapping here. It has no name, so
-it cannot outlive its processes; its descriptor travels over Unix sockets. Its
-pages are reserved when it is made, after a look at what the machine can give:
-a full machine is an OutOfMemory here and not a SIGBUS or an OOM kill later.
+`Segment`: an anonymous file (memfd) and its mapping in this process. It has no name, so it cannot
+outlive the processes that use it; its descriptor travels over Unix sockets. Its pages are reserved
+when it is made, after a look at how much memory the machine has left: a full machine raises
+OutOfMemory here instead of a SIGBUS or an OOM kill later. Segments start at a huge page boundary
+and use huge pages wherever a whole one fits. The kernel makes these on request (MADV_COLLAPSE) out
+of one small page each, which takes a tenth of the time that small pages take; where it refuses,
+the pages stay small.
 
-Segments have huge pages wherever a whole one fits, and begin at an address where
-one can begin. The kernel makes them where it is asked to (MADV_COLLAPSE), out of
-a single small page each, which takes a tenth of the time that small pages take;
-those that it does not make stay small.
+`Block`: a part of a segment that is in use. `BlockHandle`: what stands for a block in a pickle.
 
-What stands for a block in another process.
-
-Which blocks this process sees, and when it has stopped seeing one.
-
-The end of a view is told by a weak reference on its buffer. A signal handler
-may raise inside any callback that is written in Python, and what such a
-callback had still to do would be lost; so the first callback is the `append`
-of a queue, which no handler can interrupt, and the second works the queue off.
-Should that one be interrupted, the next to come does its work, or `catch_up`.
+`MappedBlocks`: the blocks that this process uses, and a callback when it stops using one. A weak
+reference on a block's buffer tells when that is. A signal handler may raise inside any callback
+written in Python, and the rest of that callback would be lost. So the first callback is the
+`append` of a queue, which no handler can interrupt, and the second works off the queue. If the
+second is interrupted, the next one does its work, or `catch_up`.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from weft.engines.local.processes.linux import make_huge, map_over, translated
+from weft.engines.local.processes.linux import make_huge, map_over, translate_os_error
 from weft.engines.refusals import validate_memory
 
 #: bytes that are reserved at a time
@@ -47,74 +43,77 @@ HUGE = 2 << 20
 class Segment:
     """A descriptor, its size, and the mapping in this process.
 
-    The mapping lives as long as anything refers to it. The descriptor, which is needed to hand
-    the segment on, is closed with this object or before.
+    The mapping lives as long as anything refers to it. The descriptor, which other processes need
+    to map the segment, is closed with this object or before.
     """
 
     descriptor = -1
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Map a descriptor, which from now on is this object's."""
+        """Map a descriptor and take ownership of it. Raises OutOfMemory, OutOfDescriptors."""
         self.descriptor = descriptor
         self.size = size
         try:
             self._map()
         except OSError as error:
-            raise translated(error, size) from error
+            raise translate_os_error(error, size) from error
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """A new segment of at least `size` zero bytes, reserved and ready to touch."""
+        """Return a new segment of at least `size` zero bytes, with all its pages reserved.
+
+        Raises OutOfMemory, OutOfDescriptors.
+        """
         size = whole_pages(size)
         validate_memory(
             "shared memory", size, "share less, or drop shared arrays that are not used"
         )
-        made = cls.__new__(cls)
-        made.size = size
+        segment = cls.__new__(cls)
+        segment.size = size
         try:
-            made.descriptor = os.memfd_create("weft")
-            os.ftruncate(made.descriptor, _addresses(size))
-            made._map()
-            made._reserve()
+            segment.descriptor = os.memfd_create("weft")
+            os.ftruncate(segment.descriptor, _addresses(size))
+            segment._map()
+            segment._reserve()
         except OSError as error:
-            raise translated(error, size) from error
-        return made
+            raise translate_os_error(error, size) from error
+        return segment
 
     def _map(self) -> None:
-        """Map the descriptor, from a huge page's beginning on if it has room for one."""
+        """Map the descriptor, at a huge page boundary if a huge page fits into it."""
         self._offset = 0
         if self.size < HUGE:
             self._memory = mmap.mmap(self.descriptor, self.size)
             return
-        # more than there is memory for: from where a huge page can begin it is mapped once more
+        # reserve more addresses than bytes, then map again at the first boundary within them
         self._memory = mmap.mmap(self.descriptor, _addresses(self.size))
         self._offset = -self._address() % HUGE
         map_over(self._address(), self.descriptor, self.size)
 
     def _reserve(self) -> None:
-        """Have all pages made, huge ones if possible, and mapped here."""
+        """Allocate all pages, huge ones where possible, and map them here."""
         huge = True
-        # in pieces: a signal that comes meanwhile would start a single call all over again
+        # in pieces: a signal would make a single call start all over again
         for start in range(0, self.size, PIECE):
             length = min(PIECE, self.size - start)
             whole = length // HUGE * HUGE
-            if huge and whole:  # not again where it has refused one
+            if huge and whole:  # not again once the kernel has refused
                 for first in range(start, start + whole, HUGE):
                     os.posix_fallocate(self.descriptor, first, mmap.PAGESIZE)
                 huge = make_huge(self._address() + start, whole)
             os.posix_fallocate(self.descriptor, start, length)
-        # once more: populating is a flag of mmap's, and huge pages are made of what is mapped
+        # again: only mmap populates page tables, and huge pages can only be made of mapped pages
         map_over(self._address(), self.descriptor, self.size, populate=True)
 
     def _address(self) -> int:
         return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory, self._offset))
 
     def view(self, offset: int, length: int) -> ctypes.Array[ctypes.c_ubyte]:
-        """Some of its memory, which stays mapped for as long as this lives."""
+        """Return a buffer over some of its memory, which stays mapped while the buffer lives."""
         return (ctypes.c_ubyte * length).from_buffer(self._memory, self._offset + offset)
 
     def close_descriptor(self) -> None:
-        """Give up the ability to hand the segment on; the mapping stays."""
+        """Close the descriptor: no other process can map the segment then; the mapping stays."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -126,9 +125,9 @@ class Segment:
 class Block:
     """A part of a segment in use.
 
-    `buffer` exports the memory: NumPy arrays, torch tensors and slices of them all hold it, so
-    the block is in use for exactly as long as `buffer` lives (a finalizer on an array would fire
-    while views of that array are alive).
+    NumPy arrays, torch tensors and slices of them all hold `buffer`, so the block is in use for
+    exactly as long as `buffer` lives (a finalizer on an array would run while views of that array
+    are alive).
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Block:
 
     @cached_property
     def address(self) -> int:
-        """Where the block begins, for the kernel and libc."""
+        """The block's address in this process, for the kernel and libc."""
         return ctypes.addressof(self.buffer)
 
     @cached_property
@@ -154,38 +153,70 @@ class Block:
         return memoryview(self.buffer).cast("B").cast("Q")
 
     def clear(self, first: int = 0, last: int | None = None) -> None:
-        """Set words to zero: these, or all."""
+        """Set the words from `first` to `last` to zero, by default all."""
         words = self.words[first:last]
         words[:] = memoryview(bytes(words.nbytes)).cast("Q")
 
 
 def _addresses(size: int) -> int:
-    """How long a segment's file, of which nothing beyond `size` is used, and its mapping are."""
+    """Return the length of a segment's file and mapping; nothing beyond `size` is used."""
     return size if size < HUGE else size + HUGE
 
 
 def whole_pages(size: int) -> int:
-    """The bytes of the pages that `size` bytes, at least one, take."""
+    """Round a size up to whole pages, at least one."""
     return -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-NO_PIN = 0
+#: in the place of an in-flight reference: there is none
+NO_REFERENCE = 0
 
 
 @dataclass(frozen=True)
-class Source:
-    """A keeper's address, and the process behind it."""
+class BlockHandle:
+    """What stands for a block in a pickle, and in another process until that has attached it."""
 
-    address: str
+    block: int
+    #: the in-flight reference that holds the block until the handle is first attached; with
+    #: NO_REFERENCE it is valid only while its exporter holds the block
+    in_flight: int
+    #: whom to ask: the owner, then the process that sent it
+    servers: tuple[ServerAddress, ...]
+    #: for processes that have the owner's segment mapped already; not part of `encode`, whose
+    #: readers have to ask
+    range: BlockRange | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockHandle, (self.block, self.in_flight, self.servers, self.range)
+
+    def encode(self) -> bytes:
+        """Return the handle as JSON."""
+        servers = [asdict(server) for server in self.servers]
+        values = {"block": self.block, "in_flight": self.in_flight, "servers": servers}
+        return json.dumps(values).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> BlockHandle:
+        """Return the handle that `encode` wrote."""
+        values = json.loads(data)
+        servers = tuple(ServerAddress(**server) for server in values["servers"])
+        return cls(values["block"], values["in_flight"], servers)
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """The socket of a segment server, and the process behind it."""
+
+    socket: str
     pid: int
     start: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a third of the time that dataclasses take."""
-        return Source, (self.address, self.pid, self.start)
+        """Pickle in a third of the time that dataclasses take."""
+        return ServerAddress, (self.socket, self.pid, self.start)
 
 
-class Extent(NamedTuple):
+class BlockRange(NamedTuple):
     """Where a block lies in its owner's segments."""
 
     segment: int
@@ -193,95 +224,69 @@ class Extent(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What stands for a block in another process."""
-
-    block: int
-    #: keeps the block until the reference is attached for the first time; NO_PIN: whoever made the
-    #: reference keeps it
-    pin: int
-    #: whom to ask: the owner, then who sent it
-    sources: tuple[Source, ...]
-    #: for who has the owner's segment mapped already; not in `encode`, whose readers have to ask
-    extent: Extent | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Reference, (self.block, self.pin, self.sources, self.extent)
-
-    def encode(self) -> bytes:
-        sources = [asdict(source) for source in self.sources]
-        return json.dumps({"block": self.block, "pin": self.pin, "sources": sources}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Reference:
-        values = json.loads(data)
-        sources = tuple(Source(**source) for source in values["sources"])
-        return cls(values["block"], values["pin"], sources)
-
-
 def new_name() -> int:
-    """A number that no other block or pin on this machine has."""
+    """Return a random number that no other block or reference on this machine has."""
     return int.from_bytes(os.urandom(7), "little") + 1
 
 
 Buffer = ctypes.Array[ctypes.c_ubyte]
 
 
-class Views:
-    """Blocks by name, for as long as anything here uses their memory."""
+class MappedBlocks:
+    """Blocks by name, for as long as anything in this process uses their memory."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._names: dict[int, int] = {}
-        self._live: dict[int, _View] = {}
-        self._ended: deque[_View] = deque()
+        self._live: dict[int, _MappedBlock] = {}
+        self._ended: deque[_MappedBlock] = deque()
 
     def open(
         self, name: int, segment: Segment, offset: int, length: int, dropped: Callable[[], None]
     ) -> Block:
-        """The block, seen from now on; `dropped()` is called when its last user is gone.
+        """Return the block, and call `dropped()` when its last user is gone.
 
-        It is called in a finalizer, so it must not take a lock or start anything, and it may be
+        `dropped` runs in a finalizer, so it must not take a lock or start anything, and it may be
         called twice.
         """
         block = self.get(name)
         if block is None:
             block = Block(segment, offset, length)
-            # the later of two references is called back first
+            # of two weak references, the later one is called back first
             second = weakref.ref(block.buffer, self._work_off)
             identity = id(block.buffer)
-            # from here on there is no call: a handler that raises must not leave it half described
-            view = _View(block.buffer, self._ended.append)
-            view.second, view.name, view.identity = second, name, identity
-            view.segment, view.offset, view.length = segment, offset, length
-            view.dropped = dropped
-            self._names[view.identity] = name
-            self._live[name] = view
+            # no calls from here on: a signal handler that raises must not leave half an entry
+            mapped = _MappedBlock(block.buffer, self._ended.append)
+            mapped.second, mapped.name, mapped.identity = second, name, identity
+            mapped.segment, mapped.offset, mapped.length = segment, offset, length
+            mapped.dropped = dropped
+            self._names[mapped.identity] = name
+            self._live[name] = mapped
         return block
 
     def when_dropped(self, name: int, dropped: Callable[[], None]) -> None:
-        """Have something else called when the last user of a block, which is in use, is gone."""
+        """Replace what is called when the last user of a block, which is in use, is gone."""
         self._live[name].dropped = dropped
 
     def get(self, name: int) -> Block | None:
-        """The block, if it is in use here."""
-        view = self._live.get(name)
-        buffer = view() if view else None
-        if view is None or buffer is None:
+        """Return the block, or None if it is not in use here."""
+        mapped = self._live.get(name)
+        buffer = mapped() if mapped else None
+        if mapped is None or buffer is None:
             return None
-        return Block(view.segment, view.offset, view.length, buffer)
+        return Block(mapped.segment, mapped.offset, mapped.length, buffer)
 
     def buffers(self) -> list[object]:
-        """Everything that is in use here."""
-        found = [view() for view in self._live.copy().values()]
-        return [buffer for buffer in found if buffer is not None]
+        """Return the buffers of all blocks that are in use here."""
+        buffers = [mapped() for mapped in self._live.copy().values()]
+        return [buffer for buffer in buffers if buffer is not None]
 
     def name_of(self, buffer: object) -> int | None:
+        """Return the name of the block that a buffer belongs to, or None."""
         return self._names.get(id(buffer))
 
     def catch_up(self) -> None:
-        """Do what an interrupted finalizer has left, if one has."""
+        """Finish what an interrupted finalizer has left undone."""
         if self._ended:
             self._work_off(None)
 
@@ -289,17 +294,20 @@ class Views:
         if os.getpid() != self._process:
             return  # a forked child drops what it inherited; the parent still has it
         while self._ended:
-            view = self._ended[0]
-            if self._live.get(view.name) is view:
-                del self._live[view.name]
-                self._names.pop(view.identity, None)
-            view.dropped()
-            # only now is it done; another thread may have done the same meanwhile
-            if self._ended and self._ended[0] is view:
+            mapped = self._ended[0]
+            if self._live.get(mapped.name) is mapped:
+                del self._live[mapped.name]
+                self._names.pop(mapped.identity, None)
+            mapped.dropped()
+            # removed only now that it is done; another thread may have done the same meanwhile
+            if self._ended and self._ended[0] is mapped:
                 self._ended.popleft()
 
 
-class _View(weakref.ref[Buffer]):
+class _MappedBlock(weakref.ref[Buffer]):
+    """A weak reference to the buffer of a block in use, and what describes the block."""
+
+    #: the weak reference whose callback works off the queue
     second: object
     name: int
     identity: int

@@ -1,32 +1,30 @@
-"""Blocks of segments, recycled.
+"""The blocks that this process made: allocation, reference counts, and the thread that serves them.
 
-Touching fresh pages costs as much as copying into them, so memory that is no
-longer used stays warm for the next block of its kind: small blocks are cut
-from arenas that many share (one descriptor each, not one per array), large
-ones have a segment of their own. What nobody has wanted for `WARM_SECONDS`
-goes back to the system (`Arenas.trim`, called by the keeper).
+    here (the owner)                            another process
+      export: add an in-flight reference
+                          -- BlockHandle -->
+                          <--- Attach -----       asks the segment server
+      in-flight becomes
+      remote reference    ---- Attached --->      maps the descriptor, uses the block
+                          < ReleaseInFlight       or has the block mapped already
+                          <--- Release ----       has dropped its last view of the block
+      no view, in-flight or remote reference: reuse
 
-The blocks that this process made: who uses them, and when their memory is free again.
+`SegmentServer`: only the owner reuses a block's memory. A remote reference also ends with its
+connection, so a process that dies holds nothing. When the owner ends, its memory lives on in the
+processes that map it and is never reused.
 
-    here (the owner)                     another process
-      refer: pin the block
-                         -- Reference -->
-                         <--- Attach ---   asks the keeper thread
-      pin becomes lease  --- Attached -->  maps the descriptor, views it
-                         <--- Unpin ----   or sees it already
-                         <-- Release ---   has dropped its last view
-      no view, pin, lease: reuse
+The server's thread runs only while it is needed: for a block that others may ask for, for large
+memory that goes back to the system when nobody uses it any longer, and for some seconds after a
+call that was sent an array, so that the next call finds the server at the same address. Finalizers
+may run anywhere, even while the lock is held, so they take none: they append to a queue and wake
+the thread. `ServerSockets` has the thread's sockets and its wake-up descriptor.
 
-Only the owner reuses a block's memory. A lease also ends with its connection, so a process that
-dies holds nothing. When the owner ends, its memory lives on in the processes that map it and is
-never reused.
-
-The keeper thread runs only while there is something to keep: a block that others may ask for, or
-large memory that goes back to the system when it is no longer used; and for some seconds after a
-call that was sent an array: the next one finds it at the same address. Finalizers may run anywhere,
-even while the lock is held, so they take none: they append to a queue and ring a bell.
-
-The keeper thread's sockets, and the bell that wakes it.
+`Arenas`: blocks of segments, recycled. Touching fresh pages costs as much as copying into them, so
+memory that is no longer used stays warm for the next block of its kind: small blocks are cut from
+arenas that many share (one descriptor each, not one per array), large ones have a segment of their
+own. What nobody has used for `WARM_SECONDS` goes back to the system. `FreeList` has the free ranges
+of one arena.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ from functools import partial
 
 from weft.engines import interruption
 from weft.engines.local.memory.segment import (
-    NO_PIN,
+    NO_REFERENCE,
     Block,
-    Extent,
-    Reference,
+    BlockHandle,
+    BlockRange,
+    MappedBlocks,
     Segment,
-    Source,
-    Views,
+    ServerAddress,
     new_name,
     whole_pages,
 )
@@ -61,18 +59,24 @@ from weft.engines.local.processes.channel import (
     Closed,
     Gone,
     Listener,
-    Pin,
-    Pinned,
     Release,
-    Unpin,
+    ReleaseInFlight,
+    Retain,
+    Retained,
 )
-from weft.engines.local.processes.linux import readable, this_process, translated
+from weft.engines.local.processes.linux import readable, this_process, translate_os_error
 from weft.errors import OutOfMemory, WeftError
+
+#: what a program does between two calls often takes more than a second, and seldom more than this
+WARM_SECONDS = 5.0
+
+#: seconds between two tries of something that is impossible just now
+PAUSE = 0.02
 
 #: blocks are cut in cache lines
 LINE = 64
 
-#: from here on a block has a segment of its own
+#: from this size on a block has a segment of its own
 LARGE = 32 << 20
 
 #: arenas grow from the first to the second size as more is shared
@@ -81,107 +85,409 @@ _SMALLEST_ARENA, _LARGEST_ARENA = 1 << 20, 64 << 20
 #: unused memory of at most this much is kept for good
 _KEPT = 16 << 20
 
-#: what a program does between two calls often takes more than a second, and seldom more than this
-WARM_SECONDS = 5.0
 
+class SegmentServer:
+    """This process as the owner of blocks.
 
-class FreeList:
-    """Which ranges of [0, size) are free. Pure: knows numbers only."""
+    The server's thread calls `idle_hook` for the segment client of this process. The hook returns
+    whether it will have anything to do, and in how many seconds.
+    """
 
-    def __init__(self, size: int, taken: Iterable[tuple[int, int]] = ()) -> None:
-        """`taken` are the starts and lengths of the ranges that are in use."""
-        self.size = size
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        end = 0
-        for start, length in (*sorted(taken), (size, 0)):
-            if end < start:
-                self._starts.append(end)
-                self._ends.append(start)
-            end = start + length
+    def __init__(
+        self, mapped: MappedBlocks, idle_hook: Callable[[], tuple[bool, float | None]]
+    ) -> None:
+        self._mapped = mapped
+        self._idle_hook = idle_hook
+        self._lock = threading.Lock()
+        self._arenas = Arenas()
+        self._entries: dict[int, BlockEntry] = {}
+        #: whether the arenas' free lists agree with the entries: not after an interrupted change
+        self._free_list_valid = True
+        #: the block of each remote reference
+        self._remote_references: dict[tuple[Channel, int], int] = {}
+        self._dropped: deque[int] = deque()
+        #: blocks of owners that have ended, by the in-flight references that hold them here
+        self._orphans: dict[int, Block] = {}
+        #: blocks of other owners that this process has named itself as a server of
+        self._forwarded: set[int] = set()
+        self._sockets: ServerSockets | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._wake_up_descriptor = -1
+        #: until when the next call, which needs the same address, may follow the last
+        self._expected_until = 0.0
+        #: seconds until the thread has something to do by itself
+        self._due: float | None = None
+        self._watched: list[int] = []
+        #: this process's ends of sockets to forked children, and the buffers that these inherited
+        self._children: dict[socket.socket, list[object]] = {}
 
-    def take(self, length: int) -> int | None:
-        """The start of a range now in use, from the tightest free one that fits; None if none."""
-        fitting = [
-            (end - start, index)
-            for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True))
-            if end - start >= length
-        ]
-        if not fitting:
-            return None
-        _, index = min(fitting)
-        start = self._starts[index]
-        self._starts[index] += length
-        if self._starts[index] == self._ends[index]:
-            del self._starts[index], self._ends[index]
-        return start
+    def allocate(self, size: int) -> Block:
+        """Return a new block of at least `size` bytes. Raises OutOfMemory, OutOfDescriptors."""
+        name = new_name()
+        with self._lock:
+            self._free_dropped()
+            try:
+                self._free_list_valid = False  # until the block has an entry
+                self._entries[name] = BlockEntry(self._arenas.take(size))
+                self._free_list_valid = True
+                if self._arenas.needs_trimming:
+                    self._serve()
+                return self._open(name)
+            except BaseException:
+                self._dropped.append(name)
+                raise
 
-    def give(self, start: int, length: int) -> None:
-        """Return a range; neighbours grow together."""
-        end = start + length
-        index = bisect_left(self._starts, start)
-        joins_next = index < len(self._starts) and self._starts[index] == end
-        joins_last = index > 0 and self._ends[index - 1] == start
-        if joins_last and joins_next:
-            self._ends[index - 1] = self._ends[index]
-            del self._starts[index], self._ends[index]
-        elif joins_last:
-            self._ends[index - 1] = end
-        elif joins_next:
-            self._starts[index] = start
+    def owns(self, name: int) -> bool:
+        """Return whether this process made the block and has not freed it."""
+        return name in self._entries
+
+    def export(self, name: int, *, owned: bool) -> BlockHandle:
+        """Return a handle to a block of this process.
+
+        If `owned`, the handle has an in-flight reference. Otherwise it is valid for as long as the
+        block is in use here.
+        """
+        with self._lock:
+            address = self._serve()
+            entry = self._entries[name]
+            if owned:
+                return BlockHandle(name, self._add_in_flight(entry), (address,))
+            now = time.monotonic()
+            if self._expected_until <= now:
+                self.wake()  # the thread has to work out anew how long it sleeps
+            self._expected_until = now + WARM_SECONDS
+            entry.exported = True
+            return BlockHandle(name, NO_REFERENCE, (address,), entry.allocation.range)
+
+    def release(self, name: int, in_flight: int) -> None:
+        """End an in-flight reference: nobody will attach its handle."""
+        with self._lock:
+            self._orphans.pop(in_flight, None)
+            entry = self._entries.get(name)
+            if entry is not None:
+                entry.in_flight.discard(in_flight)
+                self._free_if_unused(name)
+        self.wake()  # the thread may no longer be needed
+
+    def forward(self, name: int) -> ServerAddress:
+        """Return this server's address for a block of another owner.
+
+        The server answers for the block while it is in use here.
+        """
+        with self._lock:
+            self._forwarded.add(name)
+            return self._serve()
+
+    def forward_orphan(self, name: int, block: Block) -> BlockHandle:
+        """Return a handle, with an in-flight reference, to a block whose owner has ended."""
+        with self._lock:
+            address = self._serve()
+            in_flight = new_name()
+            self._orphans[in_flight] = block
+            return BlockHandle(name, in_flight, (address,))
+
+    def start(self) -> None:
+        """Start the thread, which the idle hook needs, unless it runs."""
+        with self._lock:
+            self._serve()
+
+    def open(self, name: int, in_flight: int) -> Block | None:
+        """Return the block of a handle that this process exported; None if it is gone."""
+        with self._lock:
+            self._orphans.pop(in_flight, None)
+            entry = self._entries.get(name)
+            if entry is None:
+                return self._mapped.get(name)
+            block = self._open(name)
+            entry.in_flight.discard(in_flight)
+            return block
+
+    def keep_for_child(self, child: socket.socket, buffers: list[object]) -> None:
+        """Hold what a forked child has inherited until the child's end of `child` is closed."""
+        with self._lock:
+            self._children[child] = buffers
+            self.wake()
+
+    def clear(self) -> None:
+        """Return the memory that is only kept warm to the system."""
+        with self._lock:
+            self._expected_until = 0.0
+            self._free_dropped()
+            self._arenas.clear()
+        self.wake()  # the thread may no longer be needed
+
+    def wake(self) -> None:
+        """Have the thread, if it runs, look for work. Safe in a finalizer."""
+        if self._sockets is not None:
+            os.eventfd_write(self._wake_up_descriptor, 1)
+
+    def stop(self) -> None:
+        """End the thread at exit, before the interpreter cuts it off."""
+        self._stopping = True
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def abandon(self) -> None:
+        """Close the parent's sockets in a forked child."""
+        if self._sockets is not None:
+            self._sockets.close()
+
+    # with the lock held
+
+    def _open(self, name: int) -> Block:
+        allocation = self._entries[name].allocation
+        return self._mapped.open(
+            name,
+            allocation.segment,
+            allocation.offset,
+            allocation.length,
+            partial(self._drop, name),
+        )
+
+    def _drop(self, name: int) -> None:
+        """Note that the last view here is gone. Called in a finalizer, without the lock."""
+        self._dropped.append(name)
+        if time.monotonic() >= self._expected_until:  # else the next call frees it
+            self.wake()
+
+    def _free_dropped(self) -> None:
+        """Free the blocks that were dropped here and that nobody else holds."""
+        self._rebuild_free_list()
+        for child in [child for child in self._children if readable(child.fileno())]:
+            del self._children[child]
+            child.close()
+        while self._dropped:
+            self._free_if_unused(self._dropped[0])
+            self._dropped.popleft()
+
+    def _free_if_unused(self, name: int) -> None:
+        entry = self._entries.get(name)
+        if entry and not (entry.in_flight or entry.remote or self._mapped.get(name)):
+            self._rebuild_free_list()
+            self._free_list_valid = False  # until its range is free
+            del self._entries[name]
+            self._arenas.give(entry.allocation)
+            self._free_list_valid = True
+
+    def _rebuild_free_list(self) -> None:
+        """Rebuild the free lists if a change of them was interrupted."""
+        if not self._free_list_valid:
+            self._arenas.rebuild_free_list(entry.allocation for entry in self._entries.values())
+            self._free_list_valid = True
+
+    def _add_in_flight(self, entry: BlockEntry) -> int:
+        in_flight = new_name()
+        entry.in_flight.add(in_flight)
+        entry.exported = True
+        return in_flight
+
+    def _serve(self) -> ServerAddress:
+        """Start the thread unless it runs. Return the server's address."""
+        if self._sockets is None:
+            if self._wake_up_descriptor < 0:
+                # never closed: a finalizer may be about to write to it
+                self._wake_up_descriptor = _open_eventfd()
+            sockets = ServerSockets(self._wake_up_descriptor)
+            thread = threading.Thread(
+                target=self._run, args=(sockets,), name="weft segment server", daemon=True
+            )
+            try:
+                interruption.start(thread)
+            except BaseException:
+                sockets.close()
+                raise
+            self._sockets, self._thread = sockets, thread
+        return self._sockets.address
+
+    # the server's thread
+
+    def _run(self, sockets: ServerSockets) -> None:
+        with self._lock:
+            if self._sockets is not sockets:
+                return  # a signal handler raised in the thread that started this one
+        try:
+            while self._tidy_up(sockets):
+                for channel in sockets.wait(self._due, self._watched):
+                    self._answer(channel, sockets)
+        finally:
+            with self._lock:
+                if self._sockets is sockets:
+                    self._sockets = None
+                sockets.close()
+
+    def _tidy_up(self, sockets: ServerSockets) -> bool:
+        """Free, trim, call the idle hook. Return whether the thread is still needed."""
+        hook_needed, hook_due = self._idle_hook()
+        with self._lock:
+            self._free_dropped()
+            trim_due = self._arenas.trim()
+            expected = max(0.0, self._expected_until - time.monotonic()) or None
+            times = (due for due in (hook_due, trim_due, expected) if due is not None)
+            self._due = min(times, default=None)
+            self._watched = [child.fileno() for child in self._children]
+            needed = not self._stopping and (hook_needed or bool(expected) or self._needed())
+            if not needed:
+                self._sockets = None  # from now on `_serve` starts a new thread
+                sockets.close()
+            return needed
+
+    def _needed(self) -> bool:
+        self._forwarded = {name for name in self._forwarded if self._mapped.get(name)}
+        exported = any(entry.exported for entry in self._entries.values())
+        return bool(exported or self._orphans or self._forwarded or self._arenas.needs_trimming)
+
+    def _answer(self, channel: Channel, sockets: ServerSockets) -> None:
+        """Handle one message of a process that has attached blocks or is about to."""
+        try:
+            message, _ = channel.receive(Attach, Retain, Release, ReleaseInFlight)
+            if isinstance(message, ReleaseInFlight):
+                return self.release(message.block, message.in_flight)
+            with self._lock:
+                if isinstance(message, Attach):
+                    self._attach_for(channel, message)
+                elif isinstance(message, Retain):
+                    self._retain_for(channel, message)
+                else:
+                    self._end_remote([(channel, request) for request in message.requests])
+        except Closed:
+            sockets.forget(channel)
+            with self._lock:
+                self._end_remote([held for held in self._remote_references if held[0] is channel])
+        except (WeftError, OSError):
+            # an invalid message, or an answer that could not be sent: the connection stays, as
+            # closing it would end its remote references
+            time.sleep(PAUSE)
+
+    def _retain_for(self, channel: Channel, message: Retain) -> None:
+        entry = self._entries.get(message.block)
+        if entry is None:
+            channel.send(Gone(message.request))
         else:
-            self._starts.insert(index, start)
-            self._ends.insert(index, end)
+            channel.send(Retained(message.request, self._add_in_flight(entry)))
 
-    @property
-    def unused(self) -> bool:
-        """Whether nothing is taken."""
-        return self._starts == [0] and self._ends == [self.size]
+    def _attach_for(self, channel: Channel, message: Attach) -> None:
+        entry = self._entries.get(message.block)
+        if entry is not None:
+            allocation = entry.allocation
+            entry.remote.add((channel, message.request))
+            self._remote_references[channel, message.request] = message.block
+            entry.in_flight.discard(message.in_flight)
+            attached = Attached(
+                message.request,
+                message.block,
+                allocation.arena,
+                allocation.segment.size,
+                allocation.offset,
+                allocation.length,
+            )
+            channel.send(attached, [allocation.segment.descriptor])
+            return
+        block = self._mapped.get(message.block)
+        self._orphans.pop(message.in_flight, None)
+        if block is None:
+            channel.send(Gone(message.request))
+        else:
+            attached = Attached(
+                message.request, message.block, 0, block.segment.size, block.offset, block.length
+            )
+            channel.send(attached, [block.segment.descriptor])
+
+    def _end_remote(self, references: list[tuple[Channel, int]]) -> None:
+        for reference in references:
+            name = self._remote_references.pop(reference, None)
+            if name is not None:
+                self._entries[name].remote.discard(reference)
+                self._free_if_unused(name)
 
 
 @dataclass(eq=False)
-class _Arena:
-    number: int
-    segment: Segment
-    free: FreeList
-    #: whether it was made for one block
-    large: bool
-    #: since when nothing of it is in use
-    idle_since: float = field(default=0.0)
+class BlockEntry:
+    """A block of this process, and the references that others have to it."""
+
+    allocation: Allocation
+    #: the in-flight references: of handles that are exported and not attached yet
+    in_flight: set[int] = field(default_factory=set)
+    #: the remote references: a connection, and the number of the request that attached the block
+    remote: set[tuple[Channel, int]] = field(default_factory=set)
+    #: whether others may ask for it
+    exported: bool = False
 
 
-@dataclass(frozen=True)
-class Range:
-    """A part of a segment that has been given out."""
+class ServerSockets:
+    """The listener at which others ask for blocks, and their connections."""
 
-    arena: int
-    segment: Segment
-    offset: int
-    length: int
+    def __init__(self, wake_up_descriptor: int) -> None:
+        process = this_process()
+        name = f"{os.geteuid()}/{os.urandom(8).hex()}"
+        self.address = ServerAddress(name, process.pid, process.start)
+        self._listener = Listener(self.address.socket)
+        self._wake_up_descriptor = wake_up_descriptor
+        self.channels: dict[int, Channel] = {}
 
-    @property
-    def extent(self) -> Extent:
-        """The same in numbers, for other processes."""
-        return Extent(self.arena, self.offset, self.length)
+    def wait(self, seconds: float | None, watched: list[int]) -> list[Channel]:
+        """Wait for messages. Return the channels that have one.
+
+        Returns early when woken, and when a `watched` descriptor is readable.
+        """
+        poll = select.poll()
+        always = (self._listener.fileno(), self._wake_up_descriptor)
+        for descriptor in (*always, *watched, *self.channels):
+            poll.register(descriptor, select.POLLIN)
+        longest = None if seconds is None else max(0.0, seconds) * 1000 + 1
+        ready = [descriptor for descriptor, _ in poll.poll(longest)]
+        if self._wake_up_descriptor in ready:
+            os.eventfd_read(self._wake_up_descriptor)
+        if self._listener.fileno() in ready:
+            try:
+                channel = self._listener.accept()
+            except (WeftError, OSError):  # no descriptor is left: the caller waits until one is
+                time.sleep(PAUSE)
+                channel = None
+            if channel is not None:
+                self.channels[channel.fileno()] = channel
+        return [self.channels[descriptor] for descriptor in ready if descriptor in self.channels]
+
+    def forget(self, channel: Channel) -> None:
+        """Close a connection."""
+        self.channels.pop(channel.fileno(), None)
+        channel.close()
+
+    def close(self) -> None:
+        """Close the listener and all connections."""
+        self._listener.close()
+        for channel in list(self.channels.values()):
+            self.forget(channel)
+
+
+def _open_eventfd() -> int:
+    try:
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    except OSError as error:
+        raise translate_os_error(error) from error
 
 
 class Arenas:
-    """All memory that this process has made for sharing. Not thread-safe: the keeper locks."""
+    """All memory that this process has made for sharing. Not thread-safe: the server locks."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, _Arena] = {}
         self._last = 0
-        #: whether what is unused is kept for later
+        #: whether unused memory is kept for later
         self._warm = True
 
-    def take(self, size: int) -> Range:
-        """At least `size` bytes, warm if possible. Raises OutOfMemory, OutOfDescriptors."""
+    def take(self, size: int) -> Allocation:
+        """Allocate at least `size` bytes, warm ones if possible.
+
+        Raises OutOfMemory, OutOfDescriptors.
+        """
         self._warm = True
         length = whole_pages(size) if size >= LARGE else -(-max(size, 1) // LINE) * LINE
         for arena in self._candidates(length):
             offset = arena.free.take(length)
             if offset is not None:
-                return Range(arena.number, arena.segment, offset, length)
+                return Allocation(arena.number, arena.segment, offset, length)
         try:
             arena = self._grow(length)
         except OutOfMemory:
@@ -189,26 +495,28 @@ class Arenas:
                 raise
             arena = self._grow(length)
         offset = arena.free.take(length)
-        return Range(arena.number, arena.segment, offset or 0, length)
+        return Allocation(arena.number, arena.segment, offset or 0, length)
 
-    def give(self, taken: Range) -> None:
-        """Take a range back; it stays warm for a while."""
-        arena = self._arenas[taken.arena]
-        arena.free.give(taken.offset, taken.length)
+    def give(self, allocation: Allocation) -> None:
+        """Free an allocation; its memory stays warm for a while."""
+        arena = self._arenas[allocation.arena]
+        arena.free.give(allocation.offset, allocation.length)
         if arena.free.unused:
             arena.idle_since = time.monotonic()
 
-    def recount(self, taken: Iterable[Range]) -> None:
-        """Find out anew what is free, from what is in use, when counting was interrupted."""
+    def rebuild_free_list(self, allocations: Iterable[Allocation]) -> None:
+        """Compute what is free from what is in use, after an interrupted change."""
         used: dict[int, list[tuple[int, int]]] = {number: [] for number in self._arenas}
-        for one in taken:
-            used[one.arena].append((one.offset, one.length))
+        for allocation in allocations:
+            used[allocation.arena].append((allocation.offset, allocation.length))
         for number, arena in self._arenas.items():
             arena.free = FreeList(arena.segment.size, used[number])
 
     def clear(self) -> bool:
-        """Return to the system all that is unused, now and until more is taken; whether there was
-        any."""
+        """Return all unused memory to the system, now and until more is taken.
+
+        Returns whether there was any.
+        """
         self._warm = False
         idle = [arena for arena in self._arenas.values() if arena.free.unused]
         for arena in idle:
@@ -216,9 +524,10 @@ class Arenas:
         return bool(idle)
 
     def trim(self) -> float | None:
-        """Return to the system what has been unused for long; seconds until the next time, if any.
+        """Return to the system what has been unused for `WARM_SECONDS`.
 
-        Arenas of up to `_KEPT` bytes in all are kept.
+        Returns the seconds until there is more to return, or None. Arenas of up to `_KEPT` bytes
+        in all are kept.
         """
         now = time.monotonic()
         idle = sorted(
@@ -236,7 +545,7 @@ class Arenas:
 
     @property
     def needs_trimming(self) -> bool:
-        """Whether there is memory that should go back once it is unused."""
+        """Whether there is memory that should go back to the system once it is unused."""
         return self.size > _KEPT
 
     @property
@@ -245,7 +554,7 @@ class Arenas:
         return sum(arena.segment.size for arena in self._arenas.values())
 
     def _candidates(self, length: int) -> list[_Arena]:
-        """Arenas of the right kind, tightest first.
+        """List the arenas of the right kind, tightest first.
 
         A small block never goes into a large segment, which it would keep from being reused.
         """
@@ -267,363 +576,86 @@ class Arenas:
         return max(_SMALLEST_ARENA, min(_LARGEST_ARENA, shared))
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """A part of an arena's segment that is in use."""
+
+    arena: int
+    segment: Segment
+    offset: int
+    length: int
+
+    @property
+    def range(self) -> BlockRange:
+        """The same in numbers, for other processes."""
+        return BlockRange(self.arena, self.offset, self.length)
+
+
 @dataclass(eq=False)
-class _Kept:
-    taken: Range
-    pins: set[int] = field(default_factory=set)
-    #: who else has it: connections, and the numbers of the requests that attached it
-    leases: set[tuple[Channel, int]] = field(default_factory=set)
-    #: whether others may ask for it
-    referred: bool = False
+class _Arena:
+    """A segment of which blocks are cut."""
+
+    number: int
+    segment: Segment
+    free: FreeList
+    #: whether it was made for one block
+    large: bool
+    #: since when nothing of it is in use
+    idle_since: float = field(default=0.0)
 
 
-class Keeper:
-    """This process as the owner of blocks.
+class FreeList:
+    """Which ranges of [0, size) are free. Pure: knows numbers only."""
 
-    `errand` is what the keeper thread does for the attachments: it returns whether there will be
-    anything to do, and in how many seconds.
-    """
+    def __init__(self, size: int, taken: Iterable[tuple[int, int]] = ()) -> None:
+        """`taken` are the starts and lengths of the ranges that are in use."""
+        self.size = size
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        end = 0
+        for start, length in (*sorted(taken), (size, 0)):
+            if end < start:
+                self._starts.append(end)
+                self._ends.append(start)
+            end = start + length
 
-    def __init__(self, views: Views, errand: Callable[[], tuple[bool, float | None]]) -> None:
-        self._views = views
-        self._errand = errand
-        self._lock = threading.Lock()
-        self._arenas = Arenas()
-        self._kept: dict[int, _Kept] = {}
-        #: whether what is free in the arenas is what is not kept: not where a handler has raised
-        self._counted = True
-        self._leases: dict[tuple[Channel, int], int] = {}
-        self._dropped: deque[int] = deque()
-        #: blocks of owners that have ended, by the pins that hold them here
-        self._on_behalf: dict[int, Block] = {}
-        #: blocks of others that this process has told somebody to ask it for
-        self._handed_on: set[int] = set()
-        self._server: Sockets | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._bell = -1
-        #: until when another call may follow the last, by the same address
-        self._expected_until = 0.0
-        #: seconds until the keeper thread has something to do by itself
-        self._due: float | None = None
-        self._watched: list[int] = []
-        #: the ends of forked children, and what they have inherited
-        self._children: dict[socket.socket, list[object]] = {}
+    def take(self, length: int) -> int | None:
+        """Take a range out of the tightest free one that fits.
 
-    def allocate(self, size: int) -> Block:
-        """A new block of at least `size` bytes."""
-        name = new_name()
-        with self._lock:
-            self._free_dropped()
-            try:
-                self._counted = False  # until the block is kept
-                self._kept[name] = _Kept(self._arenas.take(size))
-                self._counted = True
-                if self._arenas.needs_trimming:
-                    self._serve()
-                return self._open(name)
-            except BaseException:
-                self._dropped.append(name)
-                raise
+        Returns its start, or None if none fits.
+        """
+        fitting = [
+            (end - start, index)
+            for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True))
+            if end - start >= length
+        ]
+        if not fitting:
+            return None
+        _, index = min(fitting)
+        start = self._starts[index]
+        self._starts[index] += length
+        if self._starts[index] == self._ends[index]:
+            del self._starts[index], self._ends[index]
+        return start
 
-    def owns(self, name: int) -> bool:
-        return name in self._kept
-
-    def refer(self, name: int) -> Reference:
-        """Pin a block of this process."""
-        with self._lock:
-            source = self._serve()
-            return Reference(name, self._pin(self._kept[name]), (source,))
-
-    def mention(self, name: int) -> Reference:
-        """A block of this process that is seen here for as long as the reference is of use."""
-        with self._lock:
-            source = self._serve()
-            now = time.monotonic()
-            if self._expected_until <= now:
-                self.ring()  # it has to know when to wake
-            self._expected_until = now + WARM_SECONDS
-            self._kept[name].referred = True
-            return Reference(name, NO_PIN, (source,), self._kept[name].taken.extent)
-
-    def unpin(self, name: int, pin: int) -> None:
-        """Give up a pin: nobody will attach what it stands for."""
-        with self._lock:
-            self._on_behalf.pop(pin, None)
-            kept = self._kept.get(name)
-            if kept is not None:
-                kept.pins.discard(pin)
-                self._free_if_unused(name)
-        self.ring()  # the keeper thread may be needed no longer
-
-    def refer_on_behalf(self, name: int, block: Block) -> Reference:
-        """Pin a block here whose owner has ended."""
-        with self._lock:
-            source = self._serve()
-            pin = new_name()
-            self._on_behalf[pin] = block
-            return Reference(name, pin, (source,))
-
-    def hand_on(self, name: int) -> Source:
-        """Where this process can be asked for a block of another owner, while it sees it itself."""
-        with self._lock:
-            self._handed_on.add(name)
-            return self._serve()
-
-    def start(self) -> None:
-        """Have the keeper thread running, for the sake of its errand."""
-        with self._lock:
-            self._serve()
-
-    def open(self, name: int, pin: int) -> Block | None:
-        """A block of this process, from its own reference."""
-        with self._lock:
-            self._on_behalf.pop(pin, None)
-            kept = self._kept.get(name)
-            if kept is None:
-                return self._views.get(name)
-            block = self._open(name)
-            kept.pins.discard(pin)
-            return block
-
-    def keep_for_child(self, child: socket.socket, buffers: list[object]) -> None:
-        """Hold what a forked child has inherited until the child's end of `child` is closed."""
-        with self._lock:
-            self._children[child] = buffers
-            self.ring()
-
-    def clear(self) -> None:
-        """Give back what is only kept warm."""
-        with self._lock:
-            self._expected_until = 0.0
-            self._free_dropped()
-            self._arenas.clear()
-        self.ring()  # the keeper thread may be needed no longer
-
-    def ring(self) -> None:
-        """Have the keeper thread, if it runs, look for work. Safe in a finalizer."""
-        if self._server is not None:
-            os.eventfd_write(self._bell, 1)
-
-    def stop(self) -> None:
-        """At exit: end the keeper thread, rather than have the interpreter cut it off."""
-        self._stopping = True
-        self.ring()
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def abandon(self) -> None:
-        """In a forked child: stop listening in the parent's name."""
-        if self._server is not None:
-            self._server.close()
-
-    # with the lock held
-
-    def _open(self, name: int) -> Block:
-        taken = self._kept[name].taken
-        dropped = partial(self._drop, name)
-        return self._views.open(name, taken.segment, taken.offset, taken.length, dropped)
-
-    def _drop(self, name: int) -> None:
-        """Called in a finalizer."""
-        self._dropped.append(name)
-        if time.monotonic() >= self._expected_until:  # else the next call frees it
-            self.ring()
-
-    def _free_dropped(self) -> None:
-        """Reuse what has been dropped and nobody else has."""
-        self._recount()
-        for child in [child for child in self._children if readable(child.fileno())]:
-            del self._children[child]
-            child.close()
-        while self._dropped:
-            self._free_if_unused(self._dropped[0])
-            self._dropped.popleft()
-
-    def _free_if_unused(self, name: int) -> None:
-        kept = self._kept.get(name)
-        if kept and not (kept.pins or kept.leases or self._views.get(name)):
-            self._recount()
-            self._counted = False  # until its range is free
-            del self._kept[name]
-            self._arenas.give(kept.taken)
-            self._counted = True
-
-    def _recount(self) -> None:
-        if not self._counted:
-            self._arenas.recount(kept.taken for kept in self._kept.values())
-            self._counted = True
-
-    def _pin(self, kept: _Kept) -> int:
-        pin = new_name()
-        kept.pins.add(pin)
-        kept.referred = True
-        return pin
-
-    def _serve(self) -> Source:
-        """Have the keeper thread running."""
-        if self._server is None:
-            if self._bell < 0:
-                # never closed: a finalizer may be about to ring it
-                self._bell = open_bell()
-            server = Sockets(self._bell)
-            thread = threading.Thread(
-                target=self._run, args=(server,), name="weft keeper", daemon=True
-            )
-            try:
-                interruption.start(thread)
-            except BaseException:
-                server.close()
-                raise
-            self._server, self._thread = server, thread
-        return self._server.source
-
-    # the keeper thread
-
-    def _run(self, server: Sockets) -> None:
-        with self._lock:
-            if self._server is not server:
-                return  # a signal handler raised in who started this thread
-        try:
-            while self._tidy_up(server):
-                for channel in server.wait(self._due, self._watched):
-                    self._answer(channel, server)
-        finally:
-            with self._lock:
-                if self._server is server:
-                    self._server = None
-                server.close()
-
-    def _tidy_up(self, server: Sockets) -> bool:
-        """Reuse, trim, run the errand; whether the thread is needed any longer."""
-        wanted, soon = self._errand()
-        with self._lock:
-            self._free_dropped()
-            due = self._arenas.trim()
-            expected = max(0.0, self._expected_until - time.monotonic()) or None
-            times = (one for one in (soon, due, expected) if one is not None)
-            self._due = min(times, default=None)
-            self._watched = [child.fileno() for child in self._children]
-            needed = not self._stopping and (wanted or bool(expected) or self._needed())
-            if not needed:
-                self._server = None  # from now on a new one is started
-                server.close()
-            return needed
-
-    def _needed(self) -> bool:
-        self._handed_on = {name for name in self._handed_on if self._views.get(name)}
-        referred = any(kept.referred for kept in self._kept.values())
-        return bool(referred or self._on_behalf or self._handed_on or self._arenas.needs_trimming)
-
-    def _answer(self, channel: Channel, server: Sockets) -> None:
-        """One message of a process that has attached blocks or is about to."""
-        try:
-            message, _ = channel.receive(Attach, Pin, Release, Unpin)
-            if isinstance(message, Unpin):
-                return self.unpin(message.block, message.pin)
-            with self._lock:
-                if isinstance(message, Attach):
-                    self._lend(channel, message)
-                elif isinstance(message, Pin):
-                    self._pin_for(channel, message)
-                else:
-                    self._end_leases([(channel, request) for request in message.requests])
-        except Closed:
-            server.forget(channel)
-            with self._lock:
-                self._end_leases([lease for lease in self._leases if lease[0] is channel])
-        except (WeftError, OSError):
-            # nonsense, or an answer that could not be sent: leases end with their connection only
-            time.sleep(PAUSE)
-
-    def _pin_for(self, channel: Channel, message: Pin) -> None:
-        kept = self._kept.get(message.block)
-        if kept is None:
-            channel.send(Gone(message.request))
+    def give(self, start: int, length: int) -> None:
+        """Free a range and join it with its free neighbours."""
+        end = start + length
+        index = bisect_left(self._starts, start)
+        joins_next = index < len(self._starts) and self._starts[index] == end
+        joins_last = index > 0 and self._ends[index - 1] == start
+        if joins_last and joins_next:
+            self._ends[index - 1] = self._ends[index]
+            del self._starts[index], self._ends[index]
+        elif joins_last:
+            self._ends[index - 1] = end
+        elif joins_next:
+            self._starts[index] = start
         else:
-            channel.send(Pinned(message.request, self._pin(kept)))
+            self._starts.insert(index, start)
+            self._ends.insert(index, end)
 
-    def _lend(self, channel: Channel, message: Attach) -> None:
-        kept = self._kept.get(message.block)
-        if kept is not None:
-            taken = kept.taken
-            kept.leases.add((channel, message.request))
-            self._leases[channel, message.request] = message.block
-            kept.pins.discard(message.pin)
-            attached = Attached(
-                message.request,
-                message.block,
-                taken.arena,
-                taken.segment.size,
-                taken.offset,
-                taken.length,
-            )
-            channel.send(attached, [taken.segment.descriptor])
-            return
-        block = self._views.get(message.block)
-        self._on_behalf.pop(message.pin, None)
-        if block is None:
-            channel.send(Gone(message.request))
-        else:
-            attached = Attached(
-                message.request, message.block, 0, block.segment.size, block.offset, block.length
-            )
-            channel.send(attached, [block.segment.descriptor])
-
-    def _end_leases(self, leases: list[tuple[Channel, int]]) -> None:
-        for lease in leases:
-            name = self._leases.pop(lease, None)
-            if name is not None:
-                self._kept[name].leases.discard(lease)
-                self._free_if_unused(name)
-
-
-#: seconds between two tries of something that is impossible just now
-PAUSE = 0.02
-
-
-class Sockets:
-    """Where others ask for blocks, and those who have asked."""
-
-    def __init__(self, bell: int) -> None:
-        process = this_process()
-        self.source = Source(f"{os.geteuid()}/{os.urandom(8).hex()}", process.pid, process.start)
-        self._listener = Listener(self.source.address)
-        self._bell = bell
-        self.channels: dict[int, Channel] = {}
-
-    def wait(self, seconds: float | None, watched: list[int]) -> list[Channel]:
-        """Channels with something to read. Returns early for the bell and the watched."""
-        poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._bell, *watched, *self.channels):
-            poll.register(descriptor, select.POLLIN)
-        longest = None if seconds is None else max(0.0, seconds) * 1000 + 1
-        ready = [fd for fd, _ in poll.poll(longest)]
-        if self._bell in ready:
-            os.eventfd_read(self._bell)
-        if self._listener.fileno() in ready:
-            try:
-                channel = self._listener.accept()
-            except (WeftError, OSError):  # no descriptor is left: the caller waits until one is
-                time.sleep(PAUSE)
-                channel = None
-            if channel is not None:
-                self.channels[channel.fileno()] = channel
-        return [self.channels[fd] for fd in ready if fd in self.channels]
-
-    def forget(self, channel: Channel) -> None:
-        self.channels.pop(channel.fileno(), None)
-        channel.close()
-
-    def close(self) -> None:
-        self._listener.close()
-        for channel in list(self.channels.values()):
-            self.forget(channel)
-
-
-def open_bell() -> int:
-    """An eventfd: whoever adds to it wakes the thread."""
-    try:
-        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    except OSError as error:
-        raise translated(error) from error
+    @property
+    def unused(self) -> bool:
+        """Whether nothing is taken."""
+        return self._starts == [0] and self._ends == [self.size]

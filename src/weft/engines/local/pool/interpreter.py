@@ -90,9 +90,9 @@ def server_environment() -> dict[str, str]:
 
 
 def _translated(error: OSError) -> Exception:
-    from weft.engines.local.processes.linux import translated
+    from weft.engines.local.processes.linux import translate_os_error
 
-    return translated(error)
+    return translate_os_error(error)
 
 
 def _in_child() -> None:

@@ -76,7 +76,7 @@ class Payload:
             from weft.engines.local.memory import blocks
 
             for handle in self._handles:
-                blocks.unpin(handle)
+                blocks.release(handle)
         self._handles.clear()
         self._arrays.clear()
         self._reduced.clear()
@@ -264,7 +264,7 @@ def load(payload: bytes, seconds: float | None = None) -> Any:
         return pickle.loads(payload)
     from weft.engines.local.memory import blocks
 
-    with blocks.patience(seconds):
+    with blocks.attach_timeout(seconds):
         return pickle.loads(payload)
 
 
@@ -277,12 +277,12 @@ def load_borrowed(payload: bytes) -> Any:
         return pickle.loads(payload)
 
 
-def lease_borrowed() -> None:
+def retain_borrowed() -> None:
     """Take references to the borrowed blocks that are still in use, before the answer is sent.
     Raises SegmentGone, Stalled."""
     blocks = sys.modules.get("weft.engines.local.memory.blocks")
     if blocks is not None:
-        blocks.lease_borrowed()
+        blocks.retain_borrowed()
 
 
 def unpicklable_error(value: Any, name: str, error: BaseException) -> InvalidType:

@@ -27,7 +27,7 @@ from weft.engines.local.memory.arrays import (
     describe,
     read_only,
 )
-from weft.engines.local.memory.segment import Block, Reference
+from weft.engines.local.memory.segment import Block, BlockHandle
 
 #: bytes from which on an array goes through shared memory
 LARGE = 1 << 16
@@ -67,8 +67,7 @@ def reduce_small(array: Array) -> Any:
 def reduce(array: Any, shared: SharedArray, *, owned: bool) -> tuple[Any, tuple[Any, ...]]:
     """Reduce an array that is `shared` in shared memory; the first argument is the block's handle,
     `owned` whether that holds a reference."""
-    refer = blocks.refer if owned else blocks.mention
-    arguments = describe(shared, refer(buffer_of(shared)))
+    arguments = describe(shared, blocks.export(buffer_of(shared), owned=owned))
     if type(array) is SharedArray:
         return attach, arguments
     return as_view, (*arguments[:-1], array.flags.writeable)
@@ -139,12 +138,12 @@ def _small(data: bytes, letter: str, shape: tuple[int, ...]) -> Any:
     return np.ndarray(shape, letter, data).copy()
 
 
-def as_view(reference: Reference, *arguments: Any) -> Any:
+def as_view(reference: BlockHandle, *arguments: Any) -> Any:
     """Return a plain array over a block."""
     return attach(reference, *arguments).view(np.ndarray)
 
 
-def copied(reference: Reference, *arguments: Any) -> Any:
+def copied(reference: BlockHandle, *arguments: Any) -> Any:
     """Return a copy of an array in a block."""
     shared = attach(reference, *arguments)
     copy = np.array(shared, order="K", subok=False)
@@ -152,7 +151,7 @@ def copied(reference: Reference, *arguments: Any) -> Any:
     return copy
 
 
-def copy_on_write_view(reference: Reference, *arguments: Any) -> Any:
+def copy_on_write_view(reference: BlockHandle, *arguments: Any) -> Any:
     """Return a writable array over a private mapping of a block, or a copy of a small one."""
     block = blocks.attach(reference)
     shape, dtype, offset, strides, _ = arguments

@@ -69,7 +69,7 @@ from weft.engines.local.pool.workers import (
     worker_lost_error,
 )
 from weft.engines.local.processes.channel import Closed, Ended
-from weft.engines.local.processes.linux import readable, translated
+from weft.engines.local.processes.linux import readable, translate_os_error
 from weft.errors import Cancelled, InvalidType, SegmentGone, Stalled
 
 if TYPE_CHECKING:
@@ -514,7 +514,7 @@ class Feed:
             #: an eventfd: readable when items have come; who waits for it reads it
             self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         interruption.start(threading.Thread(target=self._run, name="weft items", daemon=True))
 
     def draw(self, size: int) -> list[Any] | None:

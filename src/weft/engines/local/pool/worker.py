@@ -36,9 +36,9 @@ from weft.engines.local.pool.messages import (
     Unreadable,
     Work,
 )
-from weft.engines.local.pool.payload import Payload, lease_borrowed, load, load_borrowed, pack
+from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.processes.channel import Closed
-from weft.engines.local.processes.output import Forwarder
+from weft.engines.local.processes.output import LogForwarder
 from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
 
@@ -71,7 +71,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
         with sending:  # any thread may log
             frames.send(message)
 
-    logging.getLogger().addHandler(Forwarder(send))
+    logging.getLogger().addHandler(LogForwarder(send))
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     results = _NO_RESULTS
 
@@ -86,7 +86,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             if isinstance(message, Work):
                 note(LOADING + message.first)
                 answer, results = _reply(message, functions[message.digest], note)
-                lease_borrowed()
+                retain_borrowed()
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")

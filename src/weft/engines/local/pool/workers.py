@@ -35,7 +35,7 @@ from weft.engines.local.pool.messages import (
 )
 from weft.engines.local.pool.payload import Payload
 from weft.engines.local.processes.channel import Channel, Closed, Ended, Start, Started
-from weft.engines.local.processes.linux import end_as_text, readable, translated
+from weft.engines.local.processes.linux import end_as_text, readable, translate_os_error
 from weft.engines.local.processes.output import Logged, OutputRelay, level_here, replay
 from weft.errors import LaunchError, Loss, WorkerLost, format_bytes
 from weft.resources import host_name
@@ -231,7 +231,7 @@ class Workers:
                 theirs.callback(remote.close)
                 out, err = _pipe(ours, theirs), _pipe(ours, theirs)
             except OSError as error:
-                raise translated(error) from error
+                raise translate_os_error(error) from error
             server.send(Start(number), [remote.fileno(), out[1], err[1]])
             pid, pidfd = self._await_start(server, number, check)
             ours.callback(os.close, pidfd)

@@ -1,23 +1,19 @@
 """Messages and descriptors between processes of one user, over private Unix sockets.
 
-Addresses are in the abstract namespace: there is no file to leave behind, and
-the kernel frees the name with its last holder. Who may talk is decided by the
-kernel's word on the other end (SO_PEERCRED), checked on both ends before a
-byte is read. Sockets keep message boundaries, so a message is one send.
+`Channel`, `Listener`: addresses are in the abstract namespace, so there is no file to leave behind,
+and the kernel frees the name when its last socket is closed. Both ends check the user of the other
+(SO_PEERCRED) before they read a byte. Sockets keep message boundaries, so a message is one send.
 
-What crosses a process border: named tuples, carried as JSON.
-
-JSON and not pickle, because these are read before a peer has been checked.
-Arrays never travel in messages; descriptors go beside them (see `channel.py`
-of the local engine).
+Messages: named tuples, carried as JSON and not as pickles, because they are read before it is known
+which program the peer is. Arrays never travel in messages; descriptors travel beside them.
 
     joining a group             attaching a shared array
-    member      rank 0          process     keeper
+    member      rank 0          process     segment server
     Hello   ->                  Attach  ->
             <-  Welcome                 <-  Attached (+ descriptor) | Gone
-            <-  Rejected        Pin     ->
-                                        <-  Pinned | Gone
-                                Release | Unpin ->
+            <-  Rejected        Retain  ->
+                                        <-  Retained | Gone
+                                Release | ReleaseInFlight  ->
 
     starting workers
     driver      fork server
@@ -41,7 +37,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
-from weft.engines.local.processes.linux import translated
+from weft.engines.local.processes.linux import translate_os_error
 from weft.errors import Refused
 
 _LARGEST = 1 << 15
@@ -50,7 +46,7 @@ _MOST_DESCRIPTORS = 8
 
 
 class Closed(ConnectionError):
-    """The other end is gone. Callers translate it into what that means for them."""
+    """The other end is gone. Callers translate it into an error of their own."""
 
 
 class Channel:
@@ -76,11 +72,11 @@ class Channel:
 
     @classmethod
     def connect(cls, address: str) -> Channel:
-        """Raises ConnectionRefusedError while nobody listens there."""
+        """Connect to a listener. Raises ConnectionRefusedError while nobody listens there."""
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         try:
             connection.connect(_abstract(address))
         except OSError:
@@ -92,6 +88,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message and descriptors. Raises Closed."""
         packed = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else []
         try:
@@ -100,7 +97,7 @@ class Channel:
             raise Closed(str(error)) from None
 
     def send_now(self, message: Message) -> bool:
-        """Send without blocking and without raising; False if it could not be sent.
+        """Send without blocking and without raising. Return False if the socket was full.
 
         Safe in a finalizer: one system call, no locks.
         """
@@ -109,13 +106,13 @@ class Channel:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the other end is gone, and so is its interest
+            return True  # the other end is gone and needs no message
         return True
 
     def receive(self, *expected: type[Message]) -> tuple[Any, list[int]]:
-        """The next message, one of the expected kinds, and the descriptors that came with it.
+        """Return the next message, one of the expected kinds, and its descriptors.
 
-        Raises Closed at the end, Refused for any other message.
+        Raises Closed at the end of the connection, Refused for any other message.
         """
         room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
         try:
@@ -130,7 +127,7 @@ class Channel:
                 descriptors.frombytes(payload[: len(payload) - len(payload) % 4])
         try:
             if flags & socket.MSG_CTRUNC:
-                raise translated(OSError(errno.EMFILE, "descriptors were lost on the way"))
+                raise translate_os_error(OSError(errno.EMFILE, "descriptors were lost on the way"))
             if not data:
                 raise Closed("the other end closed the connection")
             return decode(data, *expected), list(descriptors)
@@ -140,7 +137,10 @@ class Channel:
             raise
 
     def wait(self, deadline: float, watched: int = -1) -> bool:
-        """Wait for a message; False at the deadline. Raises Closed if pidfd `watched` is first."""
+        """Wait for a message. Return False at the deadline.
+
+        Raises Closed if the process of the pidfd `watched` ends first.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if watched >= 0:
@@ -164,7 +164,7 @@ class Listener:
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         try:
             self._socket.bind(_abstract(address))
             self._socket.listen(1024)
@@ -179,13 +179,13 @@ class Listener:
         return self._socket.fileno()
 
     def accept(self) -> Channel | None:
-        """The next caller, or None if there is none or it was turned away."""
+        """Return the next connection; None if there is none or it was refused."""
         try:
             connection, _ = self._socket.accept()
         except (BlockingIOError, ConnectionError):
             return None
         except OSError as error:
-            raise translated(error) from error
+            raise translate_os_error(error) from error
         connection.setblocking(True)
         try:
             return Channel(connection)
@@ -201,7 +201,7 @@ def _abstract(address: str) -> bytes:
 
 
 class Hello(NamedTuple):
-    """A rank says who it is; its pid the kernel says."""
+    """A rank says who it is; its pid comes from the kernel."""
 
     version: str
     job: str
@@ -211,14 +211,14 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """Rank 0 says that all are here; the job's memory comes beside it."""
+    """Rank 0 says that all ranks are there; the descriptor of their memory comes beside it."""
 
     #: the process that started the ranks and publishes how they end; 0 where there is none
     launcher: int
 
 
 class Rejected(NamedTuple):
-    """Rank 0 says why there is no group, or why the caller is not let in."""
+    """Rank 0 says why there is no group, or why the sender may not join it."""
 
     #: the name of the error to raise
     error: str
@@ -228,31 +228,31 @@ class Rejected(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """A process asks for the memory behind a shared array."""
+    """A process asks for a block, and for a remote reference to it."""
 
-    #: counts the questions of a process; an answer repeats it
+    #: numbers the questions of a process; the answer repeats it
     request: int
     block: int
-    #: the pin to release, which kept the memory since the array was pickled; 0 for none
-    pin: int
+    #: the in-flight reference to release, which has held the block since its export; 0 for none
+    in_flight: int
 
 
-class Pin(NamedTuple):
-    """A process about to pickle somebody's shared array asks to keep it until it is attached."""
+class Retain(NamedTuple):
+    """A process that exports a block of another asks the owner for an in-flight reference."""
 
     request: int
     block: int
 
 
-class Pinned(NamedTuple):
-    """The keeper agrees."""
+class Retained(NamedTuple):
+    """The owner has added the in-flight reference."""
 
     request: int
-    pin: int
+    in_flight: int
 
 
 class Attached(NamedTuple):
-    """The keeper says where the block lies; the segment's descriptor comes beside it."""
+    """The server says where the block lies; the segment's descriptor comes beside it."""
 
     request: int
     block: int
@@ -263,32 +263,32 @@ class Attached(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The keeper no longer has the block."""
+    """The server no longer has the block."""
 
     request: int
 
 
 class Release(NamedTuple):
-    """A process has dropped its last views of what these requests attached. Not answered."""
+    """A process has dropped its last views of the blocks of these requests. Not answered."""
 
     requests: list[int]
 
 
-class Unpin(NamedTuple):
-    """A process that was given a reference to a block sees it already. Not answered."""
+class ReleaseInFlight(NamedTuple):
+    """A process has received a handle to a block that it maps already. Not answered."""
 
     block: int
-    pin: int
+    in_flight: int
 
 
 class Start(NamedTuple):
-    """A driver asks for a worker; its end of their connection and its outputs come beside it."""
+    """A driver asks for a worker; its socket, stdout and stderr come beside it."""
 
     worker: int
 
 
 class Started(NamedTuple):
-    """The fork server has one; a pidfd comes beside it."""
+    """The fork server has started a worker; its pidfd comes beside it."""
 
     worker: int
     pid: int
@@ -298,31 +298,31 @@ class Ended(NamedTuple):
     """A worker has ended."""
 
     worker: int
-    #: an exit code, or minus a signal
+    #: an exit code, or a negative signal
     code: int
     #: the index of the last item that it began; -1 if it began none
     item: int
-    #: the most memory it had, in bytes
+    #: its peak memory in bytes
     memory: int
-    #: 1 if the kernel killed it for want of memory
+    #: 1 if the kernel killed it because memory ran out
     out_of_memory: int
 
 
 class Pool(NamedTuple):
-    """A server behind a named pipe says who it is, and how busy."""
+    """A fork server behind a named pipe describes itself."""
 
     version: str
     python: str
     pid: int
-    #: workers for one driver, at most
+    #: the most workers that one driver gets
     size: int
-    #: at this moment
+    #: at this moment, as `workers`
     drivers: int
     workers: int
 
 
 class Close(NamedTuple):
-    """Somebody wants a server behind a named pipe to end."""
+    """Somebody asks a fork server behind a named pipe to end."""
 
 
 Message = (
@@ -330,12 +330,12 @@ Message = (
     | Welcome
     | Rejected
     | Attach
-    | Pin
-    | Pinned
+    | Retain
+    | Retained
     | Attached
     | Gone
     | Release
-    | Unpin
+    | ReleaseInFlight
     | Start
     | Started
     | Ended
@@ -344,28 +344,29 @@ Message = (
 )
 
 
-def _written(kind: type[Any], name: str) -> str:
-    """The type of a field, as it is written above."""
-    written = kind.__annotations__[name]
-    return str(getattr(written, "__forward_arg__", written))
+def _annotation(kind: type[Any], name: str) -> str:
+    """Return the annotation of a field as text."""
+    annotation = kind.__annotations__[name]
+    return str(getattr(annotation, "__forward_arg__", annotation))
 
 
-#: each kind by its name, with the types of its fields
+#: each kind of message by its name, with the types of its fields
 _KINDS: dict[str, tuple[type[Any], tuple[type[Any], ...]]] = {
     kind.__name__: (
         kind,
-        tuple({"int": int, "str": str}.get(_written(kind, name), list) for name in kind._fields),
+        tuple({"int": int, "str": str}.get(_annotation(kind, name), list) for name in kind._fields),
     )
     for kind in get_args(Message)
 }
 
 
 def encode(message: Message) -> bytes:
+    """Return a message as JSON."""
     return json.dumps([type(message).__name__, *message]).encode()
 
 
 def decode(data: bytes, *expected: type[Message]) -> Any:
-    """The message in `data`, one of the expected kinds; anything else is refused."""
+    """Return the message in `data`, one of the expected kinds. Raises Refused for anything else."""
     try:
         name, *values = json.loads(data)
         kind, types = _KINDS[name]

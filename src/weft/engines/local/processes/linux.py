@@ -1,10 +1,10 @@
-"""The few system calls and libc functions that Python does not offer, through ctypes.
+"""Linux as weft uses it. In order:
 
-Processes of this machine: who they are, and whether they have ended.
-
-The operating system's errors about memory and descriptors, as weft's.
-
-Looking whether a descriptor has something to read.
+- system calls and libc functions that Python does not offer, through ctypes: futexes, mappings at
+  an address and huge pages, other processes' memory, robust mutexes
+- processes of this machine: when they started, and whether and how they ended
+- the operating system's errors about memory and descriptors, as weft's
+- whether a descriptor is readable
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _syscall.argtypes = [
 
 
 def futex_wait(address: int, value: int, seconds: float) -> None:
-    """Sleep while the 32 bits at `address` are `value`; a signal or the time may end it early."""
+    """Sleep while the 32 bits at `address` are `value`, at most so long; a signal ends it early."""
     limit = _Timespec.of(seconds)
     _syscall(_FUTEX, address, _FUTEX_WAIT, value, ctypes.byref(limit), None, 0)
 
 
 def futex_wake(address: int) -> None:
-    """Wake everyone, in any process, who sleeps on `address`."""
+    """Wake all threads, of any process, that sleep on `address`."""
     _syscall(_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
@@ -78,7 +78,7 @@ def end_with_parent(signal: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
-# Mappings at an address of one's own choice, and huge pages.
+# Mappings at a given address, and huge pages.
 
 _PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_POPULATE = 0x3, 0x1, 0x10, 0x8000
 
@@ -96,7 +96,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def map_over(address: int, descriptor: int, size: int, *, populate: bool = False) -> None:
-    """Map a file in the place of what is mapped at `address`, which has to be a page's beginning.
+    """Map a file in place of what is mapped at `address`, which must be a page boundary.
 
     `populate`: map its pages now, not when they are touched. Raises OSError.
     """
@@ -107,8 +107,10 @@ def map_over(address: int, descriptor: int, size: int, *, populate: bool = False
 
 
 def make_huge(address: int, size: int) -> bool:
-    """Have the kernel make huge pages of small ones that are mapped; whether it has made them all.
-    Nothing else changes if it cannot."""
+    """Have the kernel collapse mapped small pages into huge ones. Return whether all of them were.
+
+    Nothing else changes if it cannot.
+    """
     failed: int = _madvise(address, size, _MADV_COLLAPSE)
     return not failed
 
@@ -138,11 +140,11 @@ for _function in (_process_vm_readv, _process_vm_writev):
     ]
 
 
-def allow_reading_by(pid: int) -> None:
+def allow_ptrace_by(pid: int) -> None:
     """Let that process and its descendants read and write this process's memory.
 
-    Where Yama restricts ptrace (scope 1) ranks could otherwise not read their siblings. Elsewhere,
-    and when that process has ended, it changes nothing; `read_memory` tells whether it may.
+    Where Yama restricts ptrace (scope 1), ranks could otherwise not read their siblings. Elsewhere,
+    and when that process has ended, it changes nothing; `read_memory` raises where it is forbidden.
     """
     _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
@@ -150,30 +152,30 @@ def allow_reading_by(pid: int) -> None:
 def read_memory(pid: int, remote: int, local: int, size: int) -> int:
     """Copy `size` bytes from the address `remote` of a process to the address `local` of this one.
 
-    Returns how many were copied: at most 2 GB a call, and fewer where the memory of one of the two
-    ends. Other threads run meanwhile. Raises PermissionError where the kernel forbids it,
-    ProcessLookupError, or another OSError, such as EFAULT for an address that is not mapped.
+    Returns how many were copied: at most 2 GB a call, and fewer where either mapping ends. Other
+    threads run meanwhile. Raises PermissionError where the kernel forbids it, ProcessLookupError,
+    or another OSError, such as EFAULT for an address that is not mapped.
     """
-    # the ranges are made for each call: several threads may be in one
+    # the ranges are made for each call, as several threads may call at a time
     copied = _process_vm_readv(pid, _Range(local, size), 1, _Range(remote, size), 1, 0)
-    return _checked(copied, f"read the memory of process {pid}")
+    return _validate_copied(copied, f"read the memory of process {pid}")
 
 
 def write_memory(pid: int, remote: int, local: int, size: int) -> int:
-    """As `read_memory`, but from here to there."""
+    """Copy as `read_memory` does, but from `local` to `remote`."""
     copied = _process_vm_writev(pid, _Range(local, size), 1, _Range(remote, size), 1, 0)
-    return _checked(copied, f"write the memory of process {pid}")
+    return _validate_copied(copied, f"write the memory of process {pid}")
 
 
-def _checked(copied: int, attempt: str) -> int:
+def _validate_copied(copied: int, attempt: str) -> int:
     if copied < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot {attempt}: {os.strerror(code)}")
     return copied
 
 
-# Robust mutexes. Type "error check": locking twice in one thread and unlocking what one does not
-# hold are errors and not deadlocks, so that unlocking to clean up is always safe.
+# Robust mutexes. Of type "error check": to lock twice in one thread, or to unlock a mutex that one
+# does not hold, is an error and no deadlock, so that unlocking to clean up is always safe.
 
 _ROBUST, _PROCESS_SHARED, _ERROR_CHECK = 1, 1, 2
 
@@ -183,7 +185,7 @@ _OWNER_BITS = 0x3FFFFFFF
 raw_try: Any = _libc_holding_gil.pthread_mutex_trylock
 
 #: 0, or EPERM when this thread does not hold it. "Raw": one C call, so that no signal handler can
-#: run between the caller's last step and the unlocking
+#: run between the caller's last statement and the unlocking
 raw_unlock: Any = _libc_holding_gil.pthread_mutex_unlock
 
 _consistent: Any = _libc_holding_gil.pthread_mutex_consistent
@@ -198,7 +200,7 @@ if _timed is not None:
 
 
 def mutex_init(address: int) -> None:
-    """Make the 64 zero bytes at `address` a robust, process-shared mutex."""
+    """Initialise a robust, process-shared mutex in the 64 zero bytes at `address`."""
     attributes = (ctypes.c_char * 64)()
     _libc.pthread_mutexattr_init(attributes)
     _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
@@ -211,7 +213,7 @@ def mutex_init(address: int) -> None:
 
 
 def mutex_wait(address: int, until: float) -> int:
-    """As `raw_try`, but sleeps until the monotonic time `until`, then ETIMEDOUT."""
+    """Lock as `raw_try` does, but sleep until the monotonic time `until`, then return ETIMEDOUT."""
     if _timed is None:  # C libraries without it: musl, glibc before 2.30
         time.sleep(0.001)
         code = int(raw_try(address))
@@ -220,7 +222,7 @@ def mutex_wait(address: int, until: float) -> int:
 
 
 def mutex_consistent(address: int) -> None:
-    """Declare sound the state that a dead holder left, if there was one.
+    """Declare consistent the state that a dead holder left, if there was one.
 
     For the thread that holds the mutex only.
     """
@@ -228,12 +230,18 @@ def mutex_consistent(address: int) -> None:
 
 
 def mutex_is_mine(address: int) -> bool:
-    """Whether this thread holds the mutex: robust mutexes keep their holder's thread id, because
-    the kernel must find it."""
+    """Return whether this thread holds the mutex.
+
+    Robust mutexes contain their holder's thread id, because the kernel must find it.
+    """
     return ctypes.c_uint32.from_address(address).value & _OWNER_BITS == threading.get_native_id()
 
 
+# Processes of this machine.
+
+
 def this_process() -> Process:
+    """Return the pid and the start time of this process."""
     pid = os.getpid()
     return Process(pid, _own_start(pid))
 
@@ -244,25 +252,25 @@ def _own_start(pid: int) -> int:
 
 
 def process_start(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where there is no such process."""
+    """Return when a process started, in clock ticks since boot; 0 if there is no such process."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields else 0
 
 
 def state_letter(pid: int) -> str:
-    """How the kernel describes what a process is doing: R, S, T, ..."""
+    """Return the state of a process as the kernel writes it: R, S, T, ...; X if it has ended."""
     fields = _stat_fields(pid)
     return fields[0] if fields else "X"
 
 
 def open_pidfd(process: Process) -> int:
-    """A descriptor that turns readable when the process ends, or -1 if it has ended already."""
+    """Return a descriptor that is readable once the process ends; -1 if it has ended already."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return -1
     except OSError as error:
-        raise translated(error) from error
+        raise translate_os_error(error) from error
     if process_start(process.pid) != process.start:  # another process got the number
         os.close(pidfd)
         return -1
@@ -270,7 +278,7 @@ def open_pidfd(process: Process) -> int:
 
 
 def peek_end(pid: int) -> int:
-    """How a process ended, without reaping it: an exit code, or minus a signal."""
+    """Return how a process ended, without reaping it: an exit code, or a negative signal."""
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     if result is None:
         return 0
@@ -278,7 +286,7 @@ def peek_end(pid: int) -> int:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started."""
+    """Return how many processes the kernel has killed for lack of memory since it started."""
     try:
         with open("/proc/vmstat") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -287,7 +295,7 @@ def oom_kills() -> int:
 
 
 def end_as_text(code: int, *, out_of_memory: bool = False) -> str:
-    """An exit code, or minus a signal, in words."""
+    """Return an exit code, or a negative signal, in words."""
     if code >= 0:
         return f"exit code {code}"
     likely = ", likely out of memory" if out_of_memory else ""
@@ -305,11 +313,14 @@ def _stat_fields(pid: int) -> list[str]:
     try:
         return stat_fields(pid)
     except OSError as error:
-        raise translated(error) from error
+        raise translate_os_error(error) from error
 
 
-def translated(error: OSError, size: int = 0) -> Exception:
-    """What to raise in place of an OSError; `size` is how much memory was asked for."""
+# Errors and descriptors.
+
+
+def translate_os_error(error: OSError, size: int = 0) -> Exception:
+    """Return what to raise in place of an OSError; `size` is how much memory was asked for."""
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return OutOfMemory(
             f"shared memory of {format_bytes(size)} was asked for and refused: {error.strerror}; "
@@ -326,7 +337,7 @@ def translated(error: OSError, size: int = 0) -> Exception:
 
 
 def readable(descriptor: int, seconds: float = 0.0) -> bool:
-    """Whether there is something to read; of a pidfd: whether the process has ended."""
+    """Return whether a descriptor is readable, a pidfd: whether its process has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

@@ -1,6 +1,11 @@
-"""What ranks print, line by line and not mixed.
+"""Printed lines and log records, relayed to the launcher or the driver.
 
-What workers log: each record goes to the driver, whose own handlers and levels decide.
+Printed: a rank's stdout and stderr reach the launcher's own by `Stream`, a worker's reach the
+driver's by `OutputRelay`; both print whole lines (`Lines`), so that those of several processes are
+not mixed.
+
+Logged: a worker's `LogForwarder` sends each record to the driver, whose own handlers and levels
+decide (`replay`).
 """
 
 from __future__ import annotations
@@ -19,34 +24,11 @@ from weft.engines.interruption import by_signal_handler
 #: a line longer than this is printed in pieces
 _LONGEST = 1 << 16
 
+#: bytes of output read at once, as many as a pipe holds, and how often before others get a turn
+_READ, _READS = 1 << 16, 16
 
-class Lines:
-    """Cuts a stream of bytes into lines. Pure."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, with their ends; a carriage return ends a line too."""
-        lines = (self._rest + data).splitlines(keepends=True)
-        self._rest = b""
-        if lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < _LONGEST:
-            self._rest = lines.pop()
-        return lines
-
-    def finish(self) -> list[bytes]:
-        """What is left at the end of the stream."""
-        rest, self._rest = self._rest, b""
-        return [rest + b"\n"] if rest else []
-
-
-def clear_of_bars(stream: TextIO | None = None) -> contextlib.AbstractContextManager[None]:
-    """While something is printed to a stream, the bars of tqdm that are shown make room for it."""
-    bar: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if not getattr(bar, "_instances", None):
-        return contextlib.nullcontext()
-    shown: contextlib.AbstractContextManager[None] = bar.external_write_mode(file=stream)
-    return shown
+#: the types of a log record's values that are sent
+_PLAIN = (str, int, float, bool, type(None))
 
 
 class Stream:
@@ -59,10 +41,11 @@ class Stream:
         self._lines = Lines()
 
     def feed(self, data: bytes) -> None:
-        """Print what is complete. Raises OSError when the launcher's own output is closed."""
+        """Print the lines that are complete. Raises OSError if the launcher's output is closed."""
         self._print(self._lines.feed(data))
 
     def finish(self) -> None:
+        """Print what is left at the end of the stream."""
         self._print(self._lines.finish())
 
     def _print(self, lines: list[bytes]) -> None:
@@ -76,7 +59,7 @@ class Stream:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """All of it, even where the terminal was made non-blocking by somebody who shares it."""
+    """Write all bytes, even to a terminal that another process has made non-blocking."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]
@@ -84,57 +67,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)
             poll.poll()
-
-
-_PLAIN = (str, int, float, bool, type(None))
-
-
-def level_here() -> int:
-    """From which level on workers need to say anything."""
-    loaded = sys.modules.get("logging")
-    return logging.WARNING if loaded is None else logging.getLogger().level
-
-
-class Logged(NamedTuple):
-    """A log record on its way from a worker to its driver."""
-
-    record: dict[str, Any]
-
-
-class Forwarder(logging.Handler):
-    """In the worker: sends what is logged."""
-
-    def __init__(self, send: Callable[[Logged], None]) -> None:
-        super().__init__()
-        self._send = send
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._send(Logged(_as_values(record)))
-        except Exception:
-            self.handleError(record)
-
-
-def _as_values(record: logging.LogRecord) -> dict[str, Any]:
-    """A record without what cannot travel: its arguments and its traceback become text."""
-    values = {name: value for name, value in vars(record).items() if isinstance(value, _PLAIN)}
-    values |= {"msg": record.getMessage(), "args": None}
-    if record.exc_info and not record.exc_text:
-        values["exc_text"] = logging.Formatter().formatException(record.exc_info)
-    return values
-
-
-def replay(logged: Logged) -> None:
-    """In the driver: as if it had been logged here."""
-    record = logging.makeLogRecord(logged.record)
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        with clear_of_bars(sys.stderr):
-            logger.handle(record)
-
-
-#: bytes of its output at once, as many as a pipe holds, and how often without a look at the others
-_READ, _READS = 1 << 16, 16
 
 
 class OutputRelay:
@@ -147,9 +79,9 @@ class OutputRelay:
         os.set_blocking(descriptor, False)
 
     def read(self) -> bool:
-        """Print the lines that have come; whether there may be more to come.
+        """Print the lines that have come. Return whether there may be more to come.
 
-        Not for as long as somebody prints without a pause: the others want to be heard too.
+        Returns after some reads even if the worker prints without a pause: others need a turn.
         """
         for _ in range(_READS):
             try:
@@ -162,7 +94,7 @@ class OutputRelay:
         return True
 
     def close(self) -> None:
-        """Once or several times."""
+        """Print what has come and close the descriptor. Does nothing twice."""
         if self.descriptor >= 0:
             self.read()
             self._print(self._lines.finish())
@@ -185,6 +117,79 @@ def _write(stream: TextIO, text: str) -> None:
         try:
             stream.write(text)
         except UnicodeEncodeError:  # a stream of another encoding
-            known = stream.encoding or "ascii"
-            stream.write(text.encode(known, "backslashreplace").decode(known))
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
+
+
+def clear_of_bars(stream: TextIO | None = None) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which tqdm hides its progress bars, so that text can be printed."""
+    bar: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if not getattr(bar, "_instances", None):
+        return contextlib.nullcontext()
+    without_bars: contextlib.AbstractContextManager[None] = bar.external_write_mode(file=stream)
+    return without_bars
+
+
+class Lines:
+    """Cuts a stream of bytes into lines. Pure."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes, with their ends; a carriage return is one too."""
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = b""
+        if lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < _LONGEST:
+            self._rest = lines.pop()
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """Return what is left at the end of the stream."""
+        rest, self._rest = self._rest, b""
+        return [rest + b"\n"] if rest else []
+
+
+def level_here() -> int:
+    """Return the level from which on workers need to send records."""
+    return logging.getLogger().level
+
+
+class Logged(NamedTuple):
+    """A log record on its way from a worker to its driver."""
+
+    record: dict[str, Any]
+
+
+class LogForwarder(logging.Handler):
+    """In the worker: sends what is logged."""
+
+    def __init__(self, send: Callable[[Logged], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record."""
+        try:
+            self._send(Logged(_as_values(record)))
+        except Exception:
+            self.handleError(record)
+
+
+def _as_values(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what can be sent of a record; its arguments and its traceback become text."""
+    values = {name: value for name, value in vars(record).items() if isinstance(value, _PLAIN)}
+    values |= {"msg": record.getMessage(), "args": None}
+    if record.exc_info and not record.exc_text:
+        values["exc_text"] = logging.Formatter().formatException(record.exc_info)
+    return values
+
+
+def replay(logged: Logged) -> None:
+    """In the driver: handle a record as if it had been logged here."""
+    record = logging.makeLogRecord(logged.record)
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        with clear_of_bars(sys.stderr):
+            logger.handle(record)
