@@ -292,7 +292,7 @@ class _Launcher:
             return 128 + self._signalled
         if not self._failed:
             return 0
-        blames = {number: self._roster.blamed(number) for number in codes}
+        blames = {number: self._roster.cause_of(number) for number in codes}
         first = first_failure(self._failed, blames)
         self._explain(self._ranks[first])
         return codes[first] if codes[first] > 0 else 128 - codes[first]
@@ -300,7 +300,7 @@ class _Launcher:
     def _explain(self, rank: _Rank) -> None:
         lines = [
             f"weft run: rank {rank.number} (pid {rank.process.pid}) failed first: "
-            f"{self._roster.cause(rank.number)}, {time.monotonic() - rank.started:.1f} s "
+            f"{self._roster.describe_end(rank.number)}, {time.monotonic() - rank.started:.1f} s "
             "after its start",
             f"weft run: the last lines of rank {rank.number}:"
             if rank.last_lines

@@ -23,7 +23,7 @@ A signal handler may raise at any call. What must not be lost is therefore done
 without calls: in CPython a handler runs, and threads change, only at calls and
 backward jumps, so `words[i] += 1` is atomic between threads of a process. A
 handler that strikes as a `with` begins or ends can keep it from ending; what is
-held then goes when the exception does. Who cannot wait for that calls `let_go`.
+held then goes when the exception does. Who cannot wait for that calls `release_held`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Lock:
 
         Raises Stalled, UsageError, and what a group raises after shutdown or in a forked child.
         """
-        thread = self._check_use()
+        thread = self._validate_use()
         deadline = deadline_after(timeout, self._timeout)
         words, holding, hold = self._words, self._holding, ["exclusive"]
         try:
@@ -133,7 +133,7 @@ class Lock:
     @contextmanager
     def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
         """Hold the lock together with other readers. Gives and raises what `exclusive` does."""
-        thread = self._check_use()
+        thread = self._validate_use()
         deadline = deadline_after(timeout, self._timeout)
         words, line = self._words, self._line
         holding, hold = self._holding, ["shared"]
@@ -151,7 +151,7 @@ class Lock:
                 del holding[thread]
                 self._waiter.wake_sleepers(line + 1)
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         """Release what this thread holds, where an interrupt kept a `with` from doing so."""
         thread = threading.get_ident()
         hold = self._holding.get(thread)
@@ -217,7 +217,7 @@ class Lock:
             while True:
                 now = time.monotonic()
                 if now >= deadline:
-                    raise self._stalled("held", self._words[_HOLDER] - 1)
+                    raise self._stalled_error("held", self._words[_HOLDER] - 1)
                 code = linux.mutex_wait(self._address, min(now + SLICE, deadline))
                 if code != errno.ETIMEDOUT:
                     return code
@@ -229,7 +229,7 @@ class Lock:
             if self._roster.gone([self._members[place]]):
                 return True
             if time.monotonic() >= deadline:
-                raise self._stalled("read", place)
+                raise self._stalled_error("read", place)
             return False
 
         entry = self._recorder.enter("waiting for readers of a lock")
@@ -239,10 +239,10 @@ class Lock:
         finally:
             self._recorder.leave(entry)
 
-    def _check_use(self) -> int:
+    def _validate_use(self) -> int:
         """This thread, if it may take the lock."""
         if not self._roster.is_here:
-            raise self._roster.unusable("the lock")
+            raise self._roster.unusable_error("the lock")
         thread = threading.get_ident()
         if thread in self._holding:
             raise UsageError(
@@ -250,7 +250,7 @@ class Lock:
             )
         return thread
 
-    def _stalled(self, how: str, place: int) -> Stalled:
+    def _stalled_error(self, how: str, place: int) -> Stalled:
         by = f"by rank {place}" if place >= 0 else "by nobody for long, but never free"
         return Stalled(
             f"a lock was not free in time: it is {how} {by}",

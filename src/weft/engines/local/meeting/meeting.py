@@ -88,7 +88,7 @@ class Meeting:
         self.step = 0
         self._ended = False
         #: whether this rank has published its last step without waiting for the others
-        self._owes_wait = False
+        self._arrived_without_waiting = False
         #: how the recorder names this group, generation and step: add the step
         self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
         self._place = self.ranks.index(roster.rank)
@@ -105,7 +105,7 @@ class Meeting:
         #: the word that says that this rank has given up, and what it is then: one more if it gave
         #: up because it lost another
         self.given_up_at = self._memory.head(self._place, GAVE_UP)
-        self.gives_up = 2 * (generation + 1)
+        self.given_up_value = 2 * (generation + 1)
         self.rank = self.places.index(self._place)
         self._own = [self._memory.arrival(half, self._place) for half in (0, 1)]
         self._other_places = [place for place in places if place != self._place]
@@ -134,7 +134,7 @@ class Meeting:
         agreed = self._await_all(step, timeout, value)
         self.step = step
         if not agreed:
-            raise self.disagreement()
+            raise self.disagreement_error()
 
     def _await_all(self, step: int, timeout: float, value: int = 0) -> bool:
         """Wait until every other rank has reached a step; whether all came for the same."""
@@ -158,7 +158,7 @@ class Meeting:
         words = self._words
         return [box[: words[length_at]].tobytes() for length_at, box in boxes]
 
-    def exchange_alike(self, call: int, message: bytes, timeout: float) -> list[bytes] | None:
+    def exchange_if_equal(self, call: int, message: bytes, timeout: float) -> list[bytes] | None:
         """As `exchange`, but None if all said the same, which is quicker to find out."""
         boxes = self._fill_mailbox(message, timeout)
         self.meet(call, timeout)
@@ -177,7 +177,7 @@ class Meeting:
         step = self.step + 1
         self._waiter.publish(self._own[step & 1], step << 8 | call | REFUSED)
         self.step = step
-        self._owes_wait = True
+        self._arrived_without_waiting = True
 
     def begin_step(self, timeout: float) -> int:
         """The number of the next step, once this rank may write its mailbox and its slot for it.
@@ -185,9 +185,9 @@ class Meeting:
         After a step that it refused it first waits for the others there: until they have come,
         what it told and gave them at the step before may still be read.
         """
-        if self._owes_wait:
+        if self._arrived_without_waiting:
             self._await_all(self.step, timeout)
-            self._owes_wait = False
+            self._arrived_without_waiting = False
         return self.step + 1
 
     def _fill_mailbox(self, message: bytes, timeout: float) -> list[tuple[int, memoryview]]:
@@ -204,9 +204,9 @@ class Meeting:
             self._said[half] = message
         return boxes
 
-    def give_up(self) -> None:
+    def abandon_step(self) -> None:
         """Have everyone who waits for this rank in this generation see that it will not come."""
-        self._words[self.given_up_at] = self.gives_up
+        self._words[self.given_up_at] = self.given_up_value
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -214,17 +214,17 @@ class Meeting:
         for index in self._own:
             self._waiter.wake(index)
 
-    def lost(self, rank: int) -> PeerLost | None:
+    def lost_error(self, rank: int) -> PeerLost | None:
         """The error, if a rank has ended, has left or has given up."""
         place = [self.places[rank]]
         lost = self._gone_places(place) or self._given_up(place)
-        return self._lost(lost) if lost else None
+        return self._lost_error(lost) if lost else None
 
-    def check_that_this_rank_is_here(self) -> None:
+    def validate_present(self) -> None:
         """Raise what a group raises after `leave`, and in a forked child, and what becomes of
         pending calls when this rank gives up."""
         if self._ended or not self.roster.is_here:
-            raise self.roster.unusable(f"group {self.name!r}")
+            raise self.roster.unusable_error(f"group {self.name!r}")
         if self._given_up([self._place]):
             raise UsageError(
                 f"group {self.name!r} goes on as a new generation, which ends the calls that were "
@@ -285,15 +285,15 @@ class Meeting:
 
     def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
         def check() -> bool:
-            self.check_that_this_rank_is_here()
+            self.validate_present()
             absent = self._absent(self._other_places, half, target)
             # one that came and then ended has come: look again
             lost = self._absent(self._gone_places(absent), half, target)
             lost = lost or self._absent(self._given_up(absent), half, target)
             if lost:
-                raise self._lost(lost)
+                raise self._lost_error(lost)
             if absent and time.monotonic() >= deadline:
-                raise self.stalled(map(self.places.index, absent))
+                raise self.stalled_error(map(self.places.index, absent))
             return False
 
         return check
@@ -308,7 +308,7 @@ class Meeting:
             if self._gone_places([place]):
                 return True
             if time.monotonic() >= deadline:
-                raise self.stalled([self.places.index(place)])
+                raise self.stalled_error([self.places.index(place)])
             return False
 
         self._waiter.wait(self._memory.head(place, word), wanted, deadline, check)
@@ -342,9 +342,9 @@ class Meeting:
     def _gave_up_first(self, places: Sequence[int]) -> list[int]:
         """Who gave up by itself."""
         words, head = self._words, self._memory.head
-        return [place for place in places if words[head(place, GAVE_UP)] == self.gives_up]
+        return [place for place in places if words[head(place, GAVE_UP)] == self.given_up_value]
 
-    def _lost(self, places: Sequence[int]) -> PeerLost:
+    def _lost_error(self, places: Sequence[int]) -> PeerLost:
         if not self._died(places):
             # who left or gave up may have done so because of one that had come to this step before
             # it died or gave up
@@ -352,7 +352,7 @@ class Meeting:
             failed = [place for place in others if self.roster.failed(self.ranks[place])]
             places = self._died(others) or failed or self._gave_up_first(others) or places
         ranks = [self.places.index(place) for place in places]
-        self.roster.blame(self.ranks[places[0]])
+        self.roster.record_cause(self.ranks[places[0]])
         states = self.roster.states(self.members)
         how = "; ".join(
             f"rank {rank} (pid {states[rank].pid}): {self._how(states[rank])}" for rank in ranks
@@ -372,7 +372,7 @@ class Meeting:
         calls = [operation for operation in calls if not operation.startswith("survivors")]
         return f"gave up {calls[-1] if calls else state.operation}"
 
-    def stalled(self, ranks: Iterable[int]) -> Stalled:
+    def stalled_error(self, ranks: Iterable[int]) -> Stalled:
         """The error of ranks that have not come when the time is up."""
         ranks = list(ranks)
         return Stalled(
@@ -383,7 +383,7 @@ class Meeting:
             self.roster.states(self.members),
         )
 
-    def disagreement(self, words: Mapping[int, str] | None = None) -> Disagreement:
+    def disagreement_error(self, words: Mapping[int, str] | None = None) -> Disagreement:
         """The error of ranks whose calls at the last step do not go together.
 
         It shows each rank's call: in these words, if there are some for it, else as it said
@@ -534,7 +534,7 @@ def make_block(
     return block
 
 
-def make_no_block(meeting: Meeting, call: int, seconds: float) -> None:
+def join_without_block(meeting: Meeting, call: int, seconds: float) -> None:
     """Take part in the steps of `make_block` without naming anyone."""
     meeting.exchange(call, b"", seconds)
     _raise_any(meeting, call, meeting.exchange(call, b"", seconds), seconds)

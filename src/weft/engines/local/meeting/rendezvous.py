@@ -39,9 +39,9 @@ class Identity:
     rank: int
     size: int
     #: unique to this launch; programs started side by side never share it
-    job: str
+    launch: str
     #: how often this process has joined the job before
-    round: int = 0
+    session: int = 0
     #: the descriptor of the memory that the launcher made, if it is ours
     memory: int = -1
     #: the launcher's pid, if it publishes how ranks end
@@ -49,10 +49,10 @@ class Identity:
 
     @property
     def address(self) -> str:
-        return f"{os.geteuid()}/{self.job}/{self.round}"
+        return f"{os.geteuid()}/{self.launch}/{self.session}"
 
     def hello(self) -> Hello:
-        return Hello(__version__, self.job, self.rank, self.size, this_process().start)
+        return Hello(__version__, self.launch, self.rank, self.size, this_process().start)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Joined:
 
 def create_memory(size: int) -> Segment:
     """Fresh memory for a job of `size` ranks: the roster, then the world group's meeting place."""
-    segment = Segment.create(_job_bytes(size))
+    segment = Segment.create(_launch_bytes(size))
     Roster.format(roster_block(segment, size), size)
     return segment
 
@@ -75,7 +75,7 @@ def assemble(identity: Identity, seconds: float) -> Joined:
     if faults.armed:
         faults.reach("join.start")
     deadline = time.monotonic() + seconds
-    meet = _as_rank_0 if identity.rank == 0 else _as_other_rank
+    meet = _join_as_rank_0 if identity.rank == 0 else _join_as_other_rank
     segment, launcher = meet(identity, deadline, seconds)
     if faults.armed:
         faults.reach("join.mapped")
@@ -85,8 +85,8 @@ def assemble(identity: Identity, seconds: float) -> Joined:
     return Joined(roster, _meeting_block(segment, identity.size))
 
 
-def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
-    segment = _job_memory(identity)
+def _join_as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
+    segment = _launch_memory(identity)
     roster = Roster(roster_block(segment, identity.size), 0)
     try:
         listener = Listener(identity.address)
@@ -100,7 +100,7 @@ def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Seg
             absent = [rank for rank in range(1, identity.size) if rank not in members]
             _notice_ends(members, absent, roster)
             if time.monotonic() >= deadline:
-                raise _missing(absent, identity, seconds)
+                raise _missing_error(absent, identity, seconds)
             channel = listener.accept()
             if channel is not None:
                 _admit(channel, identity, members, hellos)
@@ -115,7 +115,7 @@ def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Seg
     except (MissingRank, PeerLost, Refused) as error:
         ranks = list(getattr(error, "ranks", ()))
         if isinstance(error, PeerLost):
-            roster.blame(ranks[0])
+            roster.record_cause(ranks[0])
         roster.set_state(LEFT)  # for those who were welcomed before it failed
         rejected = Rejected(type(error).__name__, str(error), ranks)
         for channel in members.values():
@@ -128,7 +128,7 @@ def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Seg
     return segment, identity.launcher
 
 
-def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
+def _join_as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
     channel = _connect(identity, deadline, seconds)
     try:
         channel.send(identity.hello())
@@ -136,10 +136,10 @@ def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple
             faults.reach("join.sent")
         # rank 0 says who is missing at its own deadline; it is given a little longer to say so
         if not channel.wait(deadline + 1.0):
-            raise _missing([0], identity, seconds)
+            raise _missing_error([0], identity, seconds)
         answer, descriptors = channel.receive(Welcome, Rejected)
     except Closed:
-        _blame(0, identity)
+        _record_cause(0, identity)
         raise PeerLost(
             f"rank 0 ended while the group was starting (this is rank {identity.rank} "
             f"of {identity.size})",
@@ -149,31 +149,31 @@ def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple
         channel.close()
     if isinstance(answer, Rejected):
         if answer.error == PeerLost.__name__:
-            _blame(answer.ranks[0], identity)
-        raise _rejection(answer)
-    return Segment(descriptors[0], _job_bytes(identity.size)), answer.launcher
+            _record_cause(answer.ranks[0], identity)
+        raise _rejection_error(answer)
+    return Segment(descriptors[0], _launch_bytes(identity.size)), answer.launcher
 
 
-def _blame(rank: int, identity: Identity) -> None:
+def _record_cause(rank: int, identity: Identity) -> None:
     """Tell our launcher, if it is ours, whose failure this one's is a consequence of."""
     if identity.memory >= 0:
-        segment = _job_memory(identity)
-        Roster(roster_block(segment, identity.size), identity.rank).blame(rank)
+        segment = _launch_memory(identity)
+        Roster(roster_block(segment, identity.size), identity.rank).record_cause(rank)
 
 
 def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
     pause = 0.0005
     # without our launcher's memory nothing is known about rank 0 before it listens
-    segment = _job_memory(identity) if identity.memory >= 0 else None
+    segment = _launch_memory(identity) if identity.memory >= 0 else None
     roster = Roster(roster_block(segment, identity.size), identity.rank) if segment else None
     while True:
         try:
             return Channel.connect(identity.address)
         except ConnectionRefusedError:
             if roster and roster.end_published(0):
-                raise _never_came(0, roster) from None
+                raise _never_came_error(0, roster) from None
             if time.monotonic() + pause > deadline:
-                raise _missing([0], identity, seconds) from None
+                raise _missing_error([0], identity, seconds) from None
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
 
@@ -196,14 +196,14 @@ def _admit(
         return
     channel.send_now(Rejected(Refused.__name__, reason, [hello.rank]))
     channel.close()
-    if hello.job == identity.job and hello.version != __version__:
+    if hello.job == identity.launch and hello.version != __version__:
         raise Refused(reason)  # it will not get better: the whole group cannot start
 
 
 def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) -> str | None:
     """Why a caller is not let in; None if it is."""
-    if hello.job != identity.job:
-        return f"job {hello.job!r} met job {identity.job!r}; each launch has its own"
+    if hello.job != identity.launch:
+        return f"job {hello.job!r} met job {identity.launch!r}; each launch has its own"
     if hello.version != __version__:
         return (
             f"rank {hello.rank} runs weft {hello.version} and rank 0 runs weft {__version__}; "
@@ -241,32 +241,32 @@ def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster)
     only the launcher knows."""
     for rank, channel in members.items():
         if channel.wait(0.0):
-            raise _ended(rank, channel)
+            raise _ended_error(rank, channel)
     for rank in absent:
         if roster.end_published(rank):
-            raise _never_came(rank, roster)
+            raise _never_came_error(rank, roster)
 
 
 def _welcome(rank: int, channel: Channel, welcome: Welcome, segment: Segment) -> None:
     try:
         channel.send(welcome, [segment.descriptor])
     except Closed:
-        raise _ended(rank, channel) from None
+        raise _ended_error(rank, channel) from None
 
 
-def _never_came(rank: int, roster: Roster) -> PeerLost:
+def _never_came_error(rank: int, roster: Roster) -> PeerLost:
     return PeerLost(
-        f"rank {rank} ended before it came to weft.init(): {roster.cause(rank)}; every rank must "
-        "call it",
+        f"rank {rank} ended before it came to weft.init(): {roster.describe_end(rank)}; every "
+        "rank must call it",
         [rank],
     )
 
 
-def _ended(rank: int, channel: Channel) -> PeerLost:
+def _ended_error(rank: int, channel: Channel) -> PeerLost:
     return PeerLost(f"rank {rank} (pid {channel.pid}) ended while the group was starting", [rank])
 
 
-def _rejection(answer: Rejected) -> Exception:
+def _rejection_error(answer: Rejected) -> Exception:
     """What rank 0 raised, here too."""
     if answer.error == MissingRank.__name__:
         return MissingRank(answer.reason, answer.ranks)
@@ -275,7 +275,7 @@ def _rejection(answer: Rejected) -> Exception:
     return Refused(answer.reason)
 
 
-def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
+def _missing_error(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
     names = ", ".join(map(str, ranks))
     # `weft run` starts all ranks here; of others it is not known
     elsewhere = "" if identity.launcher else " Is it on another host? That needs the mpi engine."
@@ -286,7 +286,7 @@ def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRan
     )
 
 
-def _job_memory(identity: Identity) -> Segment:
+def _launch_memory(identity: Identity) -> Segment:
     """The launcher's memory, or fresh memory where there is no launcher of ours."""
     if identity.memory < 0:
         return create_memory(identity.size)
@@ -295,7 +295,7 @@ def _job_memory(identity: Identity) -> Segment:
         descriptor = os.dup(identity.memory)
     except OSError as error:
         raise translated(error) from error
-    return Segment(descriptor, _job_bytes(identity.size))
+    return Segment(descriptor, _launch_bytes(identity.size))
 
 
 def roster_block(segment: Segment, size: int) -> Block:
@@ -306,5 +306,5 @@ def _meeting_block(segment: Segment, size: int) -> Block:
     return Block(segment, 8 * words_for(size), 8 * meeting.words_for(size))
 
 
-def _job_bytes(size: int) -> int:
+def _launch_bytes(size: int) -> int:
     return whole_pages(8 * (words_for(size) + meeting.words_for(size)))

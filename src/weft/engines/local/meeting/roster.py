@@ -281,7 +281,7 @@ class Roster:
     def set_state(self, state: int) -> None:
         self._words[self._row(self.rank) + _STATE] = state
 
-    def blame(self, rank: int) -> None:
+    def record_cause(self, rank: int) -> None:
         """Note that this rank fails because `rank` was lost, so that the launcher knows who was
         first."""
         self._words[self._row(self.rank) + _BLAMES] = rank + 1
@@ -309,7 +309,7 @@ class Roster:
         """Whether the launcher has said that a rank has ended."""
         return bool(self._words[self._row(rank) + _ENDED])
 
-    def blamed(self, rank: int) -> int | None:
+    def cause_of(self, rank: int) -> int | None:
         """Whom `rank` blames for its failure."""
         return int(self._words[self._row(rank) + _BLAMES]) - 1 if self._blames(rank) else None
 
@@ -332,7 +332,7 @@ class Roster:
         # Python sets last_type when it has printed an exception that nobody caught
         self.set_state(FAILED if hasattr(sys, "last_type") else LEFT)
 
-    def unusable(self, what: str) -> NotInitialized | UsedAfterFork:
+    def unusable_error(self, what: str) -> NotInitialized | UsedAfterFork:
         """Why something of this job cannot be used here any more."""
         if self._forked:
             return forked(what, self._process)
@@ -365,7 +365,7 @@ class Roster:
         """Whether a rank has ended, and not well, as far as its launcher says."""
         if rank == self.rank or not self._died(rank):
             return False
-        return self.cause(rank, time.monotonic() + _CAUSE_SECONDS) not in _ENDED_WELL
+        return self.describe_end(rank, time.monotonic() + _CAUSE_SECONDS) not in _ENDED_WELL
 
     def states(self, ranks: Sequence[int]) -> tuple[RankState, ...]:
         """The table that errors carry: these ranks of the job, numbered by their place."""
@@ -392,7 +392,7 @@ class Roster:
         """One of "alive", "stopped", "left", or how the rank ended."""
         while rank != self.rank:
             if self._died(rank):
-                return self.cause(rank, time.monotonic() + _CAUSE_SECONDS)
+                return self.describe_end(rank, time.monotonic() + _CAUSE_SECONDS)
             # one that has left may be about to end, and then its exit code says more
             if not self.has_left(rank):
                 break
@@ -406,7 +406,7 @@ class Roster:
             return "alive"
         return "stopped" if stopped else "alive"
 
-    def cause(self, rank: int, deadline: float = 0.0) -> str:
+    def describe_end(self, rank: int, deadline: float = 0.0) -> str:
         """How a rank that has ended did; waits until the deadline for the launcher to say."""
         at = self._row(rank) + _ENDED
         while not self._words[at] and self._launcher and time.monotonic() < deadline:

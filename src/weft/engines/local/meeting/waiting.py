@@ -69,7 +69,7 @@ class Waiter:
         self._flags = memoryview(block.buffer).cast("B")[flags_at : flags_at + size]
         self._nobody = bytes(size)
         self._place = place
-        self._looks = range(_SPINS if free_cores else 1)
+        self._spins = range(_SPINS if free_cores else 1)
         self._fence = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:
@@ -100,7 +100,7 @@ class Waiter:
     def spin(self, index: int, target: int) -> bool:
         """Whether the counter reaches `target` within a few looks."""
         words = self._words
-        for _ in self._looks:  # noqa: SIM110  a generator takes three times as long
+        for _ in self._spins:  # noqa: SIM110  a generator takes three times as long
             if words[index] >= target:
                 return True
         return False
