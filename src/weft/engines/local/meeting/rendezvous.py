@@ -1,15 +1,15 @@
-"""How the ranks of a job find each other, on one host.
+"""How the ranks of a launch find each other, on one host.
 
     rank 0                              every other rank
-      listen at the job's address         connect there, again until it listens
-      take Hello from each        <---    Hello: version, rank, size, process
+      listen at the launch's address      connect there, retrying until it listens
+      receive each one's Hello    <---    Hello: version, rank, size, process
       enroll them in the roster
-      Welcome + the job's memory  --->    map it, watch the others
+      Welcome + the memory        --->    map it, watch the others
       close the address                   close the connection
 
-Rank 0 makes the job's memory, unless the launcher made it and handed it down.
-A rank that never comes is named after a bounded time, by everyone. Nobody can
-claim a rank twice, and nobody of another user, version or size is let in.
+Rank 0 creates the launch's shared memory, unless the launcher has and passed it down. After a
+bounded time every rank raises an error that names the ranks that did not come. A rank can be
+claimed only once, and processes of another user, version or size are turned away.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process is in its job, as its launcher said."""
+    """A process's place in its launch, as its launcher assigned it."""
 
     rank: int
     size: int
     #: unique to this launch; programs started side by side never share it
     launch: str
-    #: how often this process has joined the job before
+    #: the session number: how often this process has joined the launch before
     session: int = 0
-    #: the descriptor of the memory that the launcher made, if it is ours
+    #: the descriptor of the memory that `weft run` made; -1 under another launcher
     memory: int = -1
     #: the launcher's pid, if it publishes how ranks end
     launcher: int = 0
@@ -57,21 +57,24 @@ class Identity:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a rank has once all have met: the job's roster, and the memory to meet in."""
+    """What a rank has once all have come: the launch's roster, and the memory to meet in."""
 
     roster: Roster
     memory: Block
 
 
 def create_memory(size: int) -> Segment:
-    """Fresh memory for a job of `size` ranks: the roster, then the world group's meeting place."""
+    """Create the memory of a launch of `size` ranks: the roster, then the world's meeting."""
     segment = Segment.create(_launch_bytes(size))
     Roster.format(roster_block(segment, size), size)
     return segment
 
 
 def assemble(identity: Identity, seconds: float) -> Joined:
-    """Meet the other ranks; returns when all are here."""
+    """Wait until all ranks are here, and return what they share. Called by every rank.
+
+    Raises MissingRank, Refused, PeerLost.
+    """
     if faults.armed:
         faults.reach("join.start")
     deadline = time.monotonic() + seconds
@@ -104,7 +107,7 @@ def _join_as_rank_0(identity: Identity, deadline: float, seconds: float) -> tupl
             channel = listener.accept()
             if channel is not None:
                 _admit(channel, identity, members, hellos)
-        # only now: while one is still to come it may be using the memory of the round before
+        # only now: a rank that is still to come may be using the memory of the session before
         _meeting_block(segment, identity.size).clear()
         roster.enroll(0, this_process())
         for rank, hello in hellos.items():
@@ -116,7 +119,7 @@ def _join_as_rank_0(identity: Identity, deadline: float, seconds: float) -> tupl
         ranks = list(getattr(error, "ranks", ()))
         if isinstance(error, PeerLost):
             roster.record_cause(ranks[0])
-        roster.set_state(LEFT)  # for those who were welcomed before it failed
+        roster.set_state(LEFT)  # for the ranks that were welcomed before the failure
         rejected = Rejected(type(error).__name__, str(error), ranks)
         for channel in members.values():
             channel.send_now(rejected)
@@ -134,7 +137,7 @@ def _join_as_other_rank(identity: Identity, deadline: float, seconds: float) -> 
         channel.send(identity.hello())
         if faults.armed:
             faults.reach("join.sent")
-        # rank 0 says who is missing at its own deadline; it is given a little longer to say so
+        # at its own deadline rank 0 reports who is missing: leave it time for that
         if not channel.wait(deadline + 1.0):
             raise _missing_error([0], identity, seconds)
         answer, descriptors = channel.receive(Welcome, Rejected)
@@ -155,7 +158,7 @@ def _join_as_other_rank(identity: Identity, deadline: float, seconds: float) -> 
 
 
 def _record_cause(rank: int, identity: Identity) -> None:
-    """Tell our launcher, if it is ours, whose failure this one's is a consequence of."""
+    """Record, for `weft run` if it is the launcher, whose loss this rank's failure is due to."""
     if identity.memory >= 0:
         segment = _launch_memory(identity)
         Roster(roster_block(segment, identity.size), identity.rank).record_cause(rank)
@@ -163,7 +166,7 @@ def _record_cause(rank: int, identity: Identity) -> None:
 
 def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
     pause = 0.0005
-    # without our launcher's memory nothing is known about rank 0 before it listens
+    # without the memory of `weft run` nothing is known about rank 0 before it listens
     segment = _launch_memory(identity) if identity.memory >= 0 else None
     roster = Roster(roster_block(segment, identity.size), identity.rank) if segment else None
     while True:
@@ -181,7 +184,7 @@ def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
 def _admit(
     channel: Channel, identity: Identity, members: dict[int, Channel], hellos: dict[int, Hello]
 ) -> None:
-    """Take a caller's Hello and let it in, or tell it why not."""
+    """Receive a caller's Hello and admit it, or answer why not."""
     try:
         if not channel.wait(time.monotonic() + 1.0):
             channel.close()
@@ -197,11 +200,11 @@ def _admit(
     channel.send_now(Rejected(Refused.__name__, reason, [hello.rank]))
     channel.close()
     if hello.job == identity.launch and hello.version != __version__:
-        raise Refused(reason)  # it will not get better: the whole group cannot start
+        raise Refused(reason)  # waiting will not help: the group cannot start
 
 
 def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) -> str | None:
-    """Why a caller is not let in; None if it is."""
+    """Return why a caller is not admitted; None if it is."""
     if hello.job != identity.launch:
         return f"job {hello.job!r} met job {identity.launch!r}; each launch has its own"
     if hello.version != __version__:
@@ -228,7 +231,7 @@ def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) ->
 
 
 def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: float) -> None:
-    """Until somebody calls or ends, or it is time to look whether an absent rank has ended."""
+    """Wait for a caller, for a member's end, or for the next check of absent ranks."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     for channel in members.values():
@@ -237,8 +240,11 @@ def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: flo
 
 
 def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster) -> None:
-    """A member says nothing more after Hello: what is readable then is its end. Of the others
-    only the launcher knows."""
+    """Raise PeerLost if a rank has ended.
+
+    A member sends nothing after its Hello, so a readable channel means its end. The ends of absent
+    ranks are known only to the launcher.
+    """
     for rank, channel in members.items():
         if channel.wait(0.0):
             raise _ended_error(rank, channel)
@@ -267,7 +273,7 @@ def _ended_error(rank: int, channel: Channel) -> PeerLost:
 
 
 def _rejection_error(answer: Rejected) -> Exception:
-    """What rank 0 raised, here too."""
+    """Return the error that rank 0 raised."""
     if answer.error == MissingRank.__name__:
         return MissingRank(answer.reason, answer.ranks)
     if answer.error == PeerLost.__name__:
@@ -277,7 +283,7 @@ def _rejection_error(answer: Rejected) -> Exception:
 
 def _missing_error(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
     names = ", ".join(map(str, ranks))
-    # `weft run` starts all ranks here; of others it is not known
+    # `weft run` starts all ranks on this host; other launchers may not
     elsewhere = "" if identity.launcher else " Is it on another host? That needs the mpi engine."
     return MissingRank(
         f"rank {names} of {identity.size} did not come within {seconds:g} s; did it fail before "
@@ -287,7 +293,7 @@ def _missing_error(ranks: list[int], identity: Identity, seconds: float) -> Miss
 
 
 def _launch_memory(identity: Identity) -> Segment:
-    """The launcher's memory, or fresh memory where there is no launcher of ours."""
+    """Return the memory that `weft run` made, or fresh memory under another launcher."""
     if identity.memory < 0:
         return create_memory(identity.size)
     os.set_inheritable(identity.memory, False)  # not for programs that this rank starts
