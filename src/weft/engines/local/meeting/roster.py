@@ -228,7 +228,7 @@ LEFT, FAILED = 1, 2
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
 
-#: how long a survivor waits for the end of peers that have left, for which an interpreter needs some
+#: how long a survivor waits for the end of peers that have left, which takes an interpreter some
 #: tens of milliseconds, and for the launcher to publish how a rank ended
 _ENDING_SECONDS, _CAUSE_SECONDS = 0.15, 0.03
 
