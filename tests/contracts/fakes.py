@@ -76,12 +76,14 @@ class GroupOfTwoHosts(LocalGroup):
         super()._exchange(gather, seconds)
         commons, owns, sources = zip(*map(pickle.loads, gather.result()), strict=True)
         if len(set(commons)) > 1:
-            raise self._meeting.disagreement({r: one.decode() for r, one in enumerate(commons)})
+            raise self._meeting.disagreement_error(
+                {r: one.decode() for r, one in enumerate(commons)}
+            )
         try:
             plan = call.settle(owns)
         except UnlikeArrays as unlike:
             words = {rank: f"{call.name}({given})" for rank, given in unlike.ranks.items()}
-            raise self._meeting.disagreement(words) from None
+            raise self._meeting.disagreement_error(words) from None
         if isinstance(plan, Combination):
             for at, target in enumerate(plan.target):
                 parts = [arrays[at] for arrays in sources]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.failures.test_collectives import TOOLS
 from tests.support import Outcome, launch, marked_processes
-from weft.engines.local.collectives.pipelined import has_loops
+from weft.engines.local.collectives.pipelined import has_kernels
 
 #: far longer than any of these tests takes
 TIMEOUT = 60
@@ -290,7 +290,7 @@ print("all", group.size)
 def test_no_memory_for_a_large_sum(rank: int, shared: bool) -> None:
     """A rank cannot map what large arrays need, be it a peer's shared array or the memory that all
     work in: every rank gets the same error, and as soon as there is room the group works."""
-    if not shared and not has_loops():
+    if not shared and not has_kernels():
         pytest.skip("without loops in C there is no such memory")
     outcome = run(
         f"""

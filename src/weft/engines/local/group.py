@@ -17,8 +17,8 @@ from weft.engines.local.meeting.meeting import (
     COLLECTIVE,
     SPLIT,
     Meeting,
+    join_without_block,
     make_block,
-    make_no_block,
     words_for,
 )
 from weft.engines.local.meeting.roster import Recorder
@@ -145,7 +145,7 @@ class LocalGroup(Group):
         if self.size == 1:  # nobody to share it with
             from weft.engines.serial.store import SerialStore
 
-            self._check_usable()
+            self._validate_usable()
             return SerialStore(self, spec, values)
         from weft.engines.local.tables.store import make_store
 
@@ -183,10 +183,10 @@ class LocalGroup(Group):
         timeout: float | None = None,
     ) -> Any:
         if weight is None and not async_op and timeout is None and self._collectives is not None:
-            prepared = self._collectives.prepared(value, op, out)
-            if prepared is not None:  # the quick way
+            persistent = self._collectives.persistent(value, op, out)
+            if persistent is not None:  # the quick way
                 arguments = value, out, self.timeout
-                return self._in_step("all_reduce", prepared.run, arguments, depth=4)
+                return self._in_step("all_reduce", persistent.run, arguments, depth=4)
         return super().all_reduce(
             value, op, weight=weight, out=out, async_op=async_op, timeout=timeout
         )
@@ -194,7 +194,7 @@ class LocalGroup(Group):
     def carry_out(self, call: Call, *, timeout: float) -> None:
         self._in_step(call.name, self._exchange, (call, timeout), depth=6)
         if call.name == "all_reduce" and self._collectives is not None:
-            self._collectives.prepare(call)
+            self._collectives.make_persistent(call)
 
     def _exchange(self, call: Call, seconds: float) -> None:
         (self._collectives or self._new_collectives()).carry_out(call, seconds)
@@ -211,7 +211,7 @@ class LocalGroup(Group):
         return copy_in(zeros).view(np.ndarray)
 
     def _start(self, call: Call, seconds: float) -> Handle:
-        self._check_usable()
+        self._validate_usable()
         line = caller_line()
 
         def work() -> Any:
@@ -246,7 +246,7 @@ class LocalGroup(Group):
                 self._given_up = f"{current[0]} ({error.__class__.__name__})"
                 _unfinished[meeting] = arguments
                 lost_another = error.__class__ is PeerLost
-                meeting.block.words[meeting.given_up_at] = meeting.gives_up + lost_another
+                meeting.block.words[meeting.given_up_at] = meeting.given_up_value + lost_another
                 meeting.wake_all()
             raise
         finally:
@@ -295,32 +295,32 @@ class LocalGroup(Group):
         """
         meeting = self._meeting
         if self.has_left or not meeting.roster.is_here or self.successor is not None:
-            raise self._unusable()
+            raise self._unusable_error()
         if self._background.pending and not line:
             if after_giving_up:
                 self._given_up = self._given_up or "its pending calls"
-                meeting.give_up()
+                meeting.abandon_step()
             self._background.finish()
         if self._given_up and not after_giving_up:
-            raise self._unusable()
+            raise self._unusable_error()
         if self._current is None:
             self._current = current
         else:
-            raise self._used_twice(current[0])
+            raise self._concurrent_use_error(current[0])
         tag = meeting.tag + meeting.step + 1
         if line:
             self._entry = self._recorder.enter_at(current[0], line, tag)
         else:
             self._entry = self._recorder.enter(current[0], tag, depth)
 
-    def _check_usable(self) -> None:
+    def _validate_usable(self) -> None:
         gone = self.has_left or not self._meeting.roster.is_here
         if gone or self.successor is not None or self._given_up:
-            raise self._unusable()
+            raise self._unusable_error()
 
-    def _unusable(self) -> WeftError:
+    def _unusable_error(self) -> WeftError:
         if not self._meeting.roster.is_here:
-            return self._meeting.roster.unusable(f"group {self.name!r}")
+            return self._meeting.roster.unusable_error(f"group {self.name!r}")
         if self.has_left:
             return left_error(f"group {self.name!r}")
         if self.successor is None:
@@ -331,7 +331,7 @@ class LocalGroup(Group):
             )
         return superseded_error(self)
 
-    def _used_twice(self, operation: str) -> UsedConcurrently:
+    def _concurrent_use_error(self, operation: str) -> UsedConcurrently:
         roster, tag = self._meeting.roster, self._meeting.tag
         others = [
             f" (in {entry.operation}, {entry.line})"
@@ -352,7 +352,7 @@ class LocalGroup(Group):
         self._splits += 1
         part = ranks_of_color(color, [_COLOR.unpack(answer) for answer in answers])
         if color is None:
-            make_no_block(self._meeting, SPLIT, seconds)
+            join_without_block(self._meeting, SPLIT, seconds)
             return None
         members = [self._meeting.members[rank] for rank in part]
         block = make_block(

@@ -11,7 +11,7 @@ import pytest
 import weft
 from tests.support import run_ranks
 from weft.engines.base import Group
-from weft.engines.local.collectives.persistent import PreparedSum
+from weft.engines.local.collectives.persistent import PersistentSum
 from weft.errors import Disagreement, InvalidValue
 
 
@@ -107,13 +107,13 @@ def test_a_sum_in_place_again_and_again(size: int) -> None:
             return weft.share(np.zeros(length, np.float32)).view(np.ndarray)
 
         quickly: list[int] = []
-        run = PreparedSum.run
+        run = PersistentSum.run
 
-        def counted(self: PreparedSum, *arguments: Any) -> Any:
+        def counted(self: PersistentSum, *arguments: Any) -> Any:
             quickly.append(turn)
             return run(self, *arguments)
 
-        PreparedSum.run = counted  # type: ignore[method-assign]
+        PersistentSum.run = counted  # type: ignore[method-assign]
         first, found = shared(), []
         for turn in range(12):
             own = first

@@ -206,7 +206,7 @@ def test_two_jobs_in_one_folder_do_not_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "blames", "first"),
+    ("failed", "causes", "first"),
     [
         ([2], {}, 2),
         ([0, 1], {0: 1}, 1),  # 0 ended sooner, but because it lost 1
@@ -215,9 +215,9 @@ def test_two_jobs_in_one_folder_do_not_meet(tmp_path: Path) -> None:
         ([0, 1], {0: 1, 1: 0}, 0),  # both blame each other
     ],
 )
-def test_who_was_first(failed: list[int], blames: dict[int, int | None], first: int) -> None:
+def test_who_was_first(failed: list[int], causes: dict[int, int | None], first: int) -> None:
     """A rank that failed because it lost another was not first."""
-    assert first_failure(failed, blames) == first
+    assert first_failure(failed, causes) == first
 
 
 def test_start_to_first_barrier_does_not_import_numpy() -> None:

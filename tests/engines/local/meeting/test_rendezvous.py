@@ -162,7 +162,7 @@ def test_wrong_ranks_and_jobs_are_refused() -> None:
 
     def call() -> None:
         me = this_process()
-        for rank, job in ((7, identity.job), (0, identity.job), (1, "another")):
+        for rank, job in ((7, identity.launch), (0, identity.launch), (1, "another")):
             while True:
                 try:
                     channel = Channel.connect(identity.address)

@@ -29,13 +29,13 @@ import numpy as np
 from weft import faults
 from weft._core.arithmetic import Array, address, can_sum_in_place, combine, copy_to, sum_in_place
 from weft._core.calls import Combination, Copy, Movement, Piece, elements, layout_of
-from weft.engines.local.collectives.pipelined import takes
+from weft.engines.local.collectives.pipelined import can_pipeline
 from weft.engines.local.collectives.transport import (
     BLOCK,
-    Exchanged,
     Located,
     Location,
     Peers,
+    SettledHeaders,
     Transport,
 )
 
@@ -43,24 +43,24 @@ from weft.engines.local.collectives.transport import (
 _AT_ONCE = 32 << 20
 
 
-def carry_out_combination(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
+def carry_out_combination(transport: Transport, plan: Combination, headers: SettledHeaders) -> bool:
     """Combine; whether others may still be using this rank's memory."""
-    call = exchanged.call
-    if exchanged.ranks[0].in_slot:  # if one rank's arrays are, all are: they are alike
-        _combine_slots(transport, plan, call.layout.pieces, exchanged.step)
+    call = headers.call
+    if headers.ranks[0].in_slot:  # if one rank's arrays are, all are: they are alike
+        _combine_slots(transport, plan, call.layout.pieces, headers.step)
         return False
-    located = all(said.sources for said in exchanged.ranks)
+    located = all(said.sources for said in headers.ranks)
     if located:
-        transport.map_new((*call.source, *call.early_target), exchanged)
-        sums = sums_in_place(transport, plan, exchanged)
+        transport.map_new((*call.source, *call.early_target), headers)
+        sums = sums_in_place(transport, plan, headers)
         if sums is not None:
             for one in sums:
                 one.add_up(call.source[one.array])
             return True
-    if takes(call) and _sum_jointly(transport, plan, exchanged):
+    if can_pipeline(call) and _sum_pipelined(transport, plan, headers):
         return False
-    if located and (transport.peers is not None or _all_mapped(transport, exchanged)):
-        _combine_directly(transport, plan, exchanged)
+    if located and (transport.peers is not None or _all_mapped(transport, headers)):
+        _combine_directly(transport, plan, headers)
         return True
     room = transport.slots.room
     for start in range(0, call.layout.size, room):
@@ -69,13 +69,13 @@ def carry_out_combination(transport: Transport, plan: Combination, exchanged: Ex
         transport.slots.fill(step, call.source, pieces)
         if faults.armed:
             faults.reach("collective.round")
-        transport.step(exchanged.seconds)
+        transport.step(headers.seconds)
         _combine_slots(transport, plan, pieces, step)
     return False
 
 
-def _all_mapped(transport: Transport, exchanged: Exchanged) -> bool:
-    locations = (one for said in exchanged.ranks for one in (*said.sources, *said.targets))
+def _all_mapped(transport: Transport, headers: SettledHeaders) -> bool:
+    locations = (one for said in headers.ranks for one in (*said.sources, *said.targets))
     return all(map(transport.mapped.has, locations))
 
 
@@ -96,31 +96,31 @@ def _combine_slots(
 # jointly
 
 
-def _sum_jointly(transport: Transport, plan: Combination, exchanged: Exchanged) -> bool:
+def _sum_pipelined(transport: Transport, plan: Combination, headers: SettledHeaders) -> bool:
     """Sum, or take the mean; False if that cannot be done jointly."""
-    memory, source = transport.ready_joint_memory(exchanged), exchanged.call.source
+    memory, source = transport.ready_pipelined_memory(headers), headers.call.source
     if memory is None:
         return False
     targets: Sequence[Array | None] = plan.target or [None] * len(source)
     for array, target in zip(source, targets, strict=True):
-        memory.add_up(array, target, mean=plan.op == "mean", deadline=exchanged.deadline)
+        memory.add_up(array, target, mean=plan.op == "mean", deadline=headers.deadline)
     return True
 
 
 # from memory to memory
 
 
-def _combine_directly(transport: Transport, plan: Combination, exchanged: Exchanged) -> None:
+def _combine_directly(transport: Transport, plan: Combination, headers: SettledHeaders) -> None:
     """Combine this rank's part of the blocks, and hand each to whoever gets the result."""
-    source, said = exchanged.call.source, exchanged.ranks
+    source, said = headers.call.source, headers.ranks
     receivers = range(transport.size) if plan.root is None else (plan.root,)
-    for piece in exchanged.call.layout.blocks_of(transport.rank, transport.size, BLOCK):
+    for piece in headers.call.layout.blocks_of(transport.rank, transport.size, BLOCK):
         if faults.armed:
             faults.reach("collective.block")
         mine = _own(said[transport.rank].sources, source, piece)
         wanted = _own(said[transport.rank].targets, plan.target, piece) if plan.target else None
         made = _place_to_make(transport, mine, wanted)
-        parts = _parts(transport, exchanged, piece, mine, made)
+        parts = _parts(transport, headers, piece, mine, made)
         combine(parts, made.array, plan.op, plan.elements[piece.array], plan.weights)
         if wanted is not None and made.address != wanted.address:
             wanted.array[...] = made.array
@@ -146,13 +146,13 @@ class SumInPlace(NamedTuple):
 
 
 def sums_in_place(
-    transport: Transport, plan: Combination, exchanged: Exchanged
+    transport: Transport, plan: Combination, headers: SettledHeaders
 ) -> list[SumInPlace] | None:
     """This rank's part of sums that a loop in C makes by one pass over memory; None if it cannot
     make these."""
-    call, said = exchanged.call, exchanged.ranks
+    call, said = headers.call, headers.ranks
     in_place = plan.root is None and all(one.sources == one.targets != () for one in said)
-    mapped = in_place and _all_mapped(transport, exchanged)
+    mapped = in_place and _all_mapped(transport, headers)
     if plan.op != "sum" or not mapped or not all(map(can_sum_in_place, call.source, plan.elements)):
         return None
     found = []
@@ -182,7 +182,7 @@ def _place_to_make(transport: Transport, mine: Located, wanted: Located | None) 
 
 
 def _parts(
-    transport: Transport, exchanged: Exchanged, piece: Piece, mine: Located, made: Located
+    transport: Transport, headers: SettledHeaders, piece: Piece, mine: Located, made: Located
 ) -> Iterator[Array]:
     """One block of every rank in turn. The first one copied here may lie where the result is made,
     unless this rank's own numbers are there or, from the third rank on, the sum so far; the others
@@ -190,7 +190,7 @@ def _parts(
     spare = [transport.scratch(mine.array, number) for number in (0, 1)]
     first = spare[0] if made.address == mine.address else made
     turn = 0
-    for rank, said in enumerate(exchanged.ranks):
+    for rank, said in enumerate(headers.ranks):
         if rank == transport.rank:
             yield mine.array
             continue
@@ -203,12 +203,12 @@ def _parts(
 _BYTES = np.dtype(np.uint8)
 
 
-def carry_out_movement(transport: Transport, plan: Movement, exchanged: Exchanged) -> bool:
+def carry_out_movement(transport: Transport, plan: Movement, headers: SettledHeaders) -> bool:
     """Move; whether others may still be using this rank's memory."""
-    mover = _Mover(transport, plan, exchanged)
+    mover = _Mover(transport, plan, headers)
     mover.read_slots()
     directly = False
-    if mover.beyond_slots and not mover.broadcast_jointly():
+    if mover.beyond_slots and not mover.broadcast_pipelined():
         directly = transport.peers is not None
         if transport.peers is None:
             mover.move_in_rounds()
@@ -222,42 +222,42 @@ def carry_out_movement(transport: Transport, plan: Movement, exchanged: Exchange
 class _Mover:
     """One rank's part in a movement."""
 
-    def __init__(self, transport: Transport, plan: Movement, exchanged: Exchanged) -> None:
-        self._transport, self._plan, self._exchanged = transport, plan, exchanged
-        self._source = [array.view(_BYTES) for array in exchanged.call.source]
+    def __init__(self, transport: Transport, plan: Movement, headers: SettledHeaders) -> None:
+        self._transport, self._plan, self._headers = transport, plan, headers
+        self._source = [array.view(_BYTES) for array in headers.call.source]
         self._target = [array.view(_BYTES) for array in plan.target]
         self._layouts = [layout_of(tuple(sizes)) for sizes in plan.sizes]
         #: ranks whose arrays are not in their slots
         self.beyond_slots = [
             rank
-            for rank, said in enumerate(exchanged.ranks)
+            for rank, said in enumerate(headers.ranks)
             if not said.in_slot and self._layouts[rank].size
         ]
         others = [copy for copy in plan.incoming if copy.from_rank != transport.rank]
-        self._from_slots = [c for c in others if exchanged.ranks[c.from_rank].in_slot]
-        self._from_memory = [c for c in others if not exchanged.ranks[c.from_rank].in_slot]
+        self._from_slots = [c for c in others if headers.ranks[c.from_rank].in_slot]
+        self._from_memory = [c for c in others if not headers.ranks[c.from_rank].in_slot]
 
     def read_slots(self) -> None:
         for copy in self._from_slots:
             begin = self._begin(copy)
             part = self._transport.slots.view(
-                self._exchanged.step, copy.from_rank, begin, copy.length, _BYTES
+                self._headers.step, copy.from_rank, begin, copy.length, _BYTES
             )
             self._write(copy, 0, part)
 
-    def broadcast_jointly(self) -> bool:
+    def broadcast_pipelined(self) -> bool:
         """Have all ranks work on what one sends to all; whether that was done."""
         transport = self._transport
-        if self._exchanged.call.name != "broadcast":
+        if self._headers.call.name != "broadcast":
             return False
-        memory = transport.ready_joint_memory(self._exchanged)
+        memory = transport.ready_pipelined_memory(self._headers)
         if memory is None or (transport.peers is not None and memory.leave_to_kernel()):
             return False
         (root,) = self.beyond_slots
         here = transport.rank == root
         for array in self._source if here else self._target:
             source, target = (array, None) if here else (None, array)
-            memory.broadcast(root, source, target, deadline=self._exchanged.deadline)
+            memory.broadcast(root, source, target, deadline=self._headers.deadline)
         return True
 
     def move_in_rounds(self) -> None:
@@ -270,7 +270,7 @@ class _Mover:
                 slots.fill(step, self._source, self._layouts[rank].window(first, first + room))
             if faults.armed:
                 faults.reach("collective.round")
-            self._transport.step(self._exchanged.seconds)
+            self._transport.step(self._headers.seconds)
             for copy in self._from_memory:
                 begin = self._begin(copy)
                 low, high = max(first, begin), min(first + room, begin + copy.length)
@@ -283,7 +283,7 @@ class _Mover:
         if not self._pushed_of(1.0):
             return
         table = np.array([address(array) for array in self._target], np.uint64).tobytes()
-        tables = self._transport.exchange(table, self._exchanged)
+        tables = self._transport.exchange(table, self._headers)
         targets = [np.frombuffer(one, np.uint64).tolist() for one in tables]
         if self._transport.rank not in self.beyond_slots:
             return
@@ -294,17 +294,17 @@ class _Mover:
             skipped = copy.length - length
             remote = targets[copy.to_rank][copy.to_array] + copy.to_byte + skipped
             local = address(self._source[copy.from_array]) + copy.from_byte + skipped
-            peers.push(copy.to_rank, remote, local, length)
+            peers.write(copy.to_rank, remote, local, length)
 
     def pull(self, peers: Peers) -> None:
         """Fetch what the senders do not push."""
         for copy in self._from_memory:
             if faults.armed:
                 faults.reach("collective.block")
-            location = self._exchanged.ranks[copy.from_rank].sources[copy.from_array]
+            location = self._headers.ranks[copy.from_rank].sources[copy.from_array]
             local = address(self._target[copy.to_array]) + copy.to_byte
             length = copy.length - int(self._pushed_of(copy.length))
-            peers.pull(copy.from_rank, location.address + copy.from_byte, local, length)
+            peers.read(copy.from_rank, location.address + copy.from_byte, local, length)
 
     def copy_own(self) -> None:
         for copy in self._plan.incoming:
@@ -316,7 +316,7 @@ class _Mover:
         """How much of so many bytes the sender carries: all, if everybody sends to one; its share
         of the work, if one sends the same to all; else nothing."""
         parts = {"gather": 1.0, "broadcast": 1 / self._transport.size}
-        return length * parts.get(self._exchanged.call.name, 0.0)
+        return length * parts.get(self._headers.call.name, 0.0)
 
     def _begin(self, copy: Copy) -> int:
         """Where a copy begins in its sender's buffer."""

@@ -30,21 +30,21 @@ from weft._core.arithmetic import Array, address
 from weft._core.calls import Call, Combination, Reduce, UnlikeArrays
 from weft.engines.local.collectives import carry_out, transport
 from weft.engines.local.collectives.persistent import (
-    PreparedJointSum,
-    PreparedReduction,
-    PreparedSum,
+    PersistentPipelinedSum,
+    PersistentReduction,
+    PersistentSum,
 )
-from weft.engines.local.collectives.pipelined import has_loops, takes
+from weft.engines.local.collectives.pipelined import can_pipeline, has_kernels
 from weft.engines.local.collectives.transport import (
-    Exchanged,
-    FirstMessage,
-    Heard,
+    Header,
+    Headers,
     Location,
     Peers,
+    SettledHeaders,
     Transport,
     allow_ptrace,
-    common_of,
     length_of,
+    shared_part_of,
 )
 from weft.engines.local.meeting.meeting import (
     COLLECTIVE,
@@ -59,10 +59,10 @@ from weft.errors import WeftError
 _SECRET = struct.Struct("QQ")
 
 #: prepared reductions that are kept
-_PREPARED = 256
+_MOST_REDUCTIONS = 256
 
 #: prepared sums that are kept, and with them the mappings of other ranks' arrays
-_SUMS = 4
+_MOST_SUMS = 4
 
 
 class Collectives:
@@ -72,9 +72,9 @@ class Collectives:
         self._meeting = meeting
         self._transport: Transport | None = None
         #: by operation, dtype and shape
-        self._prepared: dict[tuple[Any, ...], PreparedReduction | PreparedJointSum] = {}
+        self._persistent: dict[tuple[Any, ...], PersistentReduction | PersistentPipelinedSum] = {}
         #: by where the array lies
-        self._sums: dict[tuple[Any, ...], PreparedSum] = {}
+        self._sums: dict[tuple[Any, ...], PersistentSum] = {}
 
     def carry_out(self, call: Call, seconds: float) -> None:
         """Exchange and carry until the call has its result. Every rank makes the same call.
@@ -87,38 +87,38 @@ class Collectives:
         self._after_meeting(transport, call, self._meet(transport, call, deadline), deadline)
 
     def _after_meeting(
-        self, transport: Transport, call: Call, heard: Heard, deadline: float
+        self, transport: Transport, call: Call, headers: Headers, deadline: float
     ) -> None:
         """What follows the first step."""
-        exchanged = self._hear_out(transport, call, heard, deadline)
+        settled = self._settle_headers(transport, call, headers, deadline)
         if faults.armed:
             faults.reach("collective.met")
         try:
-            plan = call.settle([said.own for said in exchanged.ranks])
+            plan = call.settle([header.rank_part for header in settled.ranks])
         except UnlikeArrays as unlike:
             words = {rank: f"{call.name}({given})" for rank, given in unlike.ranks.items()}
-            raise self._meeting.disagreement(words) from None
+            raise self._meeting.disagreement_error(words) from None
         if isinstance(plan, Combination):
-            still_used = carry_out.carry_out_combination(transport, plan, exchanged)
+            still_used = carry_out.carry_out_combination(transport, plan, settled)
         else:
-            still_used = carry_out.carry_out_movement(transport, plan, exchanged)
+            still_used = carry_out.carry_out_movement(transport, plan, settled)
         if faults.armed:
             faults.reach("collective.carried")
         # what was said in several steps, or is in a slot since the first of them, may still be
         # read when this rank fills its slot again, or be in its own memory
-        if exchanged.several_steps or still_used:
-            transport.step(exchanged.seconds)
+        if settled.several_steps or still_used:
+            transport.step(settled.seconds)
         call.finish()  # within the step: where it is interrupted, this rank must not go on
         if isinstance(plan, Combination) and len(call.source) == 1:
-            self._prepare_sum(transport, plan, heard, exchanged)
+            self._make_persistent_sum(transport, plan, headers, settled)
 
-    def prepared(
+    def persistent(
         self, value: Any, op: Any, out: Any
-    ) -> PreparedReduction | PreparedJointSum | PreparedSum | None:
+    ) -> PersistentReduction | PersistentPipelinedSum | PersistentSum | None:
         """The quick way for an all_reduce of a plain array like one before, if there is one."""
         if type(value) is not np.ndarray or type(op) is not str:
             return None
-        found = self._prepared.get((op, value.dtype, value.shape))
+        found = self._persistent.get((op, value.dtype, value.shape))
         if found is not None and found.takes(value, out):
             return found
         in_place = out is value and op == "sum" and value.flags.behaved
@@ -126,10 +126,10 @@ class Collectives:
 
     def close(self) -> None:
         """Give up what is prepared, and with it what is mapped of other ranks' memory."""
-        self._prepared.clear()
+        self._persistent.clear()
         self._sums.clear()
 
-    def prepare(self, call: Call) -> None:
+    def make_persistent(self, call: Call) -> None:
         """Make the quick way for calls like this one, which was carried out, if it can have one."""
         transport = self._transport
         if transport is None or not isinstance(call, Reduce) or call.own:
@@ -138,43 +138,51 @@ class Collectives:
         if type(value) is not np.ndarray:
             return
         small = call.layout.size <= transport.slots.room
-        memory = transport.joint_memory if not small and takes(call) else None
+        memory = transport.pipelined_memory if not small and can_pipeline(call) else None
         if not value.dtype.isnative or not (small or memory):
             return
-        if len(self._prepared) >= _PREPARED:
-            self._prepared.clear()
-        message = FirstMessage(small, call.common, b"").encode()
-        self._prepared[op, value.dtype, value.shape] = (
-            PreparedReduction(
+        if len(self._persistent) >= _MOST_REDUCTIONS:
+            self._persistent.clear()
+        message = Header(small, call.common, b"").encode()
+        self._persistent[op, value.dtype, value.shape] = (
+            PersistentReduction(
                 transport, message=message, like=value, op=op, disagreement=self._disagreement
             )
             if memory is None
-            else PreparedJointSum(memory, transport, message=message, op=op, go_on=self._go_on)
+            else PersistentPipelinedSum(
+                memory, transport, message=message, op=op, fall_back=self._fall_back
+            )
         )
 
-    def _prepare_sum(
-        self, transport: Transport, plan: Combination, heard: Heard, exchanged: Exchanged
+    def _make_persistent_sum(
+        self, transport: Transport, plan: Combination, headers: Headers, settled: SettledHeaders
     ) -> None:
         """The same for an array of one dimension that was summed where it lies."""
-        if exchanged.ranks[0].in_slot or exchanged.several_steps:
+        if settled.ranks[0].in_slot or settled.several_steps:
             return
-        pieces = carry_out.sums_in_place(transport, plan, exchanged)
-        (flat,) = exchanged.call.source
-        if pieces is None or self._reduce(flat, flat, "sum").common != exchanged.call.common:
+        pieces = carry_out.sums_in_place(transport, plan, settled)
+        (flat,) = settled.call.source
+        if pieces is None or self._reduce(flat, flat, "sum").common != settled.call.common:
             return  # it was given in another shape, or in a list
         key = _key_of(flat)
-        if key not in self._sums and len(self._sums) >= _SUMS:
+        if key not in self._sums and len(self._sums) >= _MOST_SUMS:
             self._sums.clear()
-        locations = [(*said.sources, *said.targets) for said in exchanged.ranks]
-        self._sums[key] = PreparedSum(
-            transport, heard=heard, locations=locations, pieces=pieces, go_on=self._go_on
+        locations = [(*said.sources, *said.targets) for said in settled.ranks]
+        self._sums[key] = PersistentSum(
+            transport,
+            headers=headers,
+            locations=locations,
+            pieces=pieces,
+            fall_back=self._fall_back,
         )
 
-    def _go_on(self, value: Array, out: Array, op: str, heard: Heard, deadline: float) -> None:
+    def _fall_back(
+        self, value: Array, out: Array, op: str, headers: Headers, deadline: float
+    ) -> None:
         """Carry out an all_reduce that was prepared, but at whose first step ranks have said
         something else."""
         transport = self._transport or self._set_up(deadline)
-        self._after_meeting(transport, self._reduce(value, out, op), heard, deadline)
+        self._after_meeting(transport, self._reduce(value, out, op), headers, deadline)
 
     def _reduce(self, value: Array, out: Array, op: str) -> Reduce:
         rank, size = self._meeting.rank, len(self._meeting.members)
@@ -182,39 +190,39 @@ class Collectives:
 
     # the first step
 
-    def _meet(self, transport: Transport, call: Call, deadline: float) -> Heard:
+    def _meet(self, transport: Transport, call: Call, deadline: float) -> Headers:
         """Meet, and hear what every rank calls, or the beginning of it."""
         meeting = self._meeting
         step = meeting.begin_step(seconds_until(deadline))
-        message = FirstMessage(True, call.common, call.own).encode()
+        message = Header(True, call.common, call.own).encode()
         if call.layout.size <= transport.slots.room and len(message) <= MAILBOX_BYTES:
             transport.slots.fill(step, call.source, call.layout.pieces)
             if faults.armed:
                 faults.reach("collective.filled")
         else:
-            locations = _locations(call, joint=transport.can_join and takes(call))
-            message = FirstMessage(False, call.common, call.own, *locations).encode()
+            locations = _locations(call, pipelined=transport.can_pipeline and can_pipeline(call))
+            message = Header(False, call.common, call.own, *locations).encode()
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
-        return Heard(step, message, answers)
+        return Headers(step, message, answers)
 
-    def _hear_out(
-        self, transport: Transport, call: Call, heard: Heard, deadline: float
-    ) -> Exchanged:
+    def _settle_headers(
+        self, transport: Transport, call: Call, headers: Headers, deadline: float
+    ) -> SettledHeaders:
         """What every rank calls, to the end."""
-        step, message, answers = heard
-        if any(common_of(answer) != call.common for answer in answers):
+        step, message, answers = headers
+        if any(shared_part_of(answer) != call.common for answer in answers):
             raise self._disagreement(answers)
         lengths = [length_of(answer) for answer in answers]
         several_steps = max(lengths) > MAILBOX_BYTES
         if several_steps:
             answers = transport.exchange_rest(message, answers, lengths, deadline)
-        said = [FirstMessage.decode(answer) for answer in answers]
-        return Exchanged(call, said, step, several_steps, deadline)
+        said = [Header.decode(answer) for answer in answers]
+        return SettledHeaders(call, said, step, several_steps, deadline)
 
     def _disagreement(self, answers: Sequence[bytes]) -> WeftError:
         """The error of ranks that made different calls."""
-        said = {rank: common_of(answer).decode() for rank, answer in enumerate(answers)}
-        return self._meeting.disagreement(said)
+        said = {rank: shared_part_of(answer).decode() for rank, answer in enumerate(answers)}
+        return self._meeting.disagreement_error(said)
 
     def _set_up(self, deadline: float) -> Transport:
         """Make the slots, and find out whether ranks can reach each other's memory."""
@@ -238,7 +246,9 @@ class Collectives:
             for other in range(size)
             if other != rank
         )
-        answers = meeting.exchange(UNDER_WAY, bytes([reach, has_loops()]), seconds_until(deadline))
+        answers = meeting.exchange(
+            UNDER_WAY, bytes([reach, has_kernels()]), seconds_until(deadline)
+        )
         self._transport = Transport(
             meeting,
             slots=transport.Slots(block, rank=rank, size=size),
@@ -248,11 +258,11 @@ class Collectives:
         return self._transport
 
 
-def _locations(call: Call, *, joint: bool) -> tuple[tuple[Location, ...], ...]:
+def _locations(call: Call, *, pipelined: bool) -> tuple[tuple[Location, ...], ...]:
     """Where a rank's sources and targets are. It does not say so if they are to be summed jointly,
     but for arrays in shared memory, which may be summed where they are."""
     found = tuple(tuple(map(_location, arrays)) for arrays in (call.source, call.early_target))
-    return () if joint and not all(one.block for one in found[0]) else found
+    return () if pipelined and not all(one.block for one in found[0]) else found
 
 
 def _location(array: Array) -> Location:

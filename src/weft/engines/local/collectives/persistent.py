@@ -19,25 +19,31 @@ from weft import faults
 from weft._core.arguments import seconds_until
 from weft._core.arithmetic import OPERATIONS, Array, accumulates_as_stored, combine
 from weft.engines.local.collectives.carry_out import SumInPlace
-from weft.engines.local.collectives.pipelined import JointMemory
-from weft.engines.local.collectives.transport import Heard, Location, Transport
+from weft.engines.local.collectives.pipelined import PipelinedMemory
+from weft.engines.local.collectives.transport import Headers, Location, Transport
 from weft.engines.local.meeting.meeting import COLLECTIVE
 from weft.engines.local.memory.arrays import buffer_of
 from weft.errors import WeftError
 
 #: carries out an all_reduce of which the ranks have said something else: of this array, to this
-#: one, by this operation; what was heard, and the deadline
-GoOn = Callable[[Array, Array, str, Heard, float], None]
+#: one, by this operation; what was headers, and the deadline
+FallBack = Callable[[Array, Array, str, Headers, float], None]
 
 
-class PreparedJointSum:
+class PersistentPipelinedSum:
     """all_reduce of large arrays of one dtype and shape, which the ranks sum together."""
 
     def __init__(
-        self, memory: JointMemory, transport: Transport, *, message: bytes, op: str, go_on: GoOn
+        self,
+        memory: PipelinedMemory,
+        transport: Transport,
+        *,
+        message: bytes,
+        op: str,
+        fall_back: FallBack,
     ) -> None:
         self._memory, self._meeting = memory, transport.meeting
-        self._message, self._op, self._go_on = message, op, go_on
+        self._message, self._op, self._fall_back = message, op, fall_back
 
     def takes(self, value: Array, out: Any) -> bool:
         """Whether this way is open to an array of the prepared dtype and shape: it lies as one in
@@ -53,12 +59,12 @@ class PreparedJointSum:
         """The result."""
         meeting, deadline = self._meeting, time.monotonic() + seconds
         step = meeting.begin_step(seconds)
-        answers = meeting.exchange_alike(COLLECTIVE, self._message, seconds_until(deadline))
+        answers = meeting.exchange_if_equal(COLLECTIVE, self._message, seconds_until(deadline))
         if out is None:
             out = np.empty_like(value)
         if answers is not None:
-            heard = Heard(step, self._message, answers)
-            self._go_on(value, out, self._op, heard, deadline)
+            headers = Headers(step, self._message, answers)
+            self._fall_back(value, out, self._op, headers, deadline)
             return out
         if faults.armed:
             faults.reach("collective.met")
@@ -81,7 +87,7 @@ def _can_take(value: Array, out: Any) -> bool:
     )
 
 
-class PreparedSum:
+class PersistentSum:
     """all_reduce of one array, in place, where all ranks' arrays are mapped and lie where they lay
     at the last call."""
 
@@ -89,25 +95,25 @@ class PreparedSum:
         self,
         transport: Transport,
         *,
-        heard: Heard,
+        headers: Headers,
         locations: Sequence[Sequence[Location]],
         pieces: Sequence[SumInPlace],
-        go_on: GoOn,
+        fall_back: FallBack,
     ) -> None:
         """`locations` are where the ranks' arrays are, `pieces` this rank's part of the sum."""
-        self._transport, self._heard, self._locations = transport, heard, locations
-        self._pieces, self._go_on = pieces, go_on
+        self._transport, self._headers, self._locations = transport, headers, locations
+        self._pieces, self._fall_back = pieces, fall_back
 
     def run(self, value: Array, out: Array, seconds: float) -> Array:
         """The result, which is `value` and `out`: the array that this was prepared for."""
         meeting, deadline = self._transport.meeting, time.monotonic() + seconds
         step = meeting.begin_step(seconds)
         # all of it: it was heard in one step
-        answers = meeting.exchange(COLLECTIVE, self._heard.message, seconds_until(deadline))
+        answers = meeting.exchange(COLLECTIVE, self._headers.message, seconds_until(deadline))
         # asked on every rank alike: which blocks stay mapped depends on which were used
-        if answers != self._heard.answers or self._transport.mapped.new(self._locations):
-            heard = self._heard._replace(step=step, answers=answers)
-            self._go_on(value, out, "sum", heard, deadline)
+        if answers != self._headers.answers or self._transport.mapped.new(self._locations):
+            headers = self._headers._replace(step=step, answers=answers)
+            self._fall_back(value, out, "sum", headers, deadline)
             return out
         if faults.armed:
             faults.reach("collective.met")
@@ -119,7 +125,7 @@ class PreparedSum:
         return out
 
 
-class PreparedReduction:
+class PersistentReduction:
     """all_reduce of arrays of one dtype and shape by one operation."""
 
     def __init__(
@@ -166,7 +172,7 @@ class PreparedReduction:
         self._own[half][...] = value
         if faults.armed:
             faults.reach("collective.filled")
-        answers = meeting.exchange_alike(COLLECTIVE, self._message, seconds)
+        answers = meeting.exchange_if_equal(COLLECTIVE, self._message, seconds)
         if answers is not None:
             raise self._disagreement(answers)
         if faults.armed:

@@ -33,7 +33,7 @@ _NAP = 5e-5
 _LEFT_OUT = 15
 
 
-class JointMemory:
+class PipelinedMemory:
     """The joint work of one group, on one rank."""
 
     def __init__(self, meeting: Meeting, seconds: float) -> None:
@@ -41,7 +41,7 @@ class JointMemory:
         rank, ranks = meeting.rank, len(meeting.members)
         self._meeting = meeting
         self._others = [other for other in range(ranks) if other != rank]
-        self._looks = _SPINS if meeting.free_cores else 1
+        self._spins = _SPINS if meeting.free_cores else 1
         #: how many chunks have gone through it
         self._chunks = 0
         #: how many of the next broadcasts to one rank had better be left to the kernel
@@ -62,14 +62,16 @@ class JointMemory:
     def add_up(self, source: Array, target: Array | None, *, mean: bool, deadline: float) -> None:
         """Sum the ranks' arrays, or take their mean."""
         source = source if source.flags.aligned else source.copy()
-        work = JointWork.sum(self._memory, self._chunks, source=source, target=target, mean=mean)
+        work = PipelinedWork.sum(
+            self._memory, self._chunks, source=source, target=target, mean=mean
+        )
         self._carry_out(work, deadline)
 
     def broadcast(
         self, root: int, source: Array | None, target: Array | None, *, deadline: float
     ) -> None:
         """Bring the root's source to the others' targets."""
-        work = JointWork.broadcast(
+        work = PipelinedWork.broadcast(
             self._memory, self._chunks, root=root, source=source, target=target
         )
         self._carry_out(work, deadline)
@@ -85,7 +87,7 @@ class JointMemory:
             self._memory.use_cache()
         return True
 
-    def _carry_out(self, work: JointWork, deadline: float) -> None:
+    def _carry_out(self, work: PipelinedWork, deadline: float) -> None:
         self._chunks = work.after
         progress, nap = 0, 0.0
         while True:
@@ -93,7 +95,7 @@ class JointMemory:
             if faults.armed:
                 faults.reach("collective.block")
                 steps = 1  # to pass it between any two
-            if work.go_on(steps, 1 if nap else self._looks):
+            if work.advance(steps, 1 if nap else self._spins):
                 return
             if work.progress != progress:
                 progress, nap = work.progress, 0.0
@@ -102,17 +104,17 @@ class JointMemory:
             nap = min(2 * nap or _NAP, SLICE)
             time.sleep(nap)
 
-    def _check_others(self, work: JointWork, deadline: float) -> None:
+    def _check_others(self, work: PipelinedWork, deadline: float) -> None:
         """Raise if one who is waited for is gone, or the time is up."""
-        self._meeting.check_that_this_rank_is_here()
+        self._meeting.validate_present()
         waited_for = [rank for rank in self._others if not work.is_done_by(rank)]
         for rank in waited_for:
-            lost = self._meeting.lost(rank)
+            lost = self._meeting.lost_error(rank)
             # one that was done and then ended has been there: look again
             if lost is not None and not work.is_done_by(rank):
                 raise lost
         if waited_for and time.monotonic() >= deadline:
-            raise self._meeting.stalled(waited_for)
+            raise self._meeting.stalled_error(waited_for)
 
 
 #: bytes of a chunk: few enough for some of them to stay in a cache of a few megabytes. Measured
@@ -129,19 +131,21 @@ _SLOW = 4
 _MEANS = ("float32", "float64")
 
 
-def has_loops() -> bool:
+def has_kernels() -> bool:
     """Whether this process can take part in joint work: all of a group's must."""
     return not kernels.missing()
 
 
-def takes(call: Call) -> bool:
+def can_pipeline(call: Call) -> bool:
     """Return whether all ranks can carry a call out together, if all have the kernels for it."""
     return (
-        isinstance(call, Reduce) and not call.own and can_join(call.op, call.source, call.elements)
+        isinstance(call, Reduce)
+        and not call.own
+        and kernels_apply(call.op, call.source, call.elements)
     )
 
 
-def can_join(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
+def kernels_apply(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
     """Whether arrays like these can be summed jointly; `elements` are what their numbers are."""
     if op not in ("sum", "mean"):
         return False
@@ -178,7 +182,7 @@ class Memory(NamedTuple):
         kernels.joint_use_cache(self.address, self.rank)
 
 
-class JointWork:
+class PipelinedWork:
     """One rank's part in one sum or broadcast.
 
     `before` is the `after` of the one before in that memory. Arrays are flat.
@@ -225,7 +229,7 @@ class JointWork:
         source: Array,
         target: Array | None,
         mean: bool = False,
-    ) -> JointWork:
+    ) -> PipelinedWork:
         """The sum of all ranks' sources, or their mean. Arrays are aligned, and a source is its
         target or lies apart from it; a rank without a target gets no result."""
         loop = kernels.joint_sum_kernel(source.dtype.name)
@@ -235,15 +239,15 @@ class JointWork:
     @classmethod
     def broadcast(
         cls, memory: Memory, before: int, *, root: int, source: Array | None, target: Array | None
-    ) -> JointWork:
+    ) -> PipelinedWork:
         """The root's source to the others' targets."""
         loop = kernels.joint_broadcast_kernel()
         return cls(memory, before, loop, source=source, target=target, root=root)
 
-    def go_on(self, steps: int, looks: int) -> bool:
+    def advance(self, steps: int, spins: int) -> bool:
         """Do what can be done: give, add up or take over `steps` chunks, or until at `looks` looks
         in a row there was nothing. Whether all is done."""
-        return bool(self._loop(self._work, steps, looks))
+        return bool(self._loop(self._work, steps, spins))
 
     @property
     def progress(self) -> int:

@@ -53,7 +53,7 @@ import numpy as np
 from weft._core.arguments import seconds_until
 from weft._core.arithmetic import Array, address
 from weft._core.calls import LINE, Call, Piece, elements
-from weft.engines.local.collectives.pipelined import JointMemory
+from weft.engines.local.collectives.pipelined import PipelinedMemory
 from weft.engines.local.meeting.meeting import (
     MAILBOX_BYTES,
     TROUBLES,
@@ -76,7 +76,7 @@ _LENGTH = struct.Struct("Q")
 _END = b"\0"
 
 
-class Heard(NamedTuple):
+class Headers(NamedTuple):
     """The first step of a collective: when it was, what this rank said, and what all have."""
 
     step: int
@@ -84,11 +84,11 @@ class Heard(NamedTuple):
     answers: list[bytes]
 
 
-class Exchanged(NamedTuple):
+class SettledHeaders(NamedTuple):
     """A collective whose ranks have met: this rank's call, and what every rank said."""
 
     call: Call
-    ranks: Sequence[FirstMessage]
+    ranks: Sequence[Header]
     #: the step at which they met and the slots were filled
     step: int
     #: whether it took further steps until all was said
@@ -118,9 +118,9 @@ class Transport:
         self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
         #: whether all ranks can work together
-        self.can_join = loops and self.size > 1
+        self.can_pipeline = loops and self.size > 1
         #: what they do so in, from the first time on
-        self.joint_memory: JointMemory | None = None
+        self.pipelined_memory: PipelinedMemory | None = None
         self.mapped = Mapped()
         self._scratch = np.empty(3 * BLOCK, np.uint8)
         self._scratch_at = address(self._scratch)
@@ -129,12 +129,12 @@ class Transport:
         """Meet in the course of a collective."""
         self.meeting.meet(UNDER_WAY, seconds)
 
-    def ready_joint_memory(self, exchanged: Exchanged) -> JointMemory | None:
+    def ready_pipelined_memory(self, headers: SettledHeaders) -> PipelinedMemory | None:
         """What all ranks work together in; None where they cannot. All ask when one does. Raises
         SetupError, on every rank."""
-        if self.joint_memory is None and self.can_join:
-            self.joint_memory = JointMemory(self.meeting, exchanged.seconds)
-        return self.joint_memory
+        if self.pipelined_memory is None and self.can_pipeline:
+            self.pipelined_memory = PipelinedMemory(self.meeting, headers.seconds)
+        return self.pipelined_memory
 
     def scratch(self, like: Array, number: int) -> Located:
         """One of three blocks to work with, as an array like another."""
@@ -148,7 +148,7 @@ class Transport:
         if there is not None:
             return there
         remote, length = location.address + piece.start, piece.stop - piece.start
-        self._reachable(rank).pull(rank, remote, into.address, length)
+        self._reachable(rank).read(rank, remote, into.address, length)
         return into.array
 
     def give(self, rank: int, location: Location, start: int, block: Located) -> None:
@@ -158,20 +158,20 @@ class Transport:
         if there is not None:
             there[...] = array
             return
-        self._reachable(rank).push(rank, location.address + start, block.address, length)
+        self._reachable(rank).write(rank, location.address + start, block.address, length)
 
     def _reachable(self, rank: int) -> Peers:
         if self.peers is None:
             raise RuntimeError(f"rank {rank}'s array is neither mapped nor reachable")
         return self.peers
 
-    def map_new(self, arrays: Sequence[Array], exchanged: Exchanged) -> None:
+    def map_new(self, arrays: Sequence[Array], headers: SettledHeaders) -> None:
         """Have every rank map the blocks of all ranks' arrays that are not mapped yet.
 
         `arrays` are this rank's sources and targets. Raises SetupError, on every rank, if one could
         not.
         """
-        places = [(*said.sources, *said.targets) for said in exchanged.ranks]
+        places = [(*said.sources, *said.targets) for said in headers.ranks]
         new = self.mapped.new(places)
         if not new:
             return
@@ -183,26 +183,26 @@ class Transport:
             location.block: array for location, array in zip(places[self.rank], arrays, strict=True)
         }
         mine = [export(own[block]) for block in new if owners[block] == self.rank]
-        texts = self.exchange(_END.join(mine), exchanged)
+        texts = self.exchange(_END.join(mine), headers)
         references = [iter(text.split(_END)) for text in texts]
         found, trouble = [], b""
         for block in new:  # all of them: what nobody attached would be held for ever
             try:
-                found.append(attach(next(references[owners[block]]), exchanged.seconds / 2))
+                found.append(attach(next(references[owners[block]]), headers.seconds / 2))
             except TROUBLES as error:
                 trouble = in_words(error)
-        troubles = self.exchange(trouble, exchanged)
+        troubles = self.exchange(trouble, headers)
         if any(troubles):
             raise setup_error(self.meeting, troubles)
         for block, mapped in zip(new, found, strict=True):
             self.mapped.keep(block, mapped)
 
-    def exchange(self, text: bytes, exchanged: Exchanged) -> list[bytes]:
+    def exchange(self, text: bytes, headers: SettledHeaders) -> list[bytes]:
         """Tell each other texts of any length, in as many steps as it takes."""
         text = _LENGTH.pack(len(text)) + text
-        answers = self.meeting.exchange(UNDER_WAY, text[:MAILBOX_BYTES], exchanged.seconds)
+        answers = self.meeting.exchange(UNDER_WAY, text[:MAILBOX_BYTES], headers.seconds)
         lengths = [_LENGTH.size + _LENGTH.unpack_from(answer)[0] for answer in answers]
-        texts = self.exchange_rest(text, answers, lengths, exchanged.deadline)
+        texts = self.exchange_rest(text, answers, lengths, headers.deadline)
         return [one[_LENGTH.size :] for one in texts]
 
     def exchange_rest(
@@ -288,39 +288,39 @@ class Location(NamedTuple):
     offset: int
 
 
-class FirstMessage(NamedTuple):
+class Header(NamedTuple):
     """What one rank says."""
 
     in_slot: bool
-    common: bytes
-    own: bytes
+    shared_part: bytes
+    rank_part: bytes
     #: where the arrays are that are not in the slot; the targets only if they are known already
     sources: tuple[Location, ...] = ()
     targets: tuple[Location, ...] = ()
 
     def encode(self) -> bytes:
-        rest = self.common + _HEADER_END
+        rest = self.shared_part + _HEADER_END
         if not self.in_slot:
             table = np.array([*self.sources, *self.targets], np.uint64).tobytes()
             rest += _COUNTS.pack(len(self.sources), len(self.targets)) + table
-        rest += self.own
+        rest += self.rank_part
         return _HEAD.pack(self.in_slot, _HEAD.size + len(rest)) + rest
 
     @classmethod
-    def decode(cls, message: bytes) -> FirstMessage:
+    def decode(cls, message: bytes) -> Header:
         """The mirror of `encode`, for a message that was heard to its end."""
         in_slot, _ = _HEAD.unpack_from(message)
-        common, _, rest = message[_HEAD.size :].partition(_HEADER_END)
+        shared_part, _, rest = message[_HEAD.size :].partition(_HEADER_END)
         if in_slot:
-            return cls(True, common, rest)
+            return cls(True, shared_part, rest)
         sources, targets = _COUNTS.unpack_from(rest)
         end = _COUNTS.size + 24 * (sources + targets)
         table = np.frombuffer(rest[_COUNTS.size : end], np.uint64).reshape(-1, 3).tolist()
         locations = tuple(Location(*row) for row in table)
-        return cls(False, common, rest[end:], locations[:sources], locations[sources:])
+        return cls(False, shared_part, rest[end:], locations[:sources], locations[sources:])
 
 
-def common_of(message: bytes) -> bytes:
+def shared_part_of(message: bytes) -> bytes:
     """A message's `common`, which is in its beginning."""
     return message[_HEAD.size :].partition(_HEADER_END)[0]
 
@@ -353,11 +353,11 @@ class Peers:
         self._seen = [0.0] * len(meeting.members)
         self._pids = [meeting.roster.process(member).pid for member in meeting.members]
 
-    def pull(self, rank: int, remote: int, local: int, length: int) -> None:
+    def read(self, rank: int, remote: int, local: int, length: int) -> None:
         """Copy from a rank's memory to this process's. Raises PeerLost."""
         self._copy(read_memory, rank, remote, local, length)
 
-    def push(self, rank: int, remote: int, local: int, length: int) -> None:
+    def write(self, rank: int, remote: int, local: int, length: int) -> None:
         """Copy from this process's memory to a rank's. Raises PeerLost."""
         self._copy(write_memory, rank, remote, local, length)
 
@@ -375,26 +375,26 @@ class Peers:
             try:
                 copied = copy(self._pids[rank], remote + done, local + done, part)
             except OSError as error:
-                raise self._lost(rank) or error from None
+                raise self._lost_error(rank) or error from None
             if copied != part:
-                raise self._lost(rank) or OSError(f"{copied} of {part} bytes were copied")
+                raise self._lost_error(rank) or OSError(f"{copied} of {part} bytes were copied")
 
     def _look_for(self, rank: int) -> None:
         """Raise PeerLost if a rank is gone. The pid of one that has ended is given to a new process
         when all numbers have been used, which takes seconds at the least."""
-        self._meeting.check_that_this_rank_is_here()
+        self._meeting.validate_present()
         now = time.monotonic()
         if now - self._seen[rank] > _FRESH:
-            lost = self._meeting.lost(rank)
+            lost = self._meeting.lost_error(rank)
             if lost is not None:
                 raise lost
             self._seen[rank] = now
 
-    def _lost(self, rank: int) -> PeerLost | None:
+    def _lost_error(self, rank: int) -> PeerLost | None:
         """The loss of a rank whose memory is out of reach: that of one that ends is so before its
         end is known. None if it turns out to live."""
         deadline = time.monotonic() + _ENDING
-        while (lost := self._meeting.lost(rank)) is None and time.monotonic() < deadline:
+        while (lost := self._meeting.lost_error(rank)) is None and time.monotonic() < deadline:
             time.sleep(0.001)
         return lost
 

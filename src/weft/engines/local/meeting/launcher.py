@@ -1,14 +1,14 @@
-"""`weft run`: start the ranks, pass on what they print, end them all when one fails.
+"""`weft run`: start the ranks, relay their output, and end all of them when one fails.
 
     weft run ──┬── rank 0   has stdin
                ├── rank 1
                └── ...      stdout and stderr come back through pipes
 
-Each rank leads a session: a Ctrl-C in the terminal reaches only the launcher,
-which passes it on once; a rank may read from a terminal in whose background it
-is; and what a rank has started can be ended with it. If the launcher dies, the
-kernel kills the ranks. How a rank ended is written into the job's memory, where
-its peers read it.
+Each rank leads a session of its own. So a Ctrl-C in the terminal reaches only the
+launcher, which passes it on once; a rank may read from the terminal although it
+runs in the background; and the processes that a rank has started can be ended
+with it. If the launcher dies, the kernel kills the ranks. How a rank ended is
+written into the launch's shared memory, where its peers read it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from weft.engines.local.processes.linux import oom_kills, peek_end, translate_os
 from weft.engines.local.processes.output import Stream
 from weft.resources import plan
 
-#: seconds from the failure of a rank until the others are told to end: time for their own errors
+#: seconds from the failure of a rank until the others get SIGTERM: time to report their own errors
 _PATIENCE = 0.7
 
-#: seconds from then until they are killed
+#: seconds from SIGTERM until SIGKILL
 _GRACE = 1.0
 
-#: seconds that ranks have after a signal from outside, to save what they want to save
+#: seconds that ranks get to save their work after a signal from outside
 _SIGNAL_GRACE = 10.0
 
 _LAST_LINES = 30
@@ -59,7 +59,7 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 def run(command: Command) -> int:
-    """Run the ranks to their end; the exit code of the first that failed, or 0."""
+    """Run the ranks to their end. Return the exit code of the first that failed, or 0."""
     return _Launcher(command).run()
 
 
@@ -71,13 +71,13 @@ class _Rank:
     pipes: dict[IO[bytes], Stream]
     last_lines: deque[str]
     started: float = field(default_factory=time.monotonic)
-    #: an exit code, or minus a signal; None while it runs
+    #: the exit code, or the negative signal number; None while the rank runs
     code: int | None = None
 
     def signal_all(self, number: int) -> None:
-        """Signal the rank, if it has not been reaped, and everything it has started."""
+        """Signal the rank's process group, unless the rank has been reaped."""
         if self.code is None:
-            os.killpg(self.process.pid, number)  # a session's leader cannot leave its group
+            os.killpg(self.process.pid, number)  # a session leader cannot leave its group
 
 
 class _Launcher:
@@ -87,11 +87,11 @@ class _Launcher:
         self._roster = Roster(roster_block(self._memory, command.ranks), -1)
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
-        #: ranks that failed by themselves, in the order in which they ended
+        #: ranks that failed on their own, in the order of their ends
         self._failed: list[int] = []
-        #: ranks that were told to end
-        self._told: set[int] = set()
-        #: ranks that did not, and were killed
+        #: ranks that were asked to end
+        self._asked_to_end: set[int] = set()
+        #: ranks that did not end in time and were killed
         self._killed: set[int] = set()
         self._signalled: int | None = None
         self._tell_at = self._kill_at = math.inf
@@ -107,12 +107,12 @@ class _Launcher:
             for rank in self._running():
                 rank.signal_all(signal.SIGKILL)
                 rank.process.wait()
-            for number in _ENDING:  # it is over; one that comes now must not change the exit code
+            for number in _ENDING:  # a signal that comes now must not change the exit code
                 signal.signal(number, signal.SIG_IGN)
         return self._verdict()
 
     def _step(self) -> None:
-        """Wait for something to happen, and deal with it."""
+        """Wait for the next event or deadline, and handle it."""
         due = min(self._tell_at, self._kill_at)
         remaining = None if math.isinf(due) else max(0.0, due - time.monotonic())
         ended = []
@@ -122,13 +122,13 @@ class _Launcher:
             elif isinstance(key.data, _Rank):
                 self._read(key.data, key.fileobj)  # type: ignore[arg-type]
             else:
-                os.read(key.fd, 4096)  # the byte that a signal wrote
+                os.read(key.fd, 4096)  # the wake-up byte of a signal
         if ended:
             self._note_ends(ended)
         if time.monotonic() >= self._kill_at:
             self._kill_running()
         elif time.monotonic() >= self._tell_at:
-            # one that has left is ending by itself: its own exit code is worth waiting for
+            # a rank that has left is about to end, and its own exit code is worth waiting for
             leaving = [r for r in self._running() if self._roster.has_left(r.number)]
             self._end_running(signal.SIGTERM, besides=leaving)
 
@@ -157,7 +157,7 @@ class _Launcher:
 
         def before_exec() -> None:
             linux.end_with_parent(signal.SIGKILL)
-            if os.getppid() != launcher:  # it died before the kernel was told
+            if os.getppid() != launcher:  # it died before the prctl
                 os._exit(1)
 
         try:
@@ -190,31 +190,31 @@ class _Launcher:
         return [rank for rank in self._ranks if rank.code is None]
 
     def _read_rest(self, rank: _Rank, pipe: IO[bytes]) -> None:
-        """Pass on what an ended rank has left in a pipe, which its children may still hold open."""
+        """Relay what an ended rank has left in a pipe that its children may still hold open."""
         waiting = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
         self._read(rank, pipe, max(1, waiting))
         if pipe in rank.pipes:
             self._finish(rank, pipe)
 
     def _read(self, rank: _Rank, pipe: IO[bytes], most: int = 1 << 16) -> None:
-        """Pass on what a rank has printed."""
+        """Relay what a rank has printed."""
         if pipe not in rank.pipes:
             return
         data = pipe.read(most)
         if data:
-            self._passing_on(partial(rank.pipes[pipe].feed, data))
+            self._relay(partial(rank.pipes[pipe].feed, data))
         elif data == b"":
             self._finish(rank, pipe)
 
     def _finish(self, rank: _Rank, pipe: IO[bytes]) -> None:
-        self._passing_on(rank.pipes.pop(pipe).finish)
+        self._relay(rank.pipes.pop(pipe).finish)
         self._selector.unregister(pipe)
         pipe.close()
 
-    def _passing_on(self, printing: Callable[[], None]) -> None:
+    def _relay(self, write: Callable[[], None]) -> None:
         try:
-            printing()
-        except OSError:  # nobody reads what this launcher prints
+            write()
+        except OSError:  # nobody reads the launcher's output
             if self._signalled is None:
                 self._signalled = signal.SIGPIPE
                 self._end_running(signal.SIGTERM)
@@ -229,10 +229,10 @@ class _Launcher:
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
             if code != 0 or self._failed or self._signalled:
-                rank.signal_all(signal.SIGKILL)  # what it has started; before its pid is free
+                rank.signal_all(signal.SIGKILL)  # its children, while its pid is not yet free
             rank.process.wait()
             rank.code = code
-            if code != 0 and rank.number not in self._told:
+            if code != 0 and rank.number not in self._asked_to_end:
                 self._failed.append(rank.number)
         if self._failed and not self._command.keep_going and math.isinf(self._kill_at):
             self._tell_at = min(self._tell_at, time.monotonic() + _PATIENCE)
@@ -242,7 +242,7 @@ class _Launcher:
     ) -> None:
         for rank in self._running():
             if rank not in besides:
-                self._told.add(rank.number)
+                self._asked_to_end.add(rank.number)
                 rank.signal_all(number)
         self._tell_at = math.inf
         self._kill_at = time.monotonic() + grace
@@ -254,26 +254,27 @@ class _Launcher:
     # signals
 
     def _take_signals(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would reap the ranks unseen
+        # if SIGCHLD is ignored, the kernel reaps the ranks and their exit codes are lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(read, selectors.EVENT_READ)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if number in _ENDING:
             self._end(number)
             return
-        # by SIGSTOP: a session without a terminal ignores SIGTSTP
+        # SIGSTOP, because a session without a terminal ignores SIGTSTP
         for rank in self._running():
             rank.signal_all(signal.SIGSTOP if number == signal.SIGTSTP else number)
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _end(self, number: int) -> None:
-        """Pass on a signal that ends the job; the second one leaves no time."""
+        """Pass on a signal that ends the launch; kill the ranks at the second one."""
         again = self._signalled is not None
         self._signalled = self._signalled or number
         if again:
@@ -292,15 +293,15 @@ class _Launcher:
             return 128 + self._signalled
         if not self._failed:
             return 0
-        blames = {number: self._roster.blamed(number) for number in codes}
-        first = first_failure(self._failed, blames)
+        causes = {number: self._roster.cause_of(number) for number in codes}
+        first = first_failure(self._failed, causes)
         self._explain(self._ranks[first])
         return codes[first] if codes[first] > 0 else 128 - codes[first]
 
     def _explain(self, rank: _Rank) -> None:
         lines = [
             f"weft run: rank {rank.number} (pid {rank.process.pid}) failed first: "
-            f"{self._roster.cause(rank.number)}, {time.monotonic() - rank.started:.1f} s "
+            f"{self._roster.describe_end(rank.number)}, {time.monotonic() - rank.started:.1f} s "
             "after its start",
             f"weft run: the last lines of rank {rank.number}:"
             if rank.last_lines
@@ -317,17 +318,17 @@ def _complain(text: str) -> None:
         return  # nobody reads it
 
 
-def first_failure(failed: Sequence[int], blames: Mapping[int, int | None]) -> int:
-    """The rank whose failure caused the others: pure.
+def first_failure(failed: Sequence[int], causes: Mapping[int, int | None]) -> int:
+    """Return the rank whose failure caused the others. Pure.
 
-    `failed` are those that failed by themselves, in the order of their ends; a rank that failed
-    because it lost another blames it. The first in line counts, unless it blames one that failed
-    too, and so on.
+    `failed` are the ranks that failed on their own, in the order of their ends; `causes` maps a
+    rank that failed because it lost another to that one. Follow the causes from the first rank of
+    `failed`, as long as they lead to ranks that failed too.
     """
     first, seen = failed[0], set()
     while first not in seen:
         seen.add(first)
-        blamed = blames.get(first)
-        if blamed is not None and blamed in failed:
-            first = blamed
+        cause = causes.get(first)
+        if cause is not None and cause in failed:
+            first = cause
     return first

@@ -3,27 +3,26 @@
     words 0-7    a robust pthread mutex
     word  8      the place of the exclusive holder, plus one
     word  9      the place of a holder that died in exclusive mode, plus one, until the next
-                 exclusive holder has been told
-    words 10-    flags of sleepers, one byte for each place
+                 exclusive holder has learned of it
+    words 10-    sleepers' flags, one byte for each place
     then         for each place a line of 8 words: entered | left
 
-Exclusive: take the mutex, then wait until everyone who has entered has left;
-keep the mutex. Shared: take the mutex, count oneself in, release it; leaving
-is one store. So readers do not exclude readers, a waiting writer stops new
-readers, and a reader costs one short mutex operation, not two.
+Exclusive mode takes the mutex, waits until every reader that has entered has left, and keeps
+the mutex. Shared mode takes the mutex, counts itself in, and releases the mutex; leaving is
+one store. So readers do not exclude readers, a waiting writer stops new readers, and a reader
+pays for one short mutex operation, not two.
 
-If the holder of the mutex dies the kernel hands it to the next in line with
-the news. A dead reader has changed nothing: the writer sees that it is gone
-and stops waiting for it. A robust mutex is owned by a thread, so threads of
-one process exclude each other too. (OFD locks were the alternative: they know
-both modes, but cost 2-4 us a pair, cannot wait with a deadline, and are shared
-by accident when a descriptor is inherited.)
+If the holder of the mutex dies, the kernel hands it to the next in line with EOWNERDEAD. A
+dead reader has changed nothing: the writer sees that it is gone and stops waiting for it. A
+robust mutex is owned by a thread, so threads of one process exclude each other too. (OFD
+locks were the alternative: they have both modes, but cost 2-4 us a pair, cannot wait with a
+deadline, and are shared by accident when a descriptor is inherited.)
 
-A signal handler may raise at any call. What must not be lost is therefore done
-without calls: in CPython a handler runs, and threads change, only at calls and
-backward jumps, so `words[i] += 1` is atomic between threads of a process. A
-handler that strikes as a `with` begins or ends can keep it from ending; what is
-held then goes when the exception does. Who cannot wait for that calls `let_go`.
+A signal handler may raise at any call. Stores that must not be lost are therefore made
+without calls: CPython runs handlers and switches threads only at calls and backward jumps, so
+`words[i] += 1` is atomic between the threads of a process. A handler that raises just as a
+`with` begins or ends can keep its `finally` from running; the lock is then released when the
+exception's traceback is freed. A caller that cannot wait for that uses `release_held`.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from weft.errors import Stalled, UsageError
 
 _HOLDER, _DIED, _FLAGS = 8, 9, 10
 
-#: how often a lock is tried before sleeping, where every rank has a core: some 400 us, in which a
-#: table's change of a thousand rows ends
+#: tries before sleeping, where every rank has a core: some 400 us, in which a table's change of a
+#: thousand rows ends
 _TRIES = 1000
 
 
 def words_for(size: int) -> int:
-    """The words that a lock between `size` places takes."""
+    """Return how many words a lock between `size` places takes."""
     return _lines_at(size) + 8 * size
 
 
@@ -60,10 +59,10 @@ def _lines_at(size: int) -> int:
 
 
 class Lock:
-    """One process's handle on a lock between the ranks `members` of a job.
+    """One process's handle on a lock between `members`, ranks of the launch.
 
-    The handle is safe to share between threads. Not reentrant: a thread that holds the lock, in
-    either mode, does not take it again.
+    Threads may share the handle. The lock is not reentrant: a thread that holds it, in either mode,
+    must not take it again.
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class Lock:
         self._tries = range(_TRIES if free_cores else 0)
         self._lines = [_lines_at(size) + 8 * place for place in range(size)]
         self._line = self._lines[self._place]
-        #: threads of this process, and how they hold the lock: an object for each time. A dict,
-        #: because an item is set and deleted without a call
+        #: by thread of this process: the mode in which it holds the lock, a fresh list each time.
+        #: A dict, because items are set and deleted without a call
         self._holding: dict[int, list[str]] = {}
         self._waiter = Waiter(
             block, flags_at=8 * _FLAGS, size=size, place=self._place, free_cores=False
@@ -97,7 +96,7 @@ class Lock:
 
     @staticmethod
     def format(block: Block) -> None:
-        """Make memory, fresh or used, a lock that nobody holds."""
+        """Initialize memory, fresh or used, as a lock that nobody holds."""
         block.clear()
         linux.mutex_init(block.address)
 
@@ -105,12 +104,12 @@ class Lock:
     def exclusive(self, *, timeout: float | None = None) -> Iterator[int | None]:
         """Hold the lock alone.
 
-        Gives the place of a previous holder that died while it held the lock alone, and so may
-        have left things half done; None if there is no such news.
+        Yields the place of an earlier exclusive holder that died with the lock, and so may have
+        left its changes incomplete; None if there is none.
 
         Raises Stalled, UsageError, and what a group raises after shutdown or in a forked child.
         """
-        thread = self._check_use()
+        thread = self._validate_use()
         deadline = deadline_after(timeout, self._timeout)
         words, holding, hold = self._words, self._holding, ["exclusive"]
         try:
@@ -132,8 +131,8 @@ class Lock:
 
     @contextmanager
     def shared(self, *, timeout: float | None = None) -> Iterator[int | None]:
-        """Hold the lock together with other readers. Gives and raises what `exclusive` does."""
-        thread = self._check_use()
+        """Hold the lock together with other readers. Yields and raises what `exclusive` does."""
+        thread = self._validate_use()
         deadline = deadline_after(timeout, self._timeout)
         words, line = self._words, self._line
         holding, hold = self._holding, ["shared"]
@@ -151,8 +150,8 @@ class Lock:
                 del holding[thread]
                 self._waiter.wake_sleepers(line + 1)
 
-    def let_go(self) -> None:
-        """Release what this thread holds, where an interrupt kept a `with` from doing so."""
+    def release_held(self) -> None:
+        """Release the lock if this thread holds it because an interrupt hit the end of a `with`."""
         thread = threading.get_ident()
         hold = self._holding.get(thread)
         if hold is None or not self._roster.is_here:
@@ -167,9 +166,9 @@ class Lock:
             self._waiter.wake_sleepers(self._line + 1)
 
     def _take(self, deadline: float) -> int | None:
-        """Take the mutex; the place of a dead exclusive holder that is still to be told.
+        """Take the mutex. Return the place of a dead exclusive holder not yet reported, or None.
 
-        If anything is raised, the mutex is not held.
+        If this raises, the mutex is not held.
         """
         words = self._words
         try:
@@ -187,8 +186,8 @@ class Lock:
                 raise OSError(code, f"a lock is broken: {os.strerror(code)}")
             return words[_DIED] - 1 if words[_DIED] else None
         except BaseException:
-            # a signal may have come when the mutex was taken but `code` not yet assigned, and
-            # another may come here: what it raises gives way to what was raised first
+            # a signal may have come after the mutex was taken and before `code` was assigned, and
+            # another may come here: the first exception is the one that is raised
             while True:
                 try:
                     if linux.mutex_is_mine(self._address):
@@ -200,10 +199,10 @@ class Lock:
             raise
 
     def _recover(self) -> None:
-        """If the last holder died: note who it was, and declare the mutex sound.
+        """Mark the mutex consistent, and note the last holder if it died.
 
-        A living holder takes its name off before it unlocks, so a name that the next one finds is
-        that of a dead one.
+        A living holder clears its word before it unlocks, so a word that is still set names a dead
+        one.
         """
         words = self._words
         if words[_HOLDER]:
@@ -217,7 +216,7 @@ class Lock:
             while True:
                 now = time.monotonic()
                 if now >= deadline:
-                    raise self._stalled("held", self._words[_HOLDER] - 1)
+                    raise self._stalled_error("held", self._words[_HOLDER] - 1)
                 code = linux.mutex_wait(self._address, min(now + SLICE, deadline))
                 if code != errno.ETIMEDOUT:
                     return code
@@ -229,20 +228,20 @@ class Lock:
             if self._roster.gone([self._members[place]]):
                 return True
             if time.monotonic() >= deadline:
-                raise self._stalled("read", place)
+                raise self._stalled_error("read", place)
             return False
 
         entry = self._recorder.enter("waiting for readers of a lock")
         try:
             if not self._waiter.wait(line + 1, self._words[line], deadline, check):
-                self._words[line] = self._words[line + 1]  # it is gone, and will never leave
+                self._words[line] = self._words[line + 1]  # it died inside: count it out
         finally:
             self._recorder.leave(entry)
 
-    def _check_use(self) -> int:
-        """This thread, if it may take the lock."""
+    def _validate_use(self) -> int:
+        """Return this thread's id; raise if it may not take the lock."""
         if not self._roster.is_here:
-            raise self._roster.unusable("the lock")
+            raise self._roster.unusable_error("the lock")
         thread = threading.get_ident()
         if thread in self._holding:
             raise UsageError(
@@ -250,7 +249,7 @@ class Lock:
             )
         return thread
 
-    def _stalled(self, how: str, place: int) -> Stalled:
+    def _stalled_error(self, how: str, place: int) -> Stalled:
         by = f"by rank {place}" if place >= 0 else "by nobody for long, but never free"
         return Stalled(
             f"a lock was not free in time: it is {how} {by}",

@@ -1,26 +1,25 @@
-"""Where the ranks of a group meet: counters and small messages in shared memory
-(`meeting_memory.py` has the layout).
+"""Where the ranks of a group meet: counters and small messages in shared memory.
 
-A step is one meeting of all. Each rank writes `step << 8 | code of the call`
-into its own arrival word and waits until every other has reached the step;
-then nobody can have gone further than the next step, which uses the other
-word, so each word still tells which call its rank made: ranks that made
-different calls all find out, at the same step, and can go on afterwards. For
-the same reason a mailbox is safe to read until its reader's next step.
+Meeting. A step is one barrier of all ranks, with a message from each. A rank writes
+`step << 8 | code of the call` into its own arrival word and waits until every other rank has
+reached the step. Then nobody can be beyond the next step, which uses the other word, so each
+word still tells which call its rank made: ranks that made different calls all find out, at
+the same step, and can go on afterwards. For the same reason a mailbox is safe to read until
+its reader's next step.
 
-A rank whose call refuses its arguments comes to the step too, but does not
-wait: it publishes the code with `REFUSED` and its reason in the mailbox, and
-raises. It waits for the others when it makes its next call. So a refusal on
-one rank is seen by all, and on all ranks costs nothing.
+A rank whose call refuses its arguments comes to the step too, but does not wait: it publishes
+the code with `REFUSED`, and its reason in the mailbox, and raises. It waits for the others
+when it makes its next call. So all ranks see the refusal of one, and a refusal on all ranks
+costs no wait.
 
-A rank that leaves a call of several steps half way, by an interrupt or for
-lack of memory, gives up: it can make no further call in this generation, and
-who waits for it is told so instead of waiting until the deadline.
+A rank that abandons a call of several steps, by an interrupt or for lack of memory, can make
+no further call in this generation. It says so, and ranks that wait for it raise at once
+instead of waiting until the deadline.
 
-The memory that the ranks of a group meet in: where its counters and mailboxes lie.
+MeetingMemory. The layout of the memory, in which a place is a rank's index in the block:
 
-    head        for each place: present | decided | left | gave up, then who is in, one byte per
-                place
+    head        for each place: present | decided | left | given up, then the next generation's
+                members, one byte per place
     area 0      the even generations
     area 1      the odd generations
 
@@ -30,7 +29,8 @@ and an area is
     flags       for each place one byte: asleep
     mailboxes   for even and for odd steps, for each place: a length and 1,016 bytes
 
-Memory that one rank makes and all, or all who name it, see.
+make_block. Memory that one rank allocates and the others map, with an error on all ranks if one
+of them cannot.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from weft.errors import (
     WeftError,
 )
 
-#: what a step can be for; a call's code is its index
+#: the calls that a step can belong to; a call's code is its index
 CALLS = ("", "barrier", "split", "table", "collective", "collective, under way")
 
 BARRIER, SPLIT, TABLE, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
@@ -67,8 +67,8 @@ REFUSED = 0x80
 class Meeting:
     """One generation of a group, as seen from one rank.
 
-    `ranks` are the job's ranks of all places in the block; `places` those that take part in
-    this generation, in the order of the group's ranks.
+    `ranks` are the launch's ranks by place in the block; `places` those that take part in this
+    generation, in the order of the group's ranks.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Meeting:
         self.members = [ranks[place] for place in places]
         self.step = 0
         self._ended = False
-        #: whether this rank has published its last step without waiting for the others
-        self._owes_wait = False
-        #: how the recorder names this group, generation and step: add the step
+        #: whether this rank arrived at its last step without waiting for the others
+        self._arrived_without_waiting = False
+        #: the recorder's tag of this group and generation; the step is added to it
         self.tag = zlib.crc32(f"{name} {generation}".encode()) << 32
         self._place = self.ranks.index(roster.rank)
         self._memory = MeetingMemory(block, size=len(ranks), generation=generation)
@@ -102,27 +102,27 @@ class Meeting:
             place=self._place,
             free_cores=free_cores,
         )
-        #: the word that says that this rank has given up, and what it is then: one more if it gave
-        #: up because it lost another
+        #: the word that tells that this rank has given up, and its value then: one more if it gave
+        #: up because it lost another rank
         self.given_up_at = self._memory.head(self._place, GAVE_UP)
-        self.gives_up = 2 * (generation + 1)
+        self.given_up_value = 2 * (generation + 1)
         self.rank = self.places.index(self._place)
         self._own = [self._memory.arrival(half, self._place) for half in (0, 1)]
         self._other_places = [place for place in places if place != self._place]
         self._others = tuple(
             [self._memory.arrival(half, place) for place in self._other_places] for half in (0, 1)
         )
-        #: what this rank's mailboxes hold
-        self._said: list[bytes | None] = [None, None]
+        #: the messages in this rank's mailboxes
+        self._sent: list[bytes | None] = [None, None]
         #: for even and odd steps, by rank: the index of the length, and the text
         self._boxes = tuple(
             [self._memory.mailbox(half, place) for place in places] for half in (0, 1)
         )
 
     def meet(self, call: int, timeout: float) -> None:
-        """Return when every rank has come to this step.
+        """Wait until every rank has come to this step.
 
-        Raises PeerLost, Stalled, or Disagreement if one came for another call.
+        Raises PeerLost, Stalled, or Disagreement if a rank came for another call.
         """
         step = self.begin_step(timeout)
         value = step << 8 | call
@@ -134,10 +134,10 @@ class Meeting:
         agreed = self._await_all(step, timeout, value)
         self.step = step
         if not agreed:
-            raise self.disagreement()
+            raise self.disagreement_error()
 
     def _await_all(self, step: int, timeout: float, value: int = 0) -> bool:
-        """Wait until every other rank has reached a step; whether all came for the same."""
+        """Wait until every other rank has reached a step. Return whether all made the same call."""
         words = self._words
         half, target = step & 1, step << 8
         agreed = True
@@ -152,14 +152,14 @@ class Meeting:
         return agreed
 
     def exchange(self, call: int, message: bytes, timeout: float) -> list[bytes]:
-        """Meet, and tell each other a little; every rank's message, by rank."""
+        """Meet, and exchange short messages. Return every rank's message, by rank."""
         boxes = self._fill_mailbox(message, timeout)
         self.meet(call, timeout)
         words = self._words
         return [box[: words[length_at]].tobytes() for length_at, box in boxes]
 
-    def exchange_alike(self, call: int, message: bytes, timeout: float) -> list[bytes] | None:
-        """As `exchange`, but None if all said the same, which is quicker to find out."""
+    def exchange_if_equal(self, call: int, message: bytes, timeout: float) -> list[bytes] | None:
+        """Do as `exchange`, but return None if all messages are equal, which is quicker."""
         boxes = self._fill_mailbox(message, timeout)
         self.meet(call, timeout)
         words, length = self._words, len(message)
@@ -169,62 +169,61 @@ class Meeting:
         return None
 
     def refuse(self, call: int, reason: str, timeout: float) -> None:
-        """Come to the step of a call that this rank cannot make, without waiting for the others.
+        """Come to the step of a call that this rank refuses, without waiting for the others.
 
-        They get a Disagreement with the reason.
+        They raise Disagreement with the reason.
         """
         self._fill_mailbox(reason.encode()[:MAILBOX_BYTES], timeout)
         step = self.step + 1
         self._waiter.publish(self._own[step & 1], step << 8 | call | REFUSED)
         self.step = step
-        self._owes_wait = True
+        self._arrived_without_waiting = True
 
     def begin_step(self, timeout: float) -> int:
-        """The number of the next step, once this rank may write its mailbox and its slot for it.
+        """Return the number of the next step, once this rank may write its mailbox and slot for it.
 
-        After a step that it refused it first waits for the others there: until they have come,
-        what it told and gave them at the step before may still be read.
+        After a step that this rank refused, wait for the others there first: until they have come,
+        they may still read its mailbox and slot of the step before.
         """
-        if self._owes_wait:
+        if self._arrived_without_waiting:
             self._await_all(self.step, timeout)
-            self._owes_wait = False
+            self._arrived_without_waiting = False
         return self.step + 1
 
     def _fill_mailbox(self, message: bytes, timeout: float) -> list[tuple[int, memoryview]]:
-        """Write what the next step tells; all ranks' mailboxes at that step."""
+        """Write this rank's message of the next step. Return all ranks' mailboxes of that step."""
         if len(message) > MAILBOX_BYTES:
             raise InvalidValue(f"a message of {len(message)} bytes; {MAILBOX_BYTES} fit a mailbox")
         half = self.begin_step(timeout) & 1
         boxes = self._boxes[half]
-        if self._said[half] is not message:
+        if self._sent[half] is not message:
             length_at, box = boxes[self.rank]
-            self._said[half] = None  # should a signal handler raise before all is written
+            self._sent[half] = None  # a signal handler may raise before all is written
             box[: len(message)] = message
             self._words[length_at] = len(message)
-            self._said[half] = message
+            self._sent[half] = message
         return boxes
 
-    def give_up(self) -> None:
-        """Have everyone who waits for this rank in this generation see that it will not come."""
-        self._words[self.given_up_at] = self.gives_up
+    def abandon_step(self) -> None:
+        """Tell those who wait for this rank that it comes to no further step of this generation."""
+        self._words[self.given_up_at] = self.given_up_value
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Have everyone who waits for this rank's next step look again."""
+        """Wake everyone who waits for this rank's next step, so that they check again."""
         for index in self._own:
             self._waiter.wake(index)
 
-    def lost(self, rank: int) -> PeerLost | None:
-        """The error, if a rank has ended, has left or has given up."""
+    def lost_error(self, rank: int) -> PeerLost | None:
+        """Return the error if a rank has ended, left or given up; else None."""
         place = [self.places[rank]]
         lost = self._gone_places(place) or self._given_up(place)
-        return self._lost(lost) if lost else None
+        return self._lost_error(lost) if lost else None
 
-    def check_that_this_rank_is_here(self) -> None:
-        """Raise what a group raises after `leave`, and in a forked child, and what becomes of
-        pending calls when this rank gives up."""
+    def validate_present(self) -> None:
+        """Raise if this rank has left, runs in a forked child, or has given up pending calls."""
         if self._ended or not self.roster.is_here:
-            raise self.roster.unusable(f"group {self.name!r}")
+            raise self.roster.unusable_error(f"group {self.name!r}")
         if self._given_up([self._place]):
             raise UsageError(
                 f"group {self.name!r} goes on as a new generation, which ends the calls that were "
@@ -232,11 +231,11 @@ class Meeting:
             )
 
     def agree_on_survivors(self, timeout: float) -> list[int]:
-        """The places still here, the same list for every rank that calls it.
+        """Return the places that are still here: the same list on every rank that calls this.
 
         The lowest living place decides: it waits until every living one is present, then writes
-        down who that is. If it dies before, the next lowest takes over; if after, its decision
-        stands, because it is looked for after deaths are.
+        the list. If it dies before that, the next lowest takes over; if after, its decision stands,
+        because the others check for deaths first and read decisions after.
         """
         deadline = time.monotonic() + timeout
         wanted = self.generation + 1
@@ -270,11 +269,11 @@ class Meeting:
         )
 
     def end(self) -> None:
-        """Have this rank's own threads that wait here stop waiting."""
+        """End the waits of this rank's own threads."""
         self._ended = True
 
     def leave(self) -> None:
-        """Have everyone who waits for this rank see that it will not come."""
+        """Tell everyone who waits for this rank that it will not come."""
         self._ended = True
         self._words[self._memory.head(self._place, LEFT)] = 1
         heads = [self._memory.head(self._place, word) for word in (PRESENT, DECIDED)]
@@ -285,15 +284,15 @@ class Meeting:
 
     def _watch_arrivals(self, half: int, target: int, deadline: float) -> Callable[[], bool]:
         def check() -> bool:
-            self.check_that_this_rank_is_here()
+            self.validate_present()
             absent = self._absent(self._other_places, half, target)
-            # one that came and then ended has come: look again
+            # a rank may have come and then ended: read its arrival again
             lost = self._absent(self._gone_places(absent), half, target)
             lost = lost or self._absent(self._given_up(absent), half, target)
             if lost:
-                raise self._lost(lost)
+                raise self._lost_error(lost)
             if absent and time.monotonic() >= deadline:
-                raise self.stalled(map(self.places.index, absent))
+                raise self.stalled_error(map(self.places.index, absent))
             return False
 
         return check
@@ -308,7 +307,7 @@ class Meeting:
             if self._gone_places([place]):
                 return True
             if time.monotonic() >= deadline:
-                raise self.stalled([self.places.index(place)])
+                raise self.stalled_error([self.places.index(place)])
             return False
 
         self._waiter.wait(self._memory.head(place, word), wanted, deadline, check)
@@ -320,7 +319,7 @@ class Meeting:
         ]
 
     def _died(self, places: Sequence[int]) -> list[int]:
-        """Who has ended without leaving."""
+        """Return the places whose processes ended without leaving."""
         return [
             place
             for place in self._gone_places(places)
@@ -329,8 +328,8 @@ class Meeting:
         ]
 
     def _given_up(self, places: Sequence[int]) -> list[int]:
-        """Who will not come to a further step of this generation: who said so, and who waits for
-        the next."""
+        """Return the places that come to no further step of this generation: those that have given
+        up, and those that wait for the next generation."""
         now = self.generation + 1
         words, head = self._words, self._memory.head
         return [
@@ -340,19 +339,19 @@ class Meeting:
         ]
 
     def _gave_up_first(self, places: Sequence[int]) -> list[int]:
-        """Who gave up by itself."""
+        """Return the places that gave up on their own, not because they lost another."""
         words, head = self._words, self._memory.head
-        return [place for place in places if words[head(place, GAVE_UP)] == self.gives_up]
+        return [place for place in places if words[head(place, GAVE_UP)] == self.given_up_value]
 
-    def _lost(self, places: Sequence[int]) -> PeerLost:
+    def _lost_error(self, places: Sequence[int]) -> PeerLost:
         if not self._died(places):
-            # who left or gave up may have done so because of one that had come to this step before
-            # it died or gave up
+            # these may have left or given up because of a rank that died or gave up after it had
+            # come to this step
             others = self._other_places
             failed = [place for place in others if self.roster.failed(self.ranks[place])]
             places = self._died(others) or failed or self._gave_up_first(others) or places
         ranks = [self.places.index(place) for place in places]
-        self.roster.blame(self.ranks[places[0]])
+        self.roster.record_cause(self.ranks[places[0]])
         states = self.roster.states(self.members)
         how = "; ".join(
             f"rank {rank} (pid {states[rank].pid}): {self._how(states[rank])}" for rank in ranks
@@ -364,7 +363,7 @@ class Meeting:
         )
 
     def _how(self, state: RankState) -> str:
-        """How a rank was lost."""
+        """Describe how a rank was lost."""
         if not state.alive:
             return state.status
         entries = self.roster.entries(self.members[state.rank])
@@ -372,8 +371,8 @@ class Meeting:
         calls = [operation for operation in calls if not operation.startswith("survivors")]
         return f"gave up {calls[-1] if calls else state.operation}"
 
-    def stalled(self, ranks: Iterable[int]) -> Stalled:
-        """The error of ranks that have not come when the time is up."""
+    def stalled_error(self, ranks: Iterable[int]) -> Stalled:
+        """Return the error of ranks that have not come by the deadline."""
         ranks = list(ranks)
         return Stalled(
             f"{_ranks(ranks)} of group {self.name!r} did not come in time, but "
@@ -383,16 +382,15 @@ class Meeting:
             self.roster.states(self.members),
         )
 
-    def disagreement(self, words: Mapping[int, str] | None = None) -> Disagreement:
-        """The error of ranks whose calls at the last step do not go together.
+    def disagreement_error(self, words: Mapping[int, str] | None = None) -> Disagreement:
+        """Return the error of ranks whose calls at the last step do not match.
 
-        It shows each rank's call: in these words, if there are some for it, else as it said
-        itself or as its recorder has it.
+        It shows each rank's call: as `words` has it, else as the rank's recorder has it.
         """
         calls = []
         for rank, place in enumerate(self.places):
             entries = self.roster.entries(self.ranks[place])
-            # a call is noted with its first step: the last one of this group up to this step
+            # a call is recorded with its first step: take this group's last one up to this step
             noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + self.step)
             entry = next(noted, None)
             code = self._words[self._memory.arrival(self.step, place)] & 0xFF
@@ -420,7 +418,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 _MAILBOX = 128
 
-#: bytes that one rank can tell the others in one step
+#: bytes of a rank's message in one step
 MAILBOX_BYTES = 8 * (_MAILBOX - 1)
 
 #: the words of a head
@@ -428,12 +426,12 @@ PRESENT, DECIDED, LEFT, GAVE_UP = range(4)
 
 
 def words_for(size: int) -> int:
-    """The words that the memory of `size` ranks takes."""
+    """Return how many words the memory of `size` ranks takes."""
     return size * _head_words(size) + 2 * _area_words(size)
 
 
 class MeetingMemory:
-    """The memory of one generation of a group. It gives indexes of words, for who waits on them."""
+    """The memory of one generation of a group. Words are given by index, to be waited on."""
 
     def __init__(self, block: Block, *, size: int, generation: int) -> None:
         self.block, self.words = block, block.words
@@ -450,7 +448,7 @@ class MeetingMemory:
         return place * _head_words(self._size) + word
 
     def mailbox(self, step: int, place: int) -> tuple[int, memoryview]:
-        """The index of its length, and the text."""
+        """Return the index of the length word, and the bytes."""
         at = self._mailboxes + ((step & 1) * self._size + place) * _MAILBOX
         return at, self.words[at + 1 : at + _MAILBOX].cast("B")
 
@@ -459,7 +457,7 @@ class MeetingMemory:
         self.block.clear(area, area + _area_words(self._size))
 
     def write_members(self, place: int, members: Sequence[int]) -> None:
-        """Note in a place's head which places are in the next generation."""
+        """Write into a place's head which places are in the next generation."""
         row = self._members_of(place)
         row[:] = bytes(other in members for other in range(len(row)))
 
@@ -486,7 +484,7 @@ def _area_words(size: int) -> int:
     return 8 * size + _bytes_in_words(size) + 2 * size * _MAILBOX
 
 
-#: what may keep a rank from making or mapping memory; RuntimeError: no thread can be started
+#: what allocating or mapping memory may raise; RuntimeError if no thread can be started
 TROUBLES = (WeftError, MemoryError, RuntimeError)
 
 
@@ -500,10 +498,11 @@ def make_block(
     prepare: Callable[[Block], None] = lambda block: None,
     point: str,
 ) -> Block:
-    """A block that `leader`, a rank of the job, makes and everyone who names it sees.
+    """Return a block that `leader`, a rank of the launch, allocates and the others map.
 
-    All ranks take part, in this call's steps; `point` is the fault point where it has been made.
-    Raises SetupError on every rank if one could not make or map it.
+    Ranks that name the same leader get the same block. All ranks of the meeting take part, in steps
+    of this call; `prepare` initializes the block, and `point` is the fault point after that. Raises
+    SetupError on every rank if one could not allocate or map its block.
     """
     block, reference, trouble = None, b"", b""
     if leader == meeting.roster.rank:
@@ -518,13 +517,13 @@ def make_block(
     try:
         answers = meeting.exchange(call, reference, seconds)
     except BaseException:  # an interrupt too
-        if reference:  # nobody will attach it: so that the block is not held for ever
+        if reference:  # nobody will attach it: attach it here, or the block is held for ever
             blocks.attach(BlockHandle.decode(reference))
         raise
     offer = answers[meeting.members.index(leader)]
     if offer:
         try:
-            # in half the time: the others, who wait for this rank, are to hear what went wrong
+            # in half the time, so that the others, who wait, still learn what went wrong
             block = blocks.attach(BlockHandle.decode(offer), seconds / 2)
         except TROUBLES as error:
             trouble = in_words(error)
@@ -534,29 +533,32 @@ def make_block(
     return block
 
 
-def make_no_block(meeting: Meeting, call: int, seconds: float) -> None:
-    """Take part in the steps of `make_block` without naming anyone."""
+def join_without_block(meeting: Meeting, call: int, seconds: float) -> None:
+    """Take part in the steps of `make_block` without getting a block."""
     meeting.exchange(call, b"", seconds)
     _raise_any(meeting, call, meeting.exchange(call, b"", seconds), seconds)
 
 
 def in_words(error: Exception) -> bytes:
-    """What a rank tells the others of its trouble."""
+    """Return an error's message, cut to fit a mailbox."""
     return (str(error) or repr(error)).encode()[:MAILBOX_BYTES]
 
 
 def _raise_any(meeting: Meeting, call: int, troubles: Sequence[bytes], seconds: float) -> None:
     if any(troubles):
-        # who made the memory may have been interrupted since, and have given it back: that is then
-        # what went wrong, and this step tells
+        # the leader may have been interrupted meanwhile and have freed the block: then that is the
+        # cause, and this step raises it
         meeting.exchange(call, b"", seconds)
         raise setup_error(meeting, troubles)
 
 
 def setup_error(meeting: Meeting, troubles: Sequence[bytes]) -> SetupError:
-    """The same error on every rank, of what each of them has told."""
-    told = [(rank, text.decode(errors="replace")) for rank, text in enumerate(troubles) if text]
-    lines = [f"rank {rank}: {text}" for rank, text in told]
+    """Return the same error on every rank, with the message of each rank that has one."""
+    lines = [
+        f"rank {rank}: {text.decode(errors='replace')}"
+        for rank, text in enumerate(troubles)
+        if text
+    ]
     return SetupError(
         f"group {meeting.name!r} could not get memory: {'; '.join(lines)}. The group can be "
         "used when there is more"

@@ -1,15 +1,15 @@
-"""How the ranks of a job find each other, on one host.
+"""How the ranks of a launch find each other, on one host.
 
     rank 0                              every other rank
-      listen at the job's address         connect there, again until it listens
-      take Hello from each        <---    Hello: version, rank, size, process
+      listen at the launch's address      connect there, retrying until it listens
+      receive each one's Hello    <---    Hello: version, rank, size, process
       enroll them in the roster
-      Welcome + the job's memory  --->    map it, watch the others
+      Welcome + the memory        --->    map it, watch the others
       close the address                   close the connection
 
-Rank 0 makes the job's memory, unless the launcher made it and handed it down.
-A rank that never comes is named after a bounded time, by everyone. Nobody can
-claim a rank twice, and nobody of another user, version or size is let in.
+Rank 0 creates the launch's shared memory, unless the launcher has and passed it down. After a
+bounded time every rank raises an error that names the ranks that did not come. A rank can be
+claimed only once, and processes of another user, version or size are turned away.
 """
 
 from __future__ import annotations
@@ -34,48 +34,51 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process is in its job, as its launcher said."""
+    """A process's place in its launch, as its launcher assigned it."""
 
     rank: int
     size: int
     #: unique to this launch; programs started side by side never share it
-    job: str
-    #: how often this process has joined the job before
-    round: int = 0
-    #: the descriptor of the memory that the launcher made, if it is ours
+    launch: str
+    #: the session number: how often this process has joined the launch before
+    session: int = 0
+    #: the descriptor of the memory that `weft run` made; -1 under another launcher
     memory: int = -1
     #: the launcher's pid, if it publishes how ranks end
     launcher: int = 0
 
     @property
     def address(self) -> str:
-        return f"{os.geteuid()}/{self.job}/{self.round}"
+        return f"{os.geteuid()}/{self.launch}/{self.session}"
 
     def hello(self) -> Hello:
-        return Hello(__version__, self.job, self.rank, self.size, this_process().start)
+        return Hello(__version__, self.launch, self.rank, self.size, this_process().start)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a rank has once all have met: the job's roster, and the memory to meet in."""
+    """What a rank has once all have come: the launch's roster, and the memory to meet in."""
 
     roster: Roster
     memory: Block
 
 
 def create_memory(size: int) -> Segment:
-    """Fresh memory for a job of `size` ranks: the roster, then the world group's meeting place."""
-    segment = Segment.create(_job_bytes(size))
+    """Create the memory of a launch of `size` ranks: the roster, then the world's meeting."""
+    segment = Segment.create(_launch_bytes(size))
     Roster.format(roster_block(segment, size), size)
     return segment
 
 
 def assemble(identity: Identity, seconds: float) -> Joined:
-    """Meet the other ranks; returns when all are here."""
+    """Wait until all ranks are here, and return what they share. Called by every rank.
+
+    Raises MissingRank, Refused, PeerLost.
+    """
     if faults.armed:
         faults.reach("join.start")
     deadline = time.monotonic() + seconds
-    meet = _as_rank_0 if identity.rank == 0 else _as_other_rank
+    meet = _join_as_rank_0 if identity.rank == 0 else _join_as_other_rank
     segment, launcher = meet(identity, deadline, seconds)
     if faults.armed:
         faults.reach("join.mapped")
@@ -85,8 +88,8 @@ def assemble(identity: Identity, seconds: float) -> Joined:
     return Joined(roster, _meeting_block(segment, identity.size))
 
 
-def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
-    segment = _job_memory(identity)
+def _join_as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
+    segment = _launch_memory(identity)
     roster = Roster(roster_block(segment, identity.size), 0)
     try:
         listener = Listener(identity.address)
@@ -100,11 +103,11 @@ def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Seg
             absent = [rank for rank in range(1, identity.size) if rank not in members]
             _notice_ends(members, absent, roster)
             if time.monotonic() >= deadline:
-                raise _missing(absent, identity, seconds)
+                raise _missing_error(absent, identity, seconds)
             channel = listener.accept()
             if channel is not None:
                 _admit(channel, identity, members, hellos)
-        # only now: while one is still to come it may be using the memory of the round before
+        # only now: a rank that is still to come may be using the memory of the session before
         _meeting_block(segment, identity.size).clear()
         roster.enroll(0, this_process())
         for rank, hello in hellos.items():
@@ -115,8 +118,8 @@ def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Seg
     except (MissingRank, PeerLost, Refused) as error:
         ranks = list(getattr(error, "ranks", ()))
         if isinstance(error, PeerLost):
-            roster.blame(ranks[0])
-        roster.set_state(LEFT)  # for those who were welcomed before it failed
+            roster.record_cause(ranks[0])
+        roster.set_state(LEFT)  # for the ranks that were welcomed before the failure
         rejected = Rejected(type(error).__name__, str(error), ranks)
         for channel in members.values():
             channel.send_now(rejected)
@@ -128,18 +131,18 @@ def _as_rank_0(identity: Identity, deadline: float, seconds: float) -> tuple[Seg
     return segment, identity.launcher
 
 
-def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
+def _join_as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple[Segment, int]:
     channel = _connect(identity, deadline, seconds)
     try:
         channel.send(identity.hello())
         if faults.armed:
             faults.reach("join.sent")
-        # rank 0 says who is missing at its own deadline; it is given a little longer to say so
+        # at its own deadline rank 0 reports who is missing: leave it time for that
         if not channel.wait(deadline + 1.0):
-            raise _missing([0], identity, seconds)
+            raise _missing_error([0], identity, seconds)
         answer, descriptors = channel.receive(Welcome, Rejected)
     except Closed:
-        _blame(0, identity)
+        _record_cause(0, identity)
         raise PeerLost(
             f"rank 0 ended while the group was starting (this is rank {identity.rank} "
             f"of {identity.size})",
@@ -149,31 +152,31 @@ def _as_other_rank(identity: Identity, deadline: float, seconds: float) -> tuple
         channel.close()
     if isinstance(answer, Rejected):
         if answer.error == PeerLost.__name__:
-            _blame(answer.ranks[0], identity)
-        raise _rejection(answer)
-    return Segment(descriptors[0], _job_bytes(identity.size)), answer.launcher
+            _record_cause(answer.ranks[0], identity)
+        raise _rejection_error(answer)
+    return Segment(descriptors[0], _launch_bytes(identity.size)), answer.launcher
 
 
-def _blame(rank: int, identity: Identity) -> None:
-    """Tell our launcher, if it is ours, whose failure this one's is a consequence of."""
+def _record_cause(rank: int, identity: Identity) -> None:
+    """Record, for `weft run` if it is the launcher, whose loss this rank's failure is due to."""
     if identity.memory >= 0:
-        segment = _job_memory(identity)
-        Roster(roster_block(segment, identity.size), identity.rank).blame(rank)
+        segment = _launch_memory(identity)
+        Roster(roster_block(segment, identity.size), identity.rank).record_cause(rank)
 
 
 def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
     pause = 0.0005
-    # without our launcher's memory nothing is known about rank 0 before it listens
-    segment = _job_memory(identity) if identity.memory >= 0 else None
+    # without the memory of `weft run` nothing is known about rank 0 before it listens
+    segment = _launch_memory(identity) if identity.memory >= 0 else None
     roster = Roster(roster_block(segment, identity.size), identity.rank) if segment else None
     while True:
         try:
             return Channel.connect(identity.address)
         except ConnectionRefusedError:
             if roster and roster.end_published(0):
-                raise _never_came(0, roster) from None
+                raise _never_came_error(0, roster) from None
             if time.monotonic() + pause > deadline:
-                raise _missing([0], identity, seconds) from None
+                raise _missing_error([0], identity, seconds) from None
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
 
@@ -181,7 +184,7 @@ def _connect(identity: Identity, deadline: float, seconds: float) -> Channel:
 def _admit(
     channel: Channel, identity: Identity, members: dict[int, Channel], hellos: dict[int, Hello]
 ) -> None:
-    """Take a caller's Hello and let it in, or tell it why not."""
+    """Receive a caller's Hello and admit it, or answer why not."""
     try:
         if not channel.wait(time.monotonic() + 1.0):
             channel.close()
@@ -196,14 +199,14 @@ def _admit(
         return
     channel.send_now(Rejected(Refused.__name__, reason, [hello.rank]))
     channel.close()
-    if hello.job == identity.job and hello.version != __version__:
-        raise Refused(reason)  # it will not get better: the whole group cannot start
+    if hello.job == identity.launch and hello.version != __version__:
+        raise Refused(reason)  # waiting will not help: the group cannot start
 
 
 def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) -> str | None:
-    """Why a caller is not let in; None if it is."""
-    if hello.job != identity.job:
-        return f"job {hello.job!r} met job {identity.job!r}; each launch has its own"
+    """Return why a caller is not admitted; None if it is."""
+    if hello.job != identity.launch:
+        return f"job {hello.job!r} met job {identity.launch!r}; each launch has its own"
     if hello.version != __version__:
         return (
             f"rank {hello.rank} runs weft {hello.version} and rank 0 runs weft {__version__}; "
@@ -228,7 +231,7 @@ def _objection(hello: Hello, identity: Identity, members: dict[int, Channel]) ->
 
 
 def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: float) -> None:
-    """Until somebody calls or ends, or it is time to look whether an absent rank has ended."""
+    """Wait for a caller, for a member's end, or for the next check of absent ranks."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     for channel in members.values():
@@ -237,37 +240,40 @@ def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: flo
 
 
 def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster) -> None:
-    """A member says nothing more after Hello: what is readable then is its end. Of the others
-    only the launcher knows."""
+    """Raise PeerLost if a rank has ended.
+
+    A member sends nothing after its Hello, so a readable channel means its end. The ends of absent
+    ranks are known only to the launcher.
+    """
     for rank, channel in members.items():
         if channel.wait(0.0):
-            raise _ended(rank, channel)
+            raise _ended_error(rank, channel)
     for rank in absent:
         if roster.end_published(rank):
-            raise _never_came(rank, roster)
+            raise _never_came_error(rank, roster)
 
 
 def _welcome(rank: int, channel: Channel, welcome: Welcome, segment: Segment) -> None:
     try:
         channel.send(welcome, [segment.descriptor])
     except Closed:
-        raise _ended(rank, channel) from None
+        raise _ended_error(rank, channel) from None
 
 
-def _never_came(rank: int, roster: Roster) -> PeerLost:
+def _never_came_error(rank: int, roster: Roster) -> PeerLost:
     return PeerLost(
-        f"rank {rank} ended before it came to weft.init(): {roster.cause(rank)}; every rank must "
-        "call it",
+        f"rank {rank} ended before it came to weft.init(): {roster.describe_end(rank)}; every "
+        "rank must call it",
         [rank],
     )
 
 
-def _ended(rank: int, channel: Channel) -> PeerLost:
+def _ended_error(rank: int, channel: Channel) -> PeerLost:
     return PeerLost(f"rank {rank} (pid {channel.pid}) ended while the group was starting", [rank])
 
 
-def _rejection(answer: Rejected) -> Exception:
-    """What rank 0 raised, here too."""
+def _rejection_error(answer: Rejected) -> Exception:
+    """Return the error that rank 0 raised."""
     if answer.error == MissingRank.__name__:
         return MissingRank(answer.reason, answer.ranks)
     if answer.error == PeerLost.__name__:
@@ -275,9 +281,9 @@ def _rejection(answer: Rejected) -> Exception:
     return Refused(answer.reason)
 
 
-def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
+def _missing_error(ranks: list[int], identity: Identity, seconds: float) -> MissingRank:
     names = ", ".join(map(str, ranks))
-    # `weft run` starts all ranks here; of others it is not known
+    # `weft run` starts all ranks on this host; other launchers may not
     elsewhere = "" if identity.launcher else " Is it on another host? That needs the mpi engine."
     return MissingRank(
         f"rank {names} of {identity.size} did not come within {seconds:g} s; did it fail before "
@@ -286,8 +292,8 @@ def _missing(ranks: list[int], identity: Identity, seconds: float) -> MissingRan
     )
 
 
-def _job_memory(identity: Identity) -> Segment:
-    """The launcher's memory, or fresh memory where there is no launcher of ours."""
+def _launch_memory(identity: Identity) -> Segment:
+    """Return the memory that `weft run` made, or fresh memory under another launcher."""
     if identity.memory < 0:
         return create_memory(identity.size)
     os.set_inheritable(identity.memory, False)  # not for programs that this rank starts
@@ -295,7 +301,7 @@ def _job_memory(identity: Identity) -> Segment:
         descriptor = os.dup(identity.memory)
     except OSError as error:
         raise translate_os_error(error) from error
-    return Segment(descriptor, _job_bytes(identity.size))
+    return Segment(descriptor, _launch_bytes(identity.size))
 
 
 def roster_block(segment: Segment, size: int) -> Block:
@@ -306,5 +312,5 @@ def _meeting_block(segment: Segment, size: int) -> Block:
     return Block(segment, 8 * words_for(size), 8 * meeting.words_for(size))
 
 
-def _job_bytes(size: int) -> int:
+def _launch_bytes(size: int) -> int:
     return whole_pages(8 * (words_for(size) + meeting.words_for(size)))

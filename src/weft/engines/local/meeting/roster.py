@@ -1,28 +1,27 @@
-"""The flight recorder: what each rank is doing, readable by its peers at any time.
+"""What each rank of a launch is doing (Recorder), and which ranks are alive (Roster).
 
-Every rank owns a strip of shared memory and is its only writer:
+The flight recorder. Every rank owns a strip of shared memory that only it writes, and that its
+peers may read at any time:
 
     ring        16 entries of 5 words, overwritten in turn
                     number | texts | began | ended | group and step
     texts       64 texts of 184 bytes (operation names, source lines), each with its length
 
-An entry is found by its number (entry n lies at n % 16) and is open while
-`ended` is 0. Times are CLOCK_MONOTONIC in nanoseconds, the same in every
-process. Writing one entry takes about half a microsecond, so it is always on:
-a source line is written as text once and after that named by its number, until
-a newer text takes its place; what an entry of the ring names stays.
+Entry n lies at n % 16, and is open while `ended` is 0. Times are CLOCK_MONOTONIC in
+nanoseconds, the same in every process. Writing an entry takes about half a microsecond, so
+the recorder is always on: a source line is written as text once and then named by its number,
+until a newer text replaces it; texts that an entry of the ring names are not replaced.
 
-Who is in the job, and whether they live. One per job, at the start of its memory.
+The roster. One per launch, at the start of its memory:
 
     words 0-7    magic | layout | size | unused
     then for each rank, 8 words and its recorder's strip
-        pid | start | state | ended | blames | unused
+        pid | start | state | ended | cause | unused
 
-A rank's words are written by rank 0 while the group starts (pid, start), then
-by the rank itself (state, blames) and by the launcher (ended). Death needs no
-writing: the kernel tells it through a pidfd, which works for any process of
-this user, child or not. How a process died is known only to its parent: the
-launcher publishes it, and without a launcher the cause stays unknown.
+A rank's words are written by rank 0 while the group starts (pid, start), then by the rank
+itself (state, cause) and by the launcher (ended). Nobody has to write that a rank died: a
+pidfd tells, for any process of this user, child or not. How a process died is known only to
+its parent: the launcher publishes it, and without a launcher the cause stays unknown.
 """
 
 from __future__ import annotations
@@ -91,26 +90,26 @@ NOTHING = Entry(0, "nothing yet", "", 0, 0, 0)
 
 
 class Recorder:
-    """The writing side: this rank's own strip."""
+    """The writer of this rank's own strip."""
 
     def __init__(self, words: memoryview, at: int) -> None:
         self._words = words
         self._ring = at
         self._texts = at + _TEXTS_AT
-        # next() on a counter is atomic, so threads get different entries
+        # next() on itertools.count is atomic, so threads get different entries
         self._numbers = itertools.count(1)
         self._written = itertools.count(0)
-        #: the texts, by their numbers, and the numbers of both texts of a call
+        #: the texts by number, their numbers, and the two numbers of each call site
         self._by_number: list[str | None] = [None] * _TEXTS
         self._known: dict[str, int] = {}
         self._sites: dict[tuple[str, str, int], int] = {}
         self._last = _NO_CALL
 
     def enter(self, operation: str, tag: int = 0, depth: int = 1) -> int:
-        """Note that this rank begins `operation`; returns the place for `leave`.
+        """Note that this rank begins `operation`. Return the entry's position, for `leave`.
 
         The source line is that of the first caller outside weft. `depth` is how many callers are
-        certainly inside: looking at a frame costs as much as all the rest, so they are skipped.
+        certainly inside weft: they are skipped, as examining a frame costs as much as all the rest.
         """
         frame = _getframe(depth)
         code = frame.f_code
@@ -119,7 +118,7 @@ class Recorder:
                 break
             frame = frame.f_back
             code = frame.f_code
-        # most calls come from the line of the call before
+        # most calls come from the same line as the call before
         last_operation, last_code, last_instruction, texts = self._last
         if (
             code is not last_code
@@ -130,7 +129,7 @@ class Recorder:
         return self._note(texts, tag)
 
     def enter_at(self, operation: str, line: str, tag: int = 0) -> int:
-        """As `enter`, for an operation that was asked for before, at `line`."""
+        """Note, as `enter` does, an operation that was requested earlier, at `line`."""
         site = (operation, line, 0)
         texts = self._sites.get(site)
         if texts is None:
@@ -140,17 +139,17 @@ class Recorder:
     def _note(self, texts: int, tag: int) -> int:
         number = next(self._numbers)
         at = self._ring + number % _RING * _ENTRY
-        # no number while it is half written
+        # number 0 while the entry is incomplete, so that readers skip it
         _pack_entry(self._words, 8 * at, 0, texts, monotonic_ns(), 0, tag)
         self._words[at] = number
         return at
 
     def leave(self, at: int) -> None:
-        """Note that the operation at this place has ended."""
+        """Note that the operation of the entry at this position has ended."""
         self._words[at + 3] = monotonic_ns()
 
     def _look_up(self, operation: str, frame: FrameType) -> int:
-        """The numbers of the two texts of a call, written down when they are new."""
+        """Return the numbers of the two texts of a call; write the texts if they are new."""
         code = frame.f_code
         site = (operation, code.co_filename, frame.f_lineno)
         texts = self._sites.get(site)
@@ -183,7 +182,7 @@ class Recorder:
         return index
 
     def _place_for_text(self, keep: int) -> int:
-        """Each has its turn, but for those whose text an entry of the ring names or is about to."""
+        """Return the next text to replace, skipping those that the ring names or is about to."""
         entries = self._words[self._ring : self._ring + _RING * _ENTRY].tolist()
         named = {number for texts in entries[1::_ENTRY] for number in divmod(texts, 1 << 32)}
         named |= {keep}
@@ -191,21 +190,21 @@ class Recorder:
 
 
 def entries(words: memoryview, at: int) -> list[Entry]:
-    """A strip's entries, oldest first. Any process may read; a torn entry is left out."""
-    found = []
+    """Return a strip's entries, oldest first. Any process may read; torn entries are left out."""
+    whole = []
     for index in range(_RING):
         place = at + index * _ENTRY
         number, texts, began, ended, tag = words[place : place + _ENTRY]
         if number and words[place] == number:
             operation, line = _text(words, at, texts >> 32), _text(words, at, texts & 0xFFFFFFFF)
-            found.append(Entry(number, operation, line, began, ended, tag))
-    return sorted(found, key=lambda entry: entry.number)
+            whole.append(Entry(number, operation, line, began, ended, tag))
+    return sorted(whole, key=lambda entry: entry.number)
 
 
 def current(words: memoryview, at: int) -> Entry:
-    """What the strip's rank is in, or else was in last."""
-    found = entries(words, at)
-    return next((entry for entry in found if not entry.ended), found[-1] if found else NOTHING)
+    """Return the operation that the strip's rank is in, or else its last one."""
+    noted = entries(words, at)
+    return next((entry for entry in noted if not entry.ended), noted[-1] if noted else NOTHING)
 
 
 def _text(words: memoryview, at: int, index: int) -> str:
@@ -220,7 +219,7 @@ _LAYOUT = 1
 
 _HEADER = 8
 
-_PID, _START, _STATE, _ENDED, _BLAMES = range(5)
+_PID, _START, _STATE, _ENDED, _CAUSE = range(5)
 
 _ROW = 8 + STRIP_WORDS
 
@@ -229,27 +228,27 @@ LEFT, FAILED = 1, 2
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
 
-#: how long a survivor waits for peers that have left to end, which takes an interpreter some tens
-#: of milliseconds, and for the launcher to publish how one ended
+#: how long a survivor waits for the end of peers that have left, which takes an interpreter some
+#: tens of milliseconds, and for the launcher to publish how a rank ended
 _ENDING_SECONDS, _CAUSE_SECONDS = 0.15, 0.03
 
-#: what `cause` says of a rank of which nothing bad is known
+#: what `describe_end` returns for a rank that is not known to have failed
 _ENDED_WELL = ("exit code 0", "left, then ended", "ended, cause unknown")
 
 
 def words_for(size: int) -> int:
-    """The words that the roster of a job of `size` ranks takes."""
+    """Return how many words the roster of `size` ranks takes."""
     return _HEADER + size * _ROW
 
 
 class Roster:
-    """The job's ranks, as seen from one of them (or from the launcher, with rank -1)."""
+    """The launch's ranks, as seen from one of them (or from the launcher, with rank -1)."""
 
     def __init__(self, block: Block, rank: int, launcher: int = 0) -> None:
         self._block = block
         self._words = block.words
         self.rank = rank
-        #: False once this process has left the job, and in children forked from it
+        #: False once this process has left the launch, and in children forked from it
         self.is_here = True
         self._forked = False
         self._process = os.getpid()
@@ -265,7 +264,7 @@ class Roster:
 
     @staticmethod
     def format(block: Block, size: int) -> None:
-        """Make fresh memory a roster of `size` ranks that nobody has joined."""
+        """Initialize fresh memory as a roster of `size` ranks that nobody has joined."""
         block.words[1] = _LAYOUT
         block.words[2] = size
         block.words[0] = _MAGIC
@@ -273,7 +272,7 @@ class Roster:
     # what the ranks and the launcher write
 
     def enroll(self, rank: int, process: Process) -> None:
-        """Give a rank to a process; nothing of an earlier one stays."""
+        """Assign a rank to a process, and clear what an earlier one left."""
         at = self._row(rank)
         self._block.clear(at, at + _ROW)
         self._words[at + _PID], self._words[at + _START] = process.pid, process.start
@@ -281,13 +280,12 @@ class Roster:
     def set_state(self, state: int) -> None:
         self._words[self._row(self.rank) + _STATE] = state
 
-    def blame(self, rank: int) -> None:
-        """Note that this rank fails because `rank` was lost, so that the launcher knows who was
-        first."""
-        self._words[self._row(self.rank) + _BLAMES] = rank + 1
+    def record_cause(self, rank: int) -> None:
+        """Note that this rank fails because it lost `rank`: the launcher looks for the first."""
+        self._words[self._row(self.rank) + _CAUSE] = rank + 1
 
     def publish_end(self, rank: int, code: int, *, out_of_memory: bool = False) -> None:
-        """The launcher says how a rank ended: an exit code, or minus a signal."""
+        """Publish how a rank ended: its exit code, or the negative signal number."""
         flags = _PUBLISHED | (_BY_SIGNAL if code < 0 else 0)
         flags |= _OUT_OF_MEMORY if out_of_memory else 0
         self._words[self._row(rank) + _ENDED] = flags | abs(code) & 0xFF
@@ -295,7 +293,7 @@ class Roster:
     # what they read
 
     def open_recorder(self) -> Recorder:
-        """This rank's own recorder."""
+        """Return this rank's own recorder."""
         return Recorder(self._words, self._row(self.rank) + 8)
 
     def entries(self, rank: int) -> list[Entry]:
@@ -306,34 +304,35 @@ class Roster:
         return Process(self._words[at + _PID], self._words[at + _START])
 
     def end_published(self, rank: int) -> bool:
-        """Whether the launcher has said that a rank has ended."""
+        """Return whether the launcher has published a rank's end."""
         return bool(self._words[self._row(rank) + _ENDED])
 
-    def blamed(self, rank: int) -> int | None:
-        """Whom `rank` blames for its failure."""
-        return int(self._words[self._row(rank) + _BLAMES]) - 1 if self._blames(rank) else None
+    def cause_of(self, rank: int) -> int | None:
+        """Return the rank whose loss made `rank` fail, or None."""
+        cause = int(self._words[self._row(rank) + _CAUSE])
+        return cause - 1 if cause else None
 
     def has_left(self, rank: int) -> bool:
         return bool(self._words[self._row(rank) + _STATE])
 
     def plan(self, ranks: Sequence[int]) -> Plan:
-        """Return what this rank may use of the cores beside these, of which it is one."""
+        """Return the cores that this rank may use beside these ranks, of which it is one."""
         return plan(len(ranks), count_sharing(self.process(rank).pid for rank in ranks))
 
     def watch(self, ranks: Iterable[int]) -> None:
-        """Open what tells the death of these ranks."""
+        """Open pidfds of these ranks, to learn of their deaths."""
         for rank in ranks:
             if rank != self.rank and rank not in self._pidfds:
                 self._pidfds[rank] = open_pidfd(self.process(rank))
 
     def leave(self) -> None:
-        """This process is no longer a rank of the job."""
+        """Note that this process is no longer a rank of the launch."""
         self.is_here = False
-        # Python sets last_type when it has printed an exception that nobody caught
+        # Python sets sys.last_type when it has printed an uncaught exception
         self.set_state(FAILED if hasattr(sys, "last_type") else LEFT)
 
-    def unusable(self, what: str) -> NotInitialized | UsedAfterFork:
-        """Why something of this job cannot be used here any more."""
+    def unusable_error(self, what: str) -> NotInitialized | UsedAfterFork:
+        """Return the error of using something of this launch after leaving it, or in a fork."""
         if self._forked:
             return forked_error(what, self._process)
         return left_error(what)
@@ -342,14 +341,14 @@ class Roster:
         self.is_here, self._forked = False, True
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # not in leave(): another thread may still be waiting with these. `close` is still there
-        # when Python ends and has taken the modules apart
+        # not in leave(): another thread may still be polling these. `close` is an argument, because
+        # module globals may be gone when the interpreter ends
         for pidfd in self._pidfds.values():
             if pidfd >= 0:
                 close(pidfd)
 
     def gone(self, ranks: Sequence[int]) -> list[int]:
-        """Which of these ranks have died or left."""
+        """Return those of these ranks that have died or left."""
         poll = select.poll()
         watched = {self._pidfds[rank]: rank for rank in ranks if self._pidfds.get(rank, -1) >= 0}
         for pidfd in watched:
@@ -362,13 +361,13 @@ class Roster:
         ]
 
     def failed(self, rank: int) -> bool:
-        """Whether a rank has ended, and not well, as far as its launcher says."""
+        """Return whether a rank has ended and its launcher has published a failure."""
         if rank == self.rank or not self._died(rank):
             return False
-        return self.cause(rank, time.monotonic() + _CAUSE_SECONDS) not in _ENDED_WELL
+        return self.describe_end(rank, time.monotonic() + _CAUSE_SECONDS) not in _ENDED_WELL
 
     def states(self, ranks: Sequence[int]) -> tuple[RankState, ...]:
-        """The table that errors carry: these ranks of the job, numbered by their place."""
+        """Return the table that errors carry: the states of these ranks, numbered by position."""
         now = time.monotonic_ns()
         deadline = time.monotonic() + _ENDING_SECONDS
         rows = []
@@ -389,11 +388,11 @@ class Roster:
         return tuple(rows)
 
     def _status(self, rank: int, deadline: float) -> str:
-        """One of "alive", "stopped", "left", or how the rank ended."""
+        """Return "alive", "stopped", "left", or how the rank ended."""
         while rank != self.rank:
             if self._died(rank):
-                return self.cause(rank, time.monotonic() + _CAUSE_SECONDS)
-            # one that has left may be about to end, and then its exit code says more
+                return self.describe_end(rank, time.monotonic() + _CAUSE_SECONDS)
+            # a rank that has left may be about to end, and its exit code says more
             if not self.has_left(rank):
                 break
             if time.monotonic() > deadline:
@@ -406,8 +405,8 @@ class Roster:
             return "alive"
         return "stopped" if stopped else "alive"
 
-    def cause(self, rank: int, deadline: float = 0.0) -> str:
-        """How a rank that has ended did; waits until the deadline for the launcher to say."""
+    def describe_end(self, rank: int, deadline: float = 0.0) -> str:
+        """Describe how a rank ended. Wait until the deadline for the launcher to publish it."""
         at = self._row(rank) + _ENDED
         while not self._words[at] and self._launcher and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -424,9 +423,6 @@ class Roster:
         if pidfd < 0:
             return True
         return readable(pidfd)
-
-    def _blames(self, rank: int) -> bool:
-        return bool(self._words[self._row(rank) + _BLAMES])
 
     def _row(self, rank: int) -> int:
         return _HEADER + rank * _ROW

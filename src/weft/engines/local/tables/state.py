@@ -229,7 +229,7 @@ class Clocks:
     def _await(self, rank: int, needed: int, deadline: float) -> None:
         def check() -> bool:
             if not self._roster.is_here:
-                raise self._roster.unusable(f"table {self._spec.name!r}")
+                raise self._roster.unusable_error(f"table {self._spec.name!r}")
             if self._roster.gone([self._members[rank]]):
                 return True
             if time.monotonic() >= deadline:

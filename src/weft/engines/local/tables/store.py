@@ -72,7 +72,7 @@ def make_store(
         *(text.decode(errors="ignore").split("\n", 2) for text in said), strict=True
     )
     if len(set(digests)) > 1:
-        raise meeting.disagreement(dict(enumerate(specs)))
+        raise meeting.disagreement_error(dict(enumerate(specs)))
     if troubles[0]:
         raise OutOfMemory(troubles[0])
     block = make_block(
@@ -128,7 +128,7 @@ class LocalStore(Store):
 
     def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
         if not self._roster.is_here:
-            raise self._unusable()
+            raise self._unusable_error()
         if timeout is not None:
             validate_seconds(timeout)
         try:
@@ -148,7 +148,7 @@ class LocalStore(Store):
     def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         if self._bsp:
             with self._turn:  # an add of another thread would let the others change what is read
-                self._check_turn()
+                self._validate_turn()
                 try:
                     self._in_turn = threading.get_ident()
                     needed = self.spec.consistency.before_get(self._clocks.own)
@@ -209,11 +209,11 @@ class LocalStore(Store):
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
-            raise self._unusable()
+            raise self._unusable_error()
         if ids is not None and not self._adds_rows:
             ids, delta = rows.merge(ids, delta)
         with self._turn:
-            self._check_turn()
+            self._validate_turn()
             try:
                 self._in_turn = threading.get_ident()
                 self._add(delta, ids, deadline_after(timeout, self._timeout))
@@ -241,7 +241,7 @@ class LocalStore(Store):
         else:
             self._add_rows(delta, ids, deadline)
 
-    def _check_turn(self) -> None:
+    def _validate_turn(self) -> None:
         """Refuse a call that comes in the middle of another one of the same thread."""
         if self._in_turn:
             raise reentrant_error(self.spec.name)
@@ -340,7 +340,7 @@ class LocalStore(Store):
 
     def settle(self, *, timeout: float | None = None) -> None:
         if not self._roster.is_here:
-            raise self._unusable()
+            raise self._unusable_error()
         if self._bsp:
             slowest = min([self._clocks.own, *self._clocks.present().values()])
             self._apply_through(slowest, deadline_after(timeout, self._timeout))
@@ -353,7 +353,7 @@ class LocalStore(Store):
 
     def _piece(self, name: str, start: int, stop: int) -> Array:
         if not self._roster.is_here:
-            raise self._unusable()
+            raise self._unusable_error()
         piece: Array = (self._rows if name == "rows" else self._state[name])[start:stop]
         return piece
 
@@ -378,7 +378,7 @@ class LocalStore(Store):
     def _let_go(self) -> None:
         """Release the locks of a `with` that an interrupt struck as it began or ended."""
         for lock in (self._table, *self._stripes):
-            lock.let_go()
+            lock.release_held()
 
-    def _unusable(self) -> Exception:
-        return self._roster.unusable(f"table {self.spec.name!r}")
+    def _unusable_error(self) -> Exception:
+        return self._roster.unusable_error(f"table {self.spec.name!r}")

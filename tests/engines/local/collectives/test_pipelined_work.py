@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from weft._core.arithmetic import address
 from weft.engines.local.collectives import pipelined
-from weft.engines.local.collectives.pipelined import JointWork, Memory, bytes_for, can_join
+from weft.engines.local.collectives.pipelined import Memory, PipelinedWork, bytes_for, kernels_apply
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("WEFT_KERNELS") == "0", reason="the loops are left away"
@@ -41,14 +41,14 @@ class Ranks:
 
     def sum(
         self, rank: int, source: Array, target: Array | None, *, mean: bool = False
-    ) -> JointWork:
-        work = JointWork.sum(*self._where(rank), source=source, target=target, mean=mean)
+    ) -> PipelinedWork:
+        work = PipelinedWork.sum(*self._where(rank), source=source, target=target, mean=mean)
         self._before[rank] = work.after
         return work
 
-    def broadcast(self, rank: int, root: int, array: Array) -> JointWork:
+    def broadcast(self, rank: int, root: int, array: Array) -> PipelinedWork:
         source, target = (array, None) if rank == root else (None, array)
-        work = JointWork.broadcast(*self._where(rank), root=root, source=source, target=target)
+        work = PipelinedWork.broadcast(*self._where(rank), root=root, source=source, target=target)
         self._before[rank] = work.after
         return work
 
@@ -66,13 +66,13 @@ def unlike_64(count: int, kind: str, offset: int, seed: int) -> Array:
     return numbers.astype(kind)[offset:]
 
 
-def carry_out(works: list[Iterator[JointWork]], order: np.random.Generator) -> None:
+def carry_out(works: list[Iterator[PipelinedWork]], order: np.random.Generator) -> None:
     """Some steps of some rank after the other, whoever's turn it is; each goes on to its next work
     when it is done with one, whatever the others do."""
     left = {rank: next(one) for rank, one in enumerate(works)}
     for _ in range(100_000):
         rank = int(order.choice(list(left)))
-        if left[rank].go_on(int(order.integers(1, 4)), 1):
+        if left[rank].advance(int(order.integers(1, 4)), 1):
             following = next(works[rank], None)
             if following is None:
                 del left[rank]
@@ -119,7 +119,7 @@ def test_whoever_comes_first_all_get_the_sum(  # noqa: PLR0917  what Hypothesis 
     if not in_place:
         targets = [[unlike_64(count, kind, 15 - offset, 0) for count in counts] for _ in sources]
 
-    def works(rank: int) -> Iterator[JointWork]:
+    def works(rank: int) -> Iterator[PipelinedWork]:
         for source, target in zip(sources[rank], targets[rank], strict=True):
             yield group.sum(rank, source, target, mean=mean)
 
@@ -150,7 +150,7 @@ def test_whoever_comes_first_all_get_the_roots(
     wholes = [[np.full(len(one) + 9, 7, np.uint8) for one in given] for _ in range(ranks)]
     before = [one.copy() for one in given]
 
-    def works(rank: int) -> Iterator[JointWork]:
+    def works(rank: int) -> Iterator[PipelinedWork]:
         for one, whole in zip(given, wholes[rank], strict=True):
             yield group.broadcast(rank, root, one if rank == root else whole[4:-5])
 
@@ -180,16 +180,16 @@ def test_a_rank_waits_for_the_others() -> None:
     group = Ranks(2)
     arrays = [np.ones(5000), np.ones(5000)]
     first, second = (group.sum(rank, array, array) for rank, array in enumerate(arrays))
-    assert not first.go_on(100, 10)
+    assert not first.advance(100, 10)
     given = first.progress
     assert given == 4  # chunks
-    assert not first.go_on(100, 10)
+    assert not first.advance(100, 10)
     assert first.progress == given
     assert not first.is_done_by(1)
-    while not second.go_on(100, 1):
-        first.go_on(100, 1)
+    while not second.advance(100, 1):
+        first.advance(100, 1)
     assert first.is_done_by(1)
-    assert first.go_on(100, 1)
+    assert first.advance(100, 1)
     assert arrays[0].tolist() == arrays[1].tolist() == [2.0] * 5000
 
 
@@ -224,7 +224,7 @@ def test_nothing_beside_the_arrays_is_touched() -> None:
 )
 def test_what_can_be_summed_jointly(op: str, dtype: str, element: str, joins: bool) -> None:
     """Numbers that are combined as they are stored, by sum and mean."""
-    assert can_join(op, [np.zeros(3, dtype)], [element]) is joins
+    assert kernels_apply(op, [np.zeros(3, dtype)], [element]) is joins
 
 
 def test_an_array_without_a_loop_is_refused() -> None:

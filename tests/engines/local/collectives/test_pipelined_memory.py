@@ -15,8 +15,8 @@ from tests.support import run_ranks, within
 from weft import faults
 from weft.engines.base import Group
 from weft.engines.local.collectives import pipelined
-from weft.engines.local.collectives.persistent import PreparedJointSum
-from weft.engines.local.collectives.pipelined import JointMemory
+from weft.engines.local.collectives.persistent import PersistentPipelinedSum
+from weft.engines.local.collectives.pipelined import PipelinedMemory
 from weft.errors import Disagreement, InvalidValue
 
 pytestmark = pytest.mark.alone
@@ -76,13 +76,13 @@ def test_it_is_prepared_by_shape() -> None:
 
     def body(group: Group) -> list[Any]:
         quickly: list[int] = []
-        run = PreparedJointSum.run
+        run = PersistentPipelinedSum.run
 
-        def counted(self: PreparedJointSum, *arguments: Any) -> Any:
+        def counted(self: PersistentPipelinedSum, *arguments: Any) -> Any:
             quickly.append(turn)
             return run(self, *arguments)
 
-        PreparedJointSum.run = counted  # type: ignore[method-assign]
+        PersistentPipelinedSum.run = counted  # type: ignore[method-assign]
         found: list[Any] = []
         for turn in range(10):
             own = numbers(group.rank + turn, shape=(500, 1000))
@@ -143,7 +143,7 @@ def test_its_memory_is_made_when_it_is_needed() -> None:
     def body(group: Group) -> list[bool]:
         def made() -> bool:
             collectives = group._collectives  # type: ignore[attr-defined]
-            return isinstance(collectives._transport.joint_memory, JointMemory)
+            return isinstance(collectives._transport.pipelined_memory, PipelinedMemory)
 
         found = []
         for value, op in ((np.ones(3), "sum"), (numbers(0), "max"), (numbers(0), "mean")):
@@ -163,14 +163,14 @@ def test_broadcasts_where_cores_share_no_cache(size: int, jointly: list[int]) ->
     def body(group: Group) -> tuple[list[int], bool, bool]:
         pipelined._SLOW = 0  # giving is always found to be slow
         found, right = [], True
-        carry_out = JointMemory._carry_out
+        carry_out = PipelinedMemory._carry_out
 
         def noted(*arguments: Any) -> None:
             if turn not in found:
                 found.append(turn)
             carry_out(*arguments)
 
-        JointMemory._carry_out = noted  # type: ignore[method-assign]
+        PipelinedMemory._carry_out = noted  # type: ignore[method-assign]
         for turn in range(34):
             root = turn // 16 % group.size
             several = [numbers(turn, shape=length) for length in (4_000_000, 0, 1_000_003)]
