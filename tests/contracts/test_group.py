@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.bodies import Bodies
+from tests.contracts.fakes import hosts_of
 from weft.engines.base import Group
 from weft.engines.serial.group import SerialGroup
 from weft.errors import InvalidType, InvalidValue, NotInitialized
@@ -42,11 +43,13 @@ def groups_know_their_hosts(group: Group) -> Any:
 def test_groups_know_their_hosts(outcome: Any) -> None:
     """Each rank's host, and this rank's place among those of its own; also in subgroups and in
     the next generation."""
-    n, here = outcome.size, socket.gethostname()
-    for rank, found in enumerate(outcome(groups_know_their_hosts)):
-        same = list(range(rank % 2, n, 2))[::-1]
-        whole = ((here,) * n, rank, n)
-        assert found == [whole, ((here,) * len(same), same.index(rank), len(same)), whole]
+    everybody, here = list(range(outcome.size)), socket.gethostname()
+    for rank, groups in enumerate(outcome(groups_know_their_hosts)):
+        same_parity = everybody[rank % 2 :: 2][::-1]
+        for ranks, placed in zip((everybody, same_parity, everybody), groups, strict=True):
+            hosts, own = placed[0], ranks.index(rank)
+            assert hosts in ((here,) * len(ranks), hosts_of(len(ranks)))
+            assert placed[1:] == (hosts[:own].count(hosts[own]), hosts.count(hosts[own]))
 
 
 def test_places_on_several_hosts() -> None:
