@@ -73,7 +73,7 @@ def function(
     tensors, models, lists and dicts of these. What changes at every call is better an argument.
 
     Raises InvalidType, InvalidValue. Calls raise these, what `fun` raises, Mismatch, TeamBroken,
-    WorkerLost and Stalled.
+    UsedConcurrently, WorkerLost and Stalled.
     """
     validate_callable(fun, "function(fun)")
     validate_modes(collect)

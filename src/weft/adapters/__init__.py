@@ -1,33 +1,33 @@
-"""Whose arrays and whose models: what weft needs to know of one library.
+"""Whose arrays and models: each adapter is a module that knows those of one library.
 
-Each adapter is a module, loaded at the first sight of its type. One that knows arrays has
+An adapter is loaded at the first sight of its type. One that knows arrays has
 
-    NAME                      how ranks tell each other which adapter to use
+    NAME                      the name by which ranks tell each other which adapter to use
     is_mine(value)            whether it can be moved as an array
     describe(value)           the name of its elements, the dtype of its view, its shape and its
                               device ("cpu", "cuda:0"), without making a view
     view(value)               the same memory as a NumPy array, and the name of its elements
     deliver(array, element)   a NumPy array that weft made, as this library's
-    state(value)              what tells whether it has changed since; of a large one of NumPy's,
-                              which does not count changes, a sample of it
+    state(value)              a value that differs after the array has changed; of a large NumPy
+                              array, which does not count its changes, a checksum of a sample
 
 bfloat16, which NumPy does not have, is viewed as uint16 under its own name.
 
 One that knows models has
 
-    NAME                      what to call it in an error
+    NAME                      the name in errors
     is_model(value)           whether its parameters can be read and written
-    names(model)              their names; models made alike have the same ones in the same order
-    read(model)               their values as NumPy arrays, in that order: views where they can be,
-                              never to be written to, good until the model changes
-    write(model, arrays)      copies values in. Each parameter stays the object that it is, with its
-                              dtype and device, so that optimizers made earlier go on working
+    names(model)              the parameters' names; models made alike have the same ones in the
+                              same order
+    read(model)               their values as NumPy arrays, in that order: views where possible,
+                              not to be written to, valid until the model changes
+    write(model, arrays)      copy values in. Each parameter stays the same object, with its dtype
+                              and device, so optimizers made earlier go on working
     parts(model)              the objects that its parameters are, which others may hold too, such
                               as an optimizer: what is sent to a worker finds the worker's own
-    reshape(model, arrays)    as `write`, with arrays of other shapes, where there are such models
-    live_in(model, arrays)    has the parameters live in the memory of these arrays from now on,
-                              which hold their values already; False, and nothing done, if they
-                              cannot
+    reshape(model, arrays)    as `write`, with arrays of other shapes, where the library allows it
+    live_in(model, arrays)    have the parameters live in the memory of these arrays, which hold
+                              their values already; return False, with nothing done, if they cannot
 
     library      a model is                                               lives in other memory
     keras        a model or layer, on any backend                         on the torch backend
@@ -37,13 +37,13 @@ One that knows models has
     numpy        an array                                                 no: an array is its memory
 
 Lists, tuples and dicts of a library's models, nested as you like, are models of that library too.
-"Parameters" are all of a model's lasting values: a module's persistent buffers and the moving
-averages of a Keras layer are among them, states of random generators are not. One that stands in
-several places counts once, under its first name.
+"Parameters" are all persistent values of a model: also a module's persistent buffers and the moving
+averages of a Keras layer, but not the states of random generators. A parameter that occurs several
+times counts once, under its first name.
 
-bfloat16, and what else of floats NumPy does not have, is read as float32 and rounded when it is
-written: a model's change is a difference, which uint16 could not hold. Such a model lives nowhere
-else. Arrays that are not as `read` has them, in number, shape or dtype, raise `InvalidValue`.
+Floats that NumPy does not have, such as bfloat16, are read as float32 and rounded when they are
+written: a model's change is a difference, which uint16 could not hold. Such a model cannot live in
+other memory. Arrays that differ from `read` in number, shape or dtype raise `InvalidValue`.
 
 Besides a module for each library there are
 
@@ -51,9 +51,9 @@ numbers.py      Python's own numbers, as arrays
 scalars.py      NumPy's single numbers, as arrays
 holder.py       `weft.Holder`: a place for a value that cannot be changed itself
 containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
-models.py       an object's values, whatever library's it is
-torch_training.py  a step of training of a torch module
-jax_training.py    a step of training of JAX's arrays
+models.py       an object's values, whichever library it is from
+torch_training.py  a training step of a torch module
+jax_training.py    a training step of JAX arrays
 """
 
 from __future__ import annotations
@@ -69,33 +69,36 @@ from weft.adapters import containers, numbers, numpy, scalars
 from weft.adapters.holder import Holder
 from weft.errors import MissingPackage
 
-_loaded: dict[str, ModuleType] = {one.NAME: one for one in (numpy, numbers, scalars)}
+_loaded: dict[str, ModuleType] = {adapter.NAME: adapter for adapter in (numpy, numbers, scalars)}
 
-#: whose arrays, besides NumPy's, by what the library calls them
+#: the libraries with arrays, besides NumPy, and the name of the array class
 _ARRAYS = {"torch": "Tensor", "jax": "Array"}
-#: whose models, in the order of asking: a Keras model may be a torch module as well
+#: the libraries with models, in the order of asking: a Keras model may be a torch module too
 _MODELS = ("keras", "pytensor", "jax", "torch", "numpy")
 
 
 def of(value: Any) -> ModuleType | None:
-    """The adapter of an array; None if the value is nobody's array."""
+    """Return the adapter of an array; None for what is no array."""
     if isinstance(value, np.ndarray):
         return numpy if numpy.is_mine(value) else None
     for library, kind in _ARRAYS.items():
-        found = getattr(sys.modules.get(library), kind, None)
-        if found is not None and isinstance(value, found):
+        array_class = getattr(sys.modules.get(library), kind, None)
+        if array_class is not None and isinstance(value, array_class):
             return named(library)
     return None
 
 
 def of_array_or_number(value: Any) -> ModuleType | None:
-    """The adapter of an array or a single number."""
-    return of(value) or next((one for one in (scalars, numbers) if one.is_mine(value)), None)
+    """Return the adapter of an array or a single number; None for anything else."""
+    return of(value) or next((kind for kind in (scalars, numbers) if kind.is_mine(value)), None)
 
 
 def of_model(value: Any) -> ModuleType | None:
-    """The adapter of a model; None if nobody knows it. A library that the program has not imported
-    has made no model, so it is not asked; but a worker may get a Holder of NumPy's arrays."""
+    """Return the adapter of a model; None for what is no model.
+
+    A library that the program has not imported has made no model, so it is not asked; but a worker
+    may get a Holder of NumPy arrays.
+    """
     held = containers.all_are(value, Holder)
     asked = (
         named(library)
@@ -106,7 +109,7 @@ def of_model(value: Any) -> ModuleType | None:
 
 
 def named(name: str) -> ModuleType:
-    """The adapter that another rank spoke of."""
+    """Return the adapter of this name, which another rank sent. Raises MissingPackage."""
     if name not in _loaded:
         try:
             _loaded[name] = importlib.import_module(f"weft.adapters.{name}")

@@ -1,4 +1,5 @@
-"""Lists, tuples and dicts of arrays or models: taken apart into leaves, put together again."""
+"""Lists, tuples and dicts of arrays or models: flattened into leaves and rebuilt, and the names of
+a model's parameters."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from weft.errors import InvalidValue
 
 #: the name of a parameter that stands alone
 ALONE = "value"
-#: None for a leaf; else the kind of container, what it needs besides its parts, and the parts
+#: None for a leaf; else the kind of container, its keys or class, and the structures of its parts
 Structure = Any
 THE_VALUE = "the value"
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Structure] | None:
-    """The leaves of a value and how they hang together; None if something else hangs there too.
+    """Return the leaves of a value and their structure; None if there is anything but leaves.
 
-    A dict's parts are taken in the order of their keys' texts, so that ranks whose dicts were
+    A dict's parts are taken in the order of their keys as text, so that ranks whose dicts were
     filled in another order agree; its keys are kept in the order in which it was filled.
 
     >>> flatten({"b": [1, 2], "a": (3,)}, lambda x: isinstance(x, int))
@@ -30,26 +31,26 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Stru
     leaves: list[Any] = []
     try:
         return leaves, _take_apart(value, is_leaf, leaves)
-    except (_NotATree, RecursionError):  # a list that holds itself can still be pickled
+    except (_NotATree, RecursionError):  # a list that contains itself can still be pickled
         return None
 
 
 def find_other(value: Any, is_leaf: Callable[[Any], Any]) -> tuple[str, Any]:
-    """The first thing in a value that is neither a container nor a leaf, and where it is.
+    """Return where the first thing is that is neither a container nor a leaf, and that thing.
 
     >>> find_other({"a": 1, "b": [2, None]}, lambda x: isinstance(x, int))
     ("['b'][1]", None)
     """
     if isinstance(value, (list, tuple, dict)) and not is_leaf(value):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if flatten(item, lambda one: bool(is_leaf(one))) is None:
+            if flatten(item, lambda part: bool(is_leaf(part))) is None:
                 where, what = find_other(item, is_leaf)
                 return f"[{key!r}]{'' if where == THE_VALUE else where}", what
     return THE_VALUE, value
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """The value of which these are the leaves, in order."""
+    """Return the value of this structure with these leaves, in order."""
     if structure is None:
         return next(leaves)
     kind, extra, parts = structure
@@ -65,7 +66,7 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def describe(structure: Structure, leaves: Iterator[Any]) -> str:
-    """The tree in words: "{'a': float32[3], 'b': [int64[], int64[2]]}"."""
+    """Return the structure as text: "{'a': float32[3], 'b': [int64[], int64[2]]}"."""
     if structure is None:
         return str(next(leaves))
     kind, extra, parts = structure
@@ -108,10 +109,10 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
 
 
 def leaves(value: Any) -> list[tuple[str, Any]]:
-    """What hangs in lists, tuples and dicts, each with its place; the value itself if it is none.
+    """Return the leaves of lists, tuples and dicts, each with its place; of anything else itself.
 
-    A dict's parts come in the order of their keys' texts, so that ranks whose dicts were filled in
-    another order agree. What holds itself has no leaves.
+    A dict's parts come in the order of their keys as text, so that ranks whose dicts were filled in
+    another order agree. A container that contains itself has no leaves.
 
     >>> leaves({"b": [1, 2], "a": (3,)})
     [("['a'][0]", 3), ("['b'][0]", 1), ("['b'][1]", 2)]
@@ -123,13 +124,13 @@ def leaves(value: Any) -> list[tuple[str, Any]]:
 
 
 def all_are(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether there are leaves, and all of these kinds."""
-    found = leaves(value)
-    return bool(found) and all(isinstance(leaf, kinds) for _, leaf in found)
+    """Return whether there are leaves, and all are of these kinds."""
+    named = leaves(value)
+    return bool(named) and all(isinstance(leaf, kinds) for _, leaf in named)
 
 
 def parameter_name(place: str, name: str = "") -> str:
-    """The name of a parameter of the model at a place.
+    """Return the full name of a parameter of the model at a place.
 
     >>> parameter_name("['a'][0]", "weight"), parameter_name("", "weight"), parameter_name("")
     ("['a'][0].weight", 'weight', 'value')
@@ -138,25 +139,25 @@ def parameter_name(place: str, name: str = "") -> str:
 
 
 def unique(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Parameters by name, each under its first one; another of the same name gets a number.
+    """Return parameters by name, each once, under its first name; equal names get a number.
 
     >>> w, b = object(), object()
     >>> list(unique([("w", w), ("b", b), ("again", w), ("b", object())]))
     ['w', 'b', 'b#2']
     """
     seen: set[int] = set()
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, parameter in named:
         if id(parameter) not in seen:
             seen.add(id(parameter))
-            found[_free_name(name, found)] = parameter
-    return found
+            parameters[_free_name(name, parameters)] = parameter
+    return parameters
 
 
 def validate_forms(
     forms: Mapping[str, tuple[np.dtype[Any], Sequence[int]]], arrays: Sequence[NDArray[Any]]
 ) -> None:
-    """Raise unless there is one array for each parameter, of the dtype and shape it is read in."""
+    """Raise InvalidValue unless there is an array for each parameter, of its dtype and shape."""
     if len(arrays) != len(forms):
         raise InvalidValue(f"{len(arrays)} arrays for {len(forms)} parameters: pass one for each")
     for (name, (dtype, shape)), array in zip(forms.items(), arrays, strict=True):

@@ -1,4 +1,4 @@
-"""A place for a value that cannot be changed itself."""
+"""`Holder`: a place for a value that cannot be changed itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 class Holder:
     """A model whose parameters are immutable, such as a pytree of JAX arrays.
 
-    JAX trains by making new arrays, so there is nothing in a pytree that could be written to.
-    A holder has one attribute, `value`. Put the pytree in it, train by setting `value`, and give
-    the holder itself to weft, which sets `value` too:
+    JAX trains by making new arrays, so nothing in a pytree can be written to. A holder has one
+    attribute, `value`. Put the pytree there, train by setting `value`, and give the holder itself
+    to weft, which sets `value` too:
 
         model = weft.Holder({"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)})
         model.value = update(model.value, batch)

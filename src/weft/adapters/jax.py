@@ -1,4 +1,4 @@
-"""JAX's arrays in the memory of the CPU, and pytrees of them on any device."""
+"""JAX arrays on the CPU, and pytrees of them on any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.errors import InvalidType, InvalidValue
 
 NAME = "jax"
 _BFLOAT16 = "bfloat16"
-#: the kinds of dtypes that NumPy knows by itself
+#: the kinds of NumPy's own numeric dtypes
 _NUMBERS = "biufc"
 
 
@@ -26,7 +26,7 @@ def is_mine(value: Any) -> bool:
 
 
 def state(value: Any) -> Hashable:
-    """It does not change."""
+    """Return the identity of an array, which never changes."""
     return id(value)
 
 
@@ -36,12 +36,12 @@ def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
     dtype = np.dtype(np.uint16) if element == _BFLOAT16 else np.dtype(value.dtype)
     if dtype.kind not in _NUMBERS:
         raise InvalidType(f"a JAX array of dtype {value.dtype} has no NumPy form")
-    devices = {"cpu" if one.platform == "cpu" else str(one) for one in value.devices()}
+    devices = {"cpu" if d.platform == "cpu" else str(d) for d in value.devices()}
     return element, dtype, tuple(value.shape), ", ".join(sorted(devices))
 
 
 def view(value: Any) -> tuple[NDArray[Any], str]:
-    """It cannot be written to, as no array of JAX can."""
+    """Return a read-only view: no JAX array can be written to."""
     element, dtype, _, device = describe(value)
     if device != "cpu":
         raise InvalidType(
@@ -52,7 +52,7 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
 
 
 def deliver(array: NDArray[Any], element: str) -> Any:
-    """A copy: JAX would see later changes to memory that it took over."""
+    """Return a copy: JAX would see later changes of memory that it adopted."""
     if element == _BFLOAT16:
         return jnp.array(array.view(jnp.bfloat16))
     delivered = jnp.array(array)
@@ -67,8 +67,8 @@ def deliver(array: NDArray[Any], element: str) -> Any:
 def is_model(value: Any) -> bool:
     if not containers.all_are(value, Holder):
         return False
-    found = [leaf for _, leaf in _leaves(value)]
-    return bool(found) and all(_is_parameter(leaf) for leaf in found)
+    parameters = [leaf for _, leaf in _leaves(value)]
+    return bool(parameters) and all(_is_parameter(leaf) for leaf in parameters)
 
 
 def names(model: Any) -> list[str]:
@@ -114,13 +114,15 @@ def _leaves(model: Any) -> list[tuple[str, Any]]:
 
 
 def _is_parameter(leaf: Any) -> bool:
-    """NumPy's arrays stand in pytrees too, until the first step of training."""
+    """Return whether a leaf is a parameter: NumPy arrays too, which stand in pytrees until the
+    first training step."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype.kind in _NUMBERS
     return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def read_array(leaf: Any) -> NDArray[Any]:
+    """Return a leaf's values as a NumPy array, in float32 if NumPy does not have their dtype."""
     if isinstance(leaf, jax.Array):
         _validate_memory(leaf)
     array = np.asarray(leaf)
@@ -130,11 +132,12 @@ def read_array(leaf: Any) -> NDArray[Any]:
 def _like(leaf: Any, array: NDArray[Any]) -> Any:
     if isinstance(leaf, np.ndarray):
         return array.copy()
-    # a copy first: device_put takes over memory that lies well
+    # a copy first: device_put adopts aligned memory
     return jax.device_put(jnp.array(array, dtype=leaf.dtype), leaf.sharding)
 
 
 def _validate_memory(value: Any) -> None:
+    """Raise InvalidType or InvalidValue for an array without values in this process's memory."""
     if isinstance(value, jax.core.Tracer):
         raise InvalidType("a JAX array inside jit, grad or vmap has no values; call weft outside")
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

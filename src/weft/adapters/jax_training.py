@@ -1,5 +1,5 @@
-"""A step of training of a `weft.Holder` of JAX's arrays, which are replaced. The functions are
-those that `_api/training.py` asks of a framework."""
+"""A training step of a `weft.Holder` of JAX arrays, which are replaced by new ones. The functions
+are those that `_api/training.py` requires of a framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def validate_optimizer(model: Any, optimizer: Any) -> None:
-    """Take any function: what it does is known once it is called."""
+    """Accept any function: what it does is known only when it is called."""
 
 
 def settings(model: Any, optimizer: Any) -> None:
@@ -20,7 +20,7 @@ def settings(model: Any, optimizer: Any) -> None:
 
 
 def values(model: Any, optimizer: Any) -> Any:
-    """Return the parameters, which are replaced by others."""
+    """Return the parameters, which a step replaces."""
     return model.value
 
 
@@ -32,7 +32,8 @@ def same_values(before: Any, now: Any) -> bool:
 def step(
     member: Any, numbers: Sequence[int], _: None, batch: Sequence[Any], fraction: float
 ) -> float:
-    """Remote function: the gradients of a rank's rows, their mean over all, new parameters."""
+    """Compute the gradients of a rank's rows, average them over all ranks, and set new parameters
+    (a remote function)."""
     model, optimizer, loss = (member.registered[number] for number in numbers)
     leaves, structure = jax.tree_util.tree_flatten(model.value)
     value, gradients = np.zeros(()), [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -46,19 +47,19 @@ def step(
             member.group.refuse("train_step", error)
             raise
     value, *means = member.group.all_reduce([value, *gradients], "sum")
-    mean = jax.tree_util.tree_unflatten(structure, [jax.numpy.asarray(one) for one in means])
+    mean = jax.tree_util.tree_unflatten(structure, [jax.numpy.asarray(array) for array in means])
     model.value = optimizer(model.value, mean)
     return float(value)
 
 
 @lru_cache(maxsize=16)
 def _weighted_gradients(loss: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """The loss and its gradients; compiled once for each loss, as it was sent under a number, and
-    for each number of rows."""
+    """Return a function for the loss and its gradients, times a fraction. It is compiled once for
+    each loss, identified by the number it was sent under, and each number of rows."""
 
     def weighted(fraction: float, *arguments: Any) -> Any:
-        found = jax.value_and_grad(loss)(*arguments)
-        return jax.tree_util.tree_map(lambda leaf: leaf * fraction, found)
+        value_and_gradients = jax.value_and_grad(loss)(*arguments)
+        return jax.tree_util.tree_map(lambda leaf: leaf * fraction, value_and_gradients)
 
     compiled: Callable[..., Any] = jax.jit(weighted)
     return compiled

@@ -1,4 +1,4 @@
-"""Keras 3's models and layers, on whichever backend runs."""
+"""Models and layers of Keras 3, on any backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_model(value: Any) -> bool:
 
 
 def names(model: Any) -> list[str]:
-    """Numbered: Keras's own names, such as dense_3, count the layers that a process ever made."""
+    """Return numbered names: Keras's own, such as dense_3, count all layers a process ever made."""
     return list(_parameters(model))
 
 
@@ -31,16 +31,15 @@ def read(model: Any) -> list[NDArray[Any]]:
 
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
-    forms = {name: (_read(one.value).dtype, one.shape) for name, one in parameters.items()}
+    forms = {name: (_read(v.value).dtype, v.shape) for name, v in parameters.items()}
     containers.validate_forms(forms, arrays)
-    copies = keras.backend.backend() == "torch"  # others may take over memory that lies well
+    copies = keras.backend.backend() == "torch"  # other backends may adopt the memory
     for variable, array in zip(parameters.values(), arrays, strict=True):
         variable.assign(array if copies else array.copy())
 
 
 def parts(model: Any) -> list[Any]:
-    """On the torch backend a model is a module too, whose optimizers hold not the variables, but
-    their tensors."""
+    """Return the variables, and on the torch backend their tensors too, which optimizers hold."""
     variables = list(_parameters(model).values())
     if keras.backend.backend() != "torch":
         return variables
@@ -48,7 +47,7 @@ def parts(model: Any) -> list[Any]:
 
 
 def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
-    write(model, arrays)  # which says that they do not fit: Keras's variables keep their shapes
+    write(model, arrays)  # raises InvalidValue: Keras variables keep their shapes
 
 
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:

@@ -1,4 +1,4 @@
-"""An object's values, whatever library's it is."""
+"""An object's values, whichever library it is from."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft.errors import InvalidType
 
 
 def read(model: Any) -> list[NDArray[Any]]:
-    """Its values, in the order of its parameters. Raises InvalidType for what has none."""
+    """Return a model's values, in the order of its parameters. Raises InvalidType for no model."""
     return list(_adapter(model).read(model))
 
 
 def assign(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
-    """Give it values, which may have other shapes than its own where its library allows it."""
+    """Set a model's values, which may have other shapes where its library allows it."""
     adapter = _adapter(model)
     shapes = [array.shape for array in adapter.read(model)]
     if shapes == [array.shape for array in arrays]:
@@ -27,19 +27,19 @@ def assign(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def validate(model: Any) -> None:
-    """Raise for what has no arrays."""
+    """Raise InvalidType for what is no model."""
     _adapter(model).names(model)
 
 
 def parts(value: Any) -> list[Any]:
-    """The objects that its parameters are; none for what is no model."""
+    """Return the objects that a model's parameters are; none for what is no model."""
     adapter = adapters.of_model(value)
     return [] if adapter is None else adapter.parts(value)
 
 
 def reduce(value: Any) -> Any:
-    """How a library's object is pickled when it is to find the worker's own copies of what it
-    mentions; None where its own way is right."""
+    """Return how to pickle an object so that in a worker it uses the worker's own replicas; None
+    where its library's way does that."""
     if type(value).__module__.partition(".")[0] != "pytensor":
         return None
     return adapters.named("pytensor").reduce(value)

@@ -1,4 +1,4 @@
-"""Python's own numbers, which reductions take as arrays of one element."""
+"""Python's own numbers, which reductions treat as arrays of one element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy's arrays, and models that are made of them."""
+"""NumPy arrays, and models made of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
 
 NAME = "numpy"
-#: the kinds of dtypes that parameters may have
+#: the kinds of dtype that parameters may have
 _NUMBERS = "biufc"
-#: bytes up to which all of an array is compared, and of how many elements else
+#: bytes up to which `state` covers a whole array, and the number of elements it samples otherwise
 _WHOLE, _SAMPLE = 1 << 20, 4096
 
 
 def is_mine(value: Any) -> bool:
-    """Arrays of Python objects are not: they travel as objects."""
+    """Return whether it can be moved as an array; arrays of Python objects travel as objects."""
     return not value.dtype.hasobject
 
 
@@ -52,7 +52,7 @@ def deliver(array: NDArray[Any], element: str) -> Any:
 
 
 def state(value: Any) -> Hashable:
-    value = np.asarray(value)  # a mask has a memory of its own
+    value = np.asarray(value)  # a mask is apart
     kind = value.shape, value.dtype.str
     if value.nbytes <= _WHOLE:
         whole: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -62,9 +62,9 @@ def state(value: Any) -> Hashable:
 
 
 def is_model(value: Any) -> bool:
-    found = containers.leaves(value)
-    return bool(found) and all(
-        isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS for _, leaf in found
+    leaves = containers.leaves(value)
+    return bool(leaves) and all(
+        isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS for _, leaf in leaves
     )
 
 
@@ -78,7 +78,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
-    forms = {name: (one.dtype.newbyteorder("="), one.shape) for name, one in parameters.items()}
+    forms = {name: (a.dtype.newbyteorder("="), a.shape) for name, a in parameters.items()}
     containers.validate_forms(forms, arrays)
     for name, parameter in parameters.items():
         if not parameter.flags.writeable:
@@ -104,5 +104,5 @@ def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
 
 
 def _parameters(model: Any) -> dict[str, NDArray[Any]]:
-    found = containers.leaves(model)
-    return containers.unique((containers.parameter_name(place), array) for place, array in found)
+    leaves = containers.leaves(model)
+    return containers.unique((containers.parameter_name(place), array) for place, array in leaves)

@@ -1,4 +1,4 @@
-"""PyTensor's shared variables, and Lasagne's layers, whose parameters they are."""
+"""Shared variables of PyTensor, and layers of Lasagne, whose parameters they are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAME = "pytensor"
 
 
 def is_model(value: Any) -> bool:
-    """Shared variables that are no arrays, such as random generators, are no parameters."""
-    found = containers.leaves(value)
-    return bool(found) and all(_is_layer(leaf) or _is_parameter(leaf) for _, leaf in found)
+    """Return whether all leaves are layers or shared arrays; shared random generators are not."""
+    leaves = containers.leaves(value)
+    return bool(leaves) and all(_is_layer(leaf) or _is_parameter(leaf) for _, leaf in leaves)
 
 
 def names(model: Any) -> list[str]:
@@ -33,7 +33,7 @@ def read(model: Any) -> list[NDArray[Any]]:
 
 def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     parameters = _parameters(model)
-    forms = {name: (_value(one).dtype, _value(one).shape) for name, one in parameters.items()}
+    forms = {name: (_value(v).dtype, _value(v).shape) for name, v in parameters.items()}
     containers.validate_forms(forms, arrays)
     for variable, array in zip(parameters.values(), arrays, strict=True):
         held = variable.get_value(borrow=True)
@@ -44,7 +44,7 @@ def write(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def parts(model: Any) -> list[Any]:
-    """Compiled functions hold not the variables themselves, but the containers of their values."""
+    """Return the variables, and the containers of their values, which compiled functions hold."""
     variables = list(_parameters(model).values())
     return [*variables, *(variable.container for variable in variables)]
 
@@ -55,8 +55,8 @@ def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def reduce(value: Any) -> Any:
-    """How a compiled function is pickled, so that it uses the variables that its graph mentions:
-    by itself it would bring along storage of its own, with their values."""
+    """Return how to pickle a compiled function so that it uses the variables of its graph; None for
+    anything else. PyTensor's own way would give it storage of its own, with their values."""
     return (_link, (value.maker, value.trust_input)) if isinstance(value, Function) else None
 
 
@@ -96,8 +96,8 @@ def _is_parameter(leaf: Any) -> bool:
 
 
 def _value(variable: Any) -> Any:
-    """The array that a shared variable holds, itself. Functions compiled for JAX or PyTorch leave
-    theirs there, those for JAX also sums in the wider type in which they were made."""
+    """Return the array that a shared variable holds, not a copy. Functions compiled for JAX or
+    PyTorch leave arrays of these there, those for JAX also wider ones than the variable's dtype."""
     held = variable.get_value(borrow=True)
     library = None if isinstance(held, np.ndarray) else adapters.of(held)
     return held if library is None else library.read_array(held).astype(variable.dtype, copy=False)

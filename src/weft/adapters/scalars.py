@@ -1,4 +1,4 @@
-"""NumPy's single numbers, which reductions take as arrays of one element."""
+"""NumPy's single numbers, which reductions treat as arrays of one element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's tensors in the memory of the CPU, and modules on any device."""
+"""PyTorch tensors on the CPU, and modules on any device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
 
 @lru_cache(maxsize=256)
 def _form(dtype: torch.dtype) -> tuple[str, np.dtype[Any]]:
-    """Return the name of a dtype, and NumPy's; of bfloat16 that of its bits."""
+    """Return the name of a dtype, and the NumPy dtype of its view: uint16 for bfloat16."""
     array, element = view(torch.empty(0, dtype=dtype))
     return element, array.dtype
 
@@ -63,7 +63,7 @@ def deliver(array: NDArray[Any], element: str) -> Any:
 
 
 def state(value: Any) -> Hashable:
-    """Torch counts its changes, but not those of a tensor that was made in inference mode."""
+    """Return identity, address and version: torch counts changes, except in inference mode."""
     version = None if value.is_inference() else value._version
     return id(value), value.data_ptr() if value.layout is torch.strided else None, version
 
@@ -98,25 +98,25 @@ def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
-    """A tensor leaves these arrays again when it is moved or cast: `module.to(...)`."""
+    """Have the parameters live in these arrays, until they are moved or cast: `module.to(...)`."""
     return tensors_live_in(_parameters(model), arrays)
 
 
 def read_array(tensor: Any) -> NDArray[Any]:
-    """A tensor's values, from whatever device."""
+    """Return a tensor's values, from any device, in float32 if NumPy does not have their dtype."""
     near = tensor if tensor.is_meta else tensor.detach().cpu()  # the meta device has no values
     return view(_in_numpys_dtypes(near))[0]
 
 
 def tensors_live_in(tensors: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> bool:
-    """Have all tensors live in the arrays, or none."""
+    """Have all tensors live in the arrays, or none. Return whether they do."""
     containers.validate_forms(_forms(tensors), arrays)
     pairs = list(zip(tensors.values(), arrays, strict=True))
     if not all(_can_live_in(tensor, array) for tensor, array in pairs):
         return False
     memory = [tensor.untyped_storage().data_ptr() for tensor, _ in pairs if tensor.numel()]
     if len(set(memory)) < len(memory):
-        return False  # parts of one tensor, which somebody may hold as a whole
+        return False  # views of one tensor, which somebody may hold
     for tensor, array in pairs:
         tensor.data = torch.from_numpy(array)
     return True
@@ -133,7 +133,7 @@ def _can_live_in(tensor: Any, array: NDArray[Any]) -> bool:
 
 
 def _parameters(model: Any) -> dict[str, Any]:
-    """In the order of `state_dict`, but the live tensors, whatever hooks make of them there."""
+    """Return the tensors in the order of `state_dict`, without what its hooks do to them."""
     return containers.unique(
         (containers.parameter_name(place, name), tensor)
         for place, leaf in containers.leaves(model)
@@ -161,7 +161,7 @@ def _tensors_of(leaf: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _forms(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dtype and shape that each is read in."""
+    """Return the dtype and shape in which each tensor is read."""
     return {
         name: (read_array(torch.empty(0, dtype=tensor.dtype)).dtype, tensor.shape)
         for name, tensor in tensors.items()
@@ -174,6 +174,6 @@ def _in_numpys_dtypes(tensor: Any) -> Any:
 
 
 def _tensor(array: NDArray[Any]) -> Any:
-    """A tensor to copy from."""
+    """Return a tensor with an array's values, to copy from."""
     plain = np.asarray(array, order="C")
     return torch.from_numpy(plain) if plain.flags.writeable else torch.tensor(plain)

@@ -1,14 +1,14 @@
-"""A step of training of a torch module. The functions are those that `_api/training.py` asks of a
+"""A training step of a torch module. The functions are those that `_api/training.py` requires of a
 framework.
 
-A rank's gradients are one flat array, which the ranks add up where it lies:
+A rank's gradients are one flat array, which the ranks sum in place:
 
-after backward   loss | which parameters it depends on | gradient | gradient | ...
-                   one array of the group's, with a copy of what torch has computed
-add up           one all_reduce of that array, in place: nobody copies anything
-take             each parameter's gradient is its part of the array, until the next step
+    after backward   loss | which parameters it depends on | gradient | gradient | ...
+                       one array of the group's, with a copy of what torch has computed
+    sum              one all_reduce of that array, in place, without a copy
+    take             each parameter's gradient is its part of the array, until the next step
 
-Somebody may hold a gradient for longer than that: then the next step uses another array.
+If somebody holds a gradient for longer than that, the next step uses another array.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import torch
 from weft import adapters
 from weft.errors import InvalidType, InvalidValue
 
-#: the first gradient begins at a multiple of this: a line of the cache, in float32
+#: elements to whose multiple the first gradient is aligned: a cache line of float32
 _LINE = 16
-#: different sets of parameters of one optimizer that have an array at a time
+#: the most arrays for one optimizer, each for another set of parameters
 _SETS = 4
 
 
 def validate_optimizer(model: Any, optimizer: Any) -> None:
-    """Raise InvalidValue for an optimizer of other parameters."""
+    """Raise InvalidValue for an optimizer of other parameters than the model's."""
     own = set(map(id, model.parameters()))
     if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
         raise InvalidValue(
@@ -41,26 +41,28 @@ def validate_optimizer(model: Any, optimizer: Any) -> None:
 
 
 class Values(NamedTuple):
-    """What tells whether somebody has given a model, or its optimizer, other values."""
+    """A fingerprint of the values of a model and its optimizer."""
 
-    #: the object that is replaced by others; held, so that no other has its identity
+    #: the optimizer's state, which is replaced as a whole; held, so that no other has its id
     held: Any
-    #: of what is changed in place
+    #: of the tensors, which are changed in place
     states: list[Any]
 
 
 def values(model: Any, optimizer: Any) -> Values:
+    """Return a fingerprint of their values."""
     state = adapters.named("torch").state
     held = getattr(optimizer, "state", None)
-    return Values(held, [state(one) for one in (*model.parameters(), *model.buffers())])
+    return Values(held, [state(tensor) for tensor in (*model.parameters(), *model.buffers())])
 
 
 def same_values(before: Values, now: Values) -> bool:
+    """Return whether two fingerprints are equal."""
     return before.held is now.held and before.states == now.states
 
 
 class Settings(NamedTuple):
-    """What a program changes of its model and optimizer between two steps."""
+    """What a program changes of a model and its optimizer between two steps, besides values."""
 
     training: list[bool]
     trainable: list[bool]
@@ -69,7 +71,7 @@ class Settings(NamedTuple):
 
 
 def settings(model: Any, optimizer: Any) -> Settings:
-    """Return them. Raises InvalidValue for hooks, which workers would not call."""
+    """Return the settings. Raises InvalidValue for hooks, which workers would not call."""
     hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     if any(getattr(optimizer, name, None) for name in hooks):
         raise InvalidValue(
@@ -102,9 +104,10 @@ def step(
     batch: Sequence[Any],
     fraction: float,
 ) -> float:
-    """Remote function: take the gradients of a rank's rows, a fraction of all, average, step.
+    """Compute the gradients of a rank's rows, a fraction of all, average them over the ranks, and
+    update the rank's model (a remote function).
 
-    The loss is weighted before its gradients are taken, so a plain sum of them is their mean.
+    The loss is weighted before its gradients are computed, so their plain sum is their mean.
     """
     model, optimizer, loss = (member.registered[number] for number in numbers)
     value = 0.0
@@ -126,7 +129,7 @@ def step(
         raise
     gradients.sum_in_place(member.group)
     value = gradients.take(parameters)
-    # averages over rows, such as those of batch normalisation, or the same everywhere
+    # means over rows, such as those of batch normalisation, or equal in all ranks
     buffers = [one for one in model.buffers() if one.numel()]
     if buffers:
         member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
@@ -135,7 +138,7 @@ def step(
 
 
 def _validate_loss(computed: Any) -> Any:
-    """What a loss returned, if it is one number that can be derived."""
+    """Return what a loss returned. Raises InvalidType unless it is a tensor of one number."""
     if not isinstance(computed, torch.Tensor) or computed.numel() != 1:
         shape = f" of shape {tuple(computed.shape)}" if isinstance(computed, torch.Tensor) else ""
         raise InvalidType(
@@ -148,15 +151,15 @@ def _validate_loss(computed: Any) -> Any:
 # gradients
 
 
-#: By optimizer, and by what makes an array fit: they go with the optimizer, of which a rank may get
-#: another under the same number.
+#: by optimizer, then by size of the group and form of the parameters; weak, since they end with the
+#: optimizer
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
 _made = weakref.WeakKeyDictionary()
 
 
 def gradients_for(optimizer: Any, parameters: Sequence[Any], group: Any) -> Gradients:
-    """Where the gradients of an optimizer's parameters go: at each step to the same array, unless
-    somebody holds one. The group adds them up."""
+    """Return the array for the gradients of an optimizer's parameters: at each step the same one,
+    unless somebody still holds a gradient in it."""
     key = (group.size, *((one.shape, one.dtype, one.stride()) for one in parameters))
     made = _made.setdefault(optimizer, {})
     if key not in made or made[key].in_use:
@@ -167,34 +170,34 @@ def gradients_for(optimizer: Any, parameters: Sequence[Any], group: Any) -> Grad
 
 
 class Gradients:
-    """Those of some parameters, and the loss that they are the gradients of."""
+    """The loss, and its gradients for some parameters, in one array."""
 
     def __init__(self, parameters: Sequence[Any], group: Any) -> None:
-        # half precision is added up in a wider type
+        # half precision is summed in float32
         self._dtype = reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
         for one in parameters:
-            adapters.named("torch").view(one)  # refuses those on a GPU
+            adapters.named("torch").view(one)  # raises InvalidType on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
         *starts, size = accumulate((one.numel() for one in parameters), initial=first)
         self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
-        #: where each gradient begins, and its form: as torch would lay it out, which some
-        #: optimizers rely on
+        #: shape, strides and start of each gradient, laid out as torch would, on which some
+        #: optimizers rely
         self._forms = [
             (one.shape, torch.empty_like(one, device="meta").stride(), start)
             for one, start in zip(parameters, starts, strict=True)
         ]
         self._parts: list[Any] = []
-        #: a weak reference to the array under all gradients given out: there while one is
+        #: a weak reference to the array under all gradients handed out: alive while one of them is
         self._given: Callable[[], Any] = lambda: None
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody has a gradient of the last step."""
+        """Return whether somebody still holds a gradient of the last step."""
         return self._given() is not None
 
     def put(self, loss: float, parameters: Sequence[Any]) -> None:
-        """Put a rank's own in. Raises InvalidType for those that are not dense."""
-        array = self._flat[:]  # all tensors over it together hold this one
+        """Copy a rank's own loss and gradients in. Raises InvalidType for sparse gradients."""
+        array = self._flat[:]  # alive as long as any tensor over it
         whole = torch.from_numpy(array)
         self._given = weakref.ref(array)
         self._parts = [whole.as_strided(*form) for form in self._forms]
@@ -213,12 +216,12 @@ class Gradients:
             part.copy_(one.grad.detach())
 
     def sum_in_place(self, group: Any) -> None:
-        """Have them be the sums over all ranks."""
+        """Replace loss and gradients by their sums over all ranks."""
         group.all_reduce(self._flat, out=self._flat)
 
     def take(self, parameters: Sequence[Any]) -> float:
-        """Have the parameters get their gradients; returns the loss. A parameter that no rank's
-        loss depends on has no gradient, and is left alone."""
+        """Set the parameters' gradients, and return the loss. A parameter on which no rank's loss
+        depends gets none."""
         parts, self._parts = self._parts, []
         for place, (one, part) in enumerate(zip(parameters, parts, strict=True), 1):
             if self._flat[place]:
