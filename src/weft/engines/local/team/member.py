@@ -1,11 +1,11 @@
-"""A process's part in a team: its rank, the group, and what was registered with it.
+"""A process's part in a team: its rank, its group, and its registered objects.
 
     driver                                  worker
     Member of rank 0                        Member of rank 1, 2, ...
-    run_remote(function, arguments)         run_remote(function, arguments)
-                └───────── the same function, each with arguments of its own ────────┘
+    function(member, *own, **common)        run_remote: the same function, with its own arguments
 
-A remote function gets the member of the process it runs in as its first argument.
+Workers load this module without the driver's code (team.py). First joining and leaving the group,
+then remote functions, then how registered objects and arguments are packed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from weft.engines.local.pool.payload import (
     unpicklable_error,
 )
 
-#: by the name of the team; a worker may be a driver of others
+#: by the name of the team: a worker may be the driver of another team
 _members: dict[str, Member] = {}
 
 
 def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Member:
-    """Join the group of a team."""
+    """Join the group of a team. Return this process's member."""
     identity = Identity(rank, size, name)
     group: Group = join(identity, timeout=timeout, start_timeout=start)
     member = _members[name] = Member(rank, size, group)
@@ -45,12 +45,13 @@ def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Memb
 
 
 def enter_as_worker(name: str, rank: int, size: int, timeout: float, start: float) -> None:
+    """Remote function: join the group of a team. Returns None: a member cannot be sent."""
     enter(name, rank, size, timeout, start)
 
 
 def leave(name: str, *, peers_end: Callable[[], None]) -> None:
-    """The driver's end of a team. What a collective was given that was left half way can go once
-    its peers, who might still write there, have ended."""
+    """Leave the group of a team as its driver, and end the peers by `peers_end`. Only then is the
+    memory of an unfinished collective freed: until their end, peers may write there."""
     member = _members.pop(name, None)
     if member is not None:
         member.group.leave()
@@ -68,25 +69,25 @@ def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, A
 
 
 def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
-    """Remote function: load something and register it under its number; drop some others."""
+    """Remote function: load an object and register it under its number; drop some others."""
     member.registered[number] = _Unpickler(member, payload).load()
     for other in dropped:
         member.registered.pop(other, None)
 
 
 def renew(member: Member) -> None:
-    """Remote function: after a failure, perhaps in the middle of a collective, meet in a new
-    generation."""
+    """Remote function: form the group's next generation after a failure, which may have left a
+    collective half way."""
     member.group = member.group.survivors()
 
 
-#: something registered, or one of the parts that it has as a model
+#: pickle's persistent id of a registered object: its number, and the index of one of its parts
 PersistentId = tuple[int, int | None]
 
 
 def part_ids(number: int, value: Any) -> dict[int, PersistentId]:
-    """Where workers find their own copies of an object's parts, by identity."""
-    return {id(part): (number, at) for at, part in enumerate(parts(value))}
+    """Return the persistent ids of an object's parts, by the identity of the part."""
+    return {id(part): (number, index) for index, part in enumerate(parts(value))}
 
 
 def has_parts(value: Any) -> bool:
@@ -104,7 +105,7 @@ def pack_for_registration(
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         def persistent_id(self, mentioned: Any) -> PersistentId | None:
-            return persistent_id_of(id(mentioned))  # asked of everything, lists and dicts too
+            return persistent_id_of(id(mentioned))  # called for every object, lists and dicts too
 
         def reducer_override(self, mentioned: Any) -> Any:
             reduced = reduce(mentioned)
@@ -122,31 +123,31 @@ def pack_for_registration(
 
 
 class _Unpickler(pickle.Unpickler):
-    """The mirror of `pack_for_registration`."""
+    """Loads what `pack_for_registration` has packed."""
 
     def __init__(self, member: Member, payload: bytes) -> None:
         super().__init__(io.BytesIO(payload))
         self._registered = member.registered
 
-    def persistent_load(self, place: PersistentId) -> Any:
-        number, part = place
+    def persistent_load(self, persistent_id: PersistentId) -> Any:
+        number, part = persistent_id
         return self._registered[number] if part is None else parts(self._registered[number])[part]
 
 
 class _RegisteredPayload(Payload):
-    """Sent to several workers, each of which may change its arrays: each copies them."""
+    """A payload for several workers, each of which may change its arrays: they arrive as copies."""
 
     def _array(self, array: Any) -> Any:
         return payload_arrays.as_copy(super()._array(array))
 
 
 class Arguments(Payload):
-    """What one worker gets of a call. Row slices of arrays in shared memory are cut there; of
-    others only the rows that are needed are sent."""
+    """The arguments of one worker in a call. Row slices of arrays in shared memory are cut in the
+    worker; of other arrays only the rows that are needed are sent."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: what was cut, should a second pickler come across it
+        #: what row slices were reduced to, by identity, for a second pickler
         self._cut: dict[int, Any] = {}
 
     def _reducers(self) -> dict[type, Callable[[Any], Any]]:
@@ -161,11 +162,11 @@ class Arguments(Payload):
 
 
 def lies_in_shared_memory(value: Any) -> bool:
-    """Return whether workers use the same memory as this process for an array."""
+    """Return whether a value is an array in memory that workers share with this process."""
     return type(value) in payload_arrays.KINDS and buffer_of(value) is not None
 
 
 def pack_once(value: Any, name: str) -> Any:
     """Return a common argument for several workers, packed once for all."""
-    # what is pickled in less time than it takes to look whether it was
+    # immutable values are quicker to pickle for each worker
     return value if isinstance(value, IMMUTABLE) else SharedPayload(value, name)

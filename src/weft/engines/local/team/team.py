@@ -1,19 +1,41 @@
-"""A team: a driver and workers that stay and form a group.
+"""A team: a driver, which is rank 0, and local workers that stay and form a group.
 
-driver, rank 0                     worker, rank 1, 2, ...
-call(function, arguments)
-  ──── Work: the function ────>    runs it
-  runs it too                      (both may meet in the group on the way)
-  <─── Done ────────────────────
+    driver, rank 0                                       worker, rank 1, 2, ...
+    call(function, own, common)
+        arguments -> payload   ──── Work ──────────>     run_remote: the function with its member
+        runs it too            <─── collectives ───>     (they may meet in the group on the way)
+        load the result        <─── Done ───────────     reply
 
-`rounds.py` is one such call.
+`LocalTeam` is the contract's team: what is registered, and who may use it now. `TeamWorkers` are
+its workers between two starts. `TeamCall` is one call, and has these states:
 
-One remote function in the workers' hands, from sending it to their answers.
+    sent ───────────> computing ──────────> collecting ──────────> over: the results
+    begin()           the driver's part     finish()
+      │                 │                     │
+      └─────────────────┴─────────────────────┴──> cancelling ───> over: the error
+                        any exception              abandon()
+                                                       └─────────> broken until restart()
+
+    sent         every worker with arguments has its payload, or will: the rest is sent meanwhile.
+    computing    the guard's thread attends to the workers. When one fails or is lost, the guard
+                 interrupts the driver's part by ComputationInterrupted.
+    collecting   the driver's thread attends to them, until the timeout: Stalled.
+    cancelling   where the driver met Disagreement or PeerLost, the workers meet it too, and first
+                 have half a second to end by themselves. Then each gets Cancel, and SIGINT every
+                 0.1 s, and has ten seconds to acknowledge. A worker that does not is killed; after a
+                 second Ctrl-C, at once.
+    broken       `TeamWorkers.broken` says why: a worker was lost (it ended, or was killed), the
+                 group could not be renewed after a failure, or cancelling was interrupted, so that
+                 `LocalTeam._under_way` still holds the call.
+
+What the caller gets: the worker's error where one was behind the driver's (`abandon` returns it),
+else the driver's own. The next call after a failure first renews the group (`renew`): a collective
+may have been left half way. `close` in another thread kills the workers; the call under way then
+raises TeamBroken and takes the team down.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import threading
@@ -70,12 +92,12 @@ _Result = TypeVar("_Result")
 #: seconds for a team to assemble
 _START = 60.0
 
-#: seconds that a call under way has to end when its team is closed, and between two looks
+#: seconds that a call under way has to end when its team is closed, and between two checks
 _PATIENCE, _LOOK = 2.0, 0.01
 
 
 class LocalTeam(Team):
-    """Processes of this machine."""
+    """A team of processes of this host."""
 
     def __init__(
         self,
@@ -96,21 +118,21 @@ class LocalTeam(Team):
         self._run_remote = pack_function(run_remote)
         self._nobody = SerialGroup(timeout=timeout)
         self._nobody.leave()
-        #: everything registered, with its name and whether it is by value, by number
+        #: the registered objects, each with its name and whether it is by value, by number
         self._objects: dict[int, tuple[Any, str, bool]] = {}
-        #: the numbers of those that the workers have, by identity, and of those that have parts
+        #: the numbers of those that the workers have, by identity, and of those with parts
         self._numbers: dict[int, int] = {}
         self._models: list[int] = []
         self._registered_so_far = 0
-        #: numbers of what nobody needs any more; finalizers add to it
+        #: numbers to be dropped; finalizers add to it
         self._dropped: deque[int] = deque()
         self._closed = False
         self._process = os.getpid()
-        #: the thread that uses it now
+        #: the thread that uses the team now
         self._user: int | None = None
         #: whether the last call failed, perhaps in the middle of a collective
         self._failed = False
-        #: a call that has not been brought to an end
+        #: a call that is not over
         self._under_way: TeamCall | None = None
         self._start()
         _teams.add(self)
@@ -150,7 +172,7 @@ class LocalTeam(Team):
             self._take_down()
             return
         for worker in self._team_workers.workers:
-            worker.kill()  # the call under way ends with that, and takes it down
+            worker.kill()  # that ends the call under way, which takes the team down
         deadline = time.monotonic() + _PATIENCE
         while user != threading.get_ident() and self._user is not None:
             if time.monotonic() > deadline:
@@ -160,11 +182,12 @@ class LocalTeam(Team):
     def _take_down(self) -> None:
         self._mark_broken_if_unfinished()
         leave(self._team_workers.name, peers_end=self._team_workers.end)
-        self.member = Member(0, self.size, self._nobody)  # somebody may hold a closed team for long
+        # so that who holds a closed team does not hold its group
+        self.member = Member(0, self.size, self._nobody)
 
     def abandon(self) -> None:
-        """In a forked child: these are the parent's workers, which must not outlive the parent's
-        connections to them."""
+        """Close the connections in a forked child: the parent's workers end when every copy of them
+        is closed."""
         if not self._closed:
             self._team_workers.abandon()
 
@@ -178,14 +201,14 @@ class LocalTeam(Team):
         self._under_way = None
         pending = TeamCall(self._team_workers, self._run_remote)
         try:
-            seats = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
-            pending.begin(enter_as_worker, seats)
+            own = [(name, rank, self.size, self._timeout, _START) for rank in range(1, self.size)]
+            pending.begin(enter_as_worker, own)
             self.member = enter(name, 0, self.size, self._timeout, _START)
             pending.finish(_START)
         except BaseException as error:
-            worse = pending.abandon(error)
+            cause = pending.abandon(error)
             self.close()
-            raise (worse or error) from error.__cause__
+            raise (cause or error) from error.__cause__
 
     def _call(
         self,
@@ -209,13 +232,13 @@ class LocalTeam(Team):
         except BaseException as error:
             self._failed = True
             guard.close()
-            if function is renew:  # some may be in the new generation, and some not
+            if function is renew:  # some ranks may be in the new generation, and some not
                 self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
-            worse = pending.abandon(error)
+            cause = pending.abandon(error)
             self._under_way = None
-            if worse is None:
+            if cause is None:
                 raise
-            raise worse from worse.__cause__
+            raise cause from cause.__cause__
         self._under_way = None
         return [result, *values]
 
@@ -226,16 +249,16 @@ class LocalTeam(Team):
         return number
 
     def _send(self, number: int, value: Any, name: str, by_value: bool) -> None:
-        """Register an object with the workers as it is now."""
+        """Send an object to the workers as it is now, and register it there and here."""
         dropped = self._drop_released()
         parts: dict[int, PersistentId] = {}
-        for model in reversed(self._models):  # the first that has it counts
-            # anew each time: its parameters may be others than they were
+        for model in reversed(self._models):  # of several models with one part, the first counts
+            # each time: the parameters may have been replaced
             parts.update(part_ids(model, self._objects[model][0]))
 
         def persistent_id_of(mentioned: int) -> PersistentId | None:
-            found = self._numbers.get(mentioned)
-            return parts.get(mentioned) if found is None else (found, None)
+            known = self._numbers.get(mentioned)
+            return parts.get(mentioned) if known is None else (known, None)
 
         payload = None
         try:
@@ -243,8 +266,8 @@ class LocalTeam(Team):
             arguments = (number, payload.data, dropped)
             self._call(register, [None, *[arguments] * (self.size - 1)])
         except BaseException:
-            unknown = [number] if number not in self._objects else []
-            self._dropped.extend([*dropped, *unknown])
+            unregistered = [number] if number not in self._objects else []
+            self._dropped.extend([*dropped, *unregistered])
             raise
         finally:
             if payload is not None:
@@ -263,27 +286,26 @@ class LocalTeam(Team):
                 self._send(number, *registered)
 
     def _drop_released(self) -> list[int]:
-        """Keep here no longer what has been dropped; returns its numbers."""
+        """Forget the dropped objects in the driver. Return their numbers."""
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         for number in dropped:
             value, _, _ = self._objects.pop(number, (None, "", True))
             self.member.registered.pop(number, None)
             if self._numbers.get(id(value)) == number:
                 del self._numbers[id(value)]
-                others = (
-                    one
-                    for one, (other, _, by_value) in self._objects.items()
-                    if other is value and not by_value
-                )
-                self._numbers.update({id(value): one for one in itertools.islice(others, 1)})
+                for other, (same, _, by_value) in self._objects.items():
+                    if same is value and not by_value:  # it is registered twice
+                        self._numbers[id(value)] = other
+                        break
         self._models = [number for number in self._models if number in self._objects]
         return dropped
 
     def _use(self, method: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call what only one thread may call at a time. Raises TeamBroken, UsedConcurrently.
+        """Call a method that only one thread may call at a time. Raises TeamBroken,
+        UsedConcurrently.
 
-        No context manager: a signal handler may raise after its beginning or before its end, and
-        the team would stay in use.
+        Not a context manager: a signal handler that raises between its `__enter__` and the block
+        would leave the team in use.
         """
         self._check_process()
         if self._closed:
@@ -311,14 +333,14 @@ class LocalTeam(Team):
                 self._user = None
 
     def _mark_broken_if_unfinished(self) -> None:
-        """Nobody knows what the workers will answer after a call that was interrupted, and once
-        more before they had been told to end it."""
+        """Mark the team as broken if its last call was interrupted, and cancelling it too: nobody
+        knows what the workers will answer."""
         if self._under_way is not None and self._team_workers.broken is None:
             self._team_workers.broken = "a call was interrupted twice, and may be going on"
 
     def _was_closed(self) -> bool:
-        """Also since the call began: by another thread, or by the function itself. (A method, as
-        mypy believes that the attribute is what it was.)"""
+        """Return whether another thread or the function itself has closed the team since the call
+        began. (A method: mypy would take the attribute for unchanged.)"""
         return self._closed
 
     def _check_unused(self) -> None:
@@ -338,7 +360,7 @@ class LocalTeam(Team):
             )
 
 
-#: of this process
+#: the teams of this process
 _teams: weakref.WeakSet[LocalTeam] = weakref.WeakSet()
 
 
@@ -350,12 +372,11 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-#: seconds that workers have to end what they do after another has failed: one that imports a large
-#: library hears nothing for several. And how many they have without being told to if they meet the
-#: failure by themselves
+#: seconds that workers have to acknowledge Cancel: one that imports a large library ignores SIGINT
+#: for several. And seconds that they have before that, where they meet the failure by themselves
 _GRACE, _BY_THEMSELVES = 10.0, 0.5
 
-#: seconds between two interrupts of one that has not ended
+#: seconds between two SIGINTs to a worker that has not acknowledged
 _AGAIN = 0.1
 
 
@@ -376,24 +397,24 @@ class TeamWorkers:
         return self.workers.index(worker) + 1
 
     def end(self) -> None:
-        """Those of a team that has lost one may be in the middle of anything: they are gone when
-        this returns."""
+        """End the workers. Those of a broken team, which may be in the middle of anything, have
+        ended when this returns."""
         for worker in self.workers:
             if self.broken is not None and worker.pidfd >= 0:
                 self.pool.end(worker)
             worker.close()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Close the connections in a forked child."""
         for worker in self.workers:
             if worker.pidfd >= 0:
                 worker.abandon()
 
     def lose(self, worker: Worker) -> Exception:
-        """A worker has ended, or has to; the error that says so."""
+        """End a worker, if it has not ended, and break the team. Return the error to be raised."""
         self.watch.remove(worker)
         rank = self.rank(worker)
-        # before it is waited for, which may be interrupted
+        # first: waiting for its end may be interrupted
         self.broken = f"it has lost a worker and what was registered there, rank {rank}"
         ended = self.pool.end(worker)
         how = "ended" if ended is None else end_as_text(ended.code)
@@ -408,19 +429,20 @@ class TeamWorkers:
 
 
 class TeamCall:
-    """Used by one thread at a time: by the driver's, and by the guard's while that one computes."""
+    """One call in the workers. Used by one thread at a time: the driver's, or the guard's while the
+    driver computes."""
 
     def __init__(self, team_workers: TeamWorkers, run_remote: Payload) -> None:
         self._team_workers = team_workers
         self._run_remote = run_remote
-        #: what several workers get, packed: of use to them while this lives
+        #: common arguments, packed once: workers can load them while these objects live
         self._common: Mapping[str, Any] = NO_COMMON
         self._values: list[Any] = [None] * len(team_workers.workers)
-        #: the arguments of each that works
+        #: the workers that have not answered, each with the payload of its arguments
         self._busy: dict[Worker, Payload] = {}
         self._failures: list[Exception] = []
-        #: those called off that have not said CancelAcknowledged; None before anybody is called off
-        self._ending: set[Worker] | None = None
+        #: the workers that have not acknowledged Cancel; None before cancelling
+        self._unacknowledged: set[Worker] | None = None
         self._lock = threading.Lock()
 
     def begin(
@@ -429,11 +451,11 @@ class TeamCall:
         own: Sequence[tuple[Any, ...] | None],
         common: Mapping[str, Any] = NO_COMMON,
     ) -> None:
-        """Send it to those that have arguments of their own. What cannot be sent raises
-        InvalidType, before anybody has begun."""
+        """Send the call to the workers that have arguments. Raises InvalidType for what cannot be
+        pickled, before any worker has begun."""
         busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
-        if len(busy) > 1:  # packed once for all
-            self._common = common = {name: pack_once(one, name) for name, one in common.items()}
+        if len(busy) > 1:
+            self._common = common = {name: pack_once(value, name) for name, value in common.items()}
         payloads: list[tuple[int, Payload]] = []
         try:
             for rank, mine in busy:
@@ -447,12 +469,12 @@ class TeamCall:
             self._send(self._team_workers.workers[rank - 1], rank, payload)
 
     def failed(self) -> bool:
-        """Whether a worker has failed by now. For the guard's thread, while this one computes."""
+        """Return whether a worker has failed. For the guard's thread, while the driver computes."""
         self._attend(0.0)
         return bool(self._failures)
 
     def finish(self, timeout: float) -> list[Any]:
-        """The workers' results. Raises what one of them raised, WorkerLost, Stalled."""
+        """Return the workers' results. Raises what one of them raised, WorkerLost, Stalled."""
         deadline = time.monotonic() + timeout
         while self._busy and not self._failures:
             remaining = deadline - time.monotonic()
@@ -464,44 +486,52 @@ class TeamCall:
         return self._values
 
     def abandon(self, error: BaseException) -> Exception | None:
-        """After a failure: end what still runs; the failure of a worker that was behind it all."""
-        met = isinstance(error, (Disagreement, PeerLost))  # the others have met it too, and end
+        """End what still runs after a failure. Return the worker's failure that caused it; None if
+        the driver's own did."""
+        # the workers meet such an error too
+        common_error = isinstance(error, (Disagreement, PeerLost))
         try:
-            if met:
+            if common_error:
                 self._await_all(self._busy, _BY_THEMSELVES)
             self._cancel()
-        finally:  # also when the user is impatient, and interrupts this too
+        finally:  # also after a second Ctrl-C
             with self._lock:
-                late = list(self._busy if self._ending is None else self._ending)
-                for worker in late:  # all at once: they may be using memory of this call
+                late = list(self._busy if self._unacknowledged is None else self._unacknowledged)
+                for worker in late:  # all first: they may be using memory of this call
                     worker.kill()
                 for worker in late:
                     self._lose(worker)
-        causes = [one for one in self._failures if not isinstance(one, (Disagreement, PeerLost))]
-        workers_own = any(error is one for one in self._failures)
-        if met or workers_own or isinstance(error, ComputationInterrupted):
+        causes = [
+            failure
+            for failure in self._failures
+            if not isinstance(failure, (Disagreement, PeerLost))
+        ]
+        is_workers = any(error is failure for failure in self._failures)
+        if common_error or is_workers or isinstance(error, ComputationInterrupted):
             return next(iter(causes or self._failures), None)
         return None
 
     def _cancel(self) -> None:
-        """End what workers do, and have each of them say so: this process may have been interrupted
-        anywhere, and not know what it has sent or received."""
-        self._ending = {worker for worker in self._team_workers.workers if worker.pidfd >= 0}
-        for worker in list(self._ending):
+        """Cancel the call in every worker, also in idle ones: this process may have been
+        interrupted anywhere, and not know what it has sent or received."""
+        self._unacknowledged = {
+            worker for worker in self._team_workers.workers if worker.pidfd >= 0
+        }
+        for worker in list(self._unacknowledged):
             try:
                 worker.cancel()
                 self._team_workers.watch.watch_writable(worker)
-            except (Closed, FileNotFoundError):  # it is not watched: losing it was interrupted
+            except (Closed, FileNotFoundError):  # not watched: `lose` was interrupted
                 self._lose(worker)
         deadline = time.monotonic() + _GRACE
-        while self._ending and time.monotonic() < deadline:
-            self._await_all(self._ending, _AGAIN)
-            for worker in self._ending:
-                worker.interrupt()  # again and again: before it has begun it hears nothing
+        while self._unacknowledged and time.monotonic() < deadline:
+            self._await_all(self._unacknowledged, _AGAIN)
+            for worker in self._unacknowledged:
+                worker.interrupt()  # again: before its function has begun it ignores SIGINT
 
     def _await_all(self, workers: Collection[Worker], seconds: float) -> None:
-        """Attend until this collection is empty, which `_take` and `_lose` see to; so many seconds
-        at most."""
+        """Attend to the workers until this collection, from which `_take` and `_lose` remove them,
+        is empty; so many seconds at most."""
         deadline = time.monotonic() + seconds
         while workers and (remaining := deadline - time.monotonic()) > 0:
             self._attend(remaining)
@@ -519,31 +549,31 @@ class TeamCall:
             self._team_workers.watch.watch_writable(worker)
 
     def _attend(self, seconds: float) -> None:
-        """Take what the workers say within so many seconds."""
+        """Wait for events of the workers, so many seconds at most, and handle them."""
         watch = self._team_workers.watch
         with self._lock:
             for worker, events in watch.wait(seconds).items():
                 watch.relay(worker, events)
                 try:
-                    ended = not self._hear(worker, events) and worker.pidfd in events
+                    ended = not self._receive(worker, events) and worker.pidfd in events
                 except Closed:
                     ended = True
                 if ended:
                     self._lose(worker)
 
-    def _hear(self, worker: Worker, events: set[int]) -> bool:
-        """Take what a worker says; whether that is anything. Raises Closed."""
+    def _receive(self, worker: Worker, events: set[int]) -> bool:
+        """Handle a worker's messages. Return whether there was one. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
             self._team_workers.watch.watch_writable(worker)
         if worker.frames.fileno() not in events:
             return False
-        message = worker.receive()  # also of one that is idle: its threads may log
-        heard = message is not None
+        message = worker.receive()  # also from an idle one: its threads may log
+        received = message is not None
         while message is not None:
             self._take(worker, message)
-            # an answer and CancelAcknowledged may have come together: no event tells of the second
-            message = worker.receive() if self._ending else None
-        return heard
+            # an answer and CancelAcknowledged may have come together: poll reports no second event
+            message = worker.receive() if self._unacknowledged else None
+        return received
 
     def _take(self, worker: Worker, message: Answer | CancelAcknowledged) -> None:
         rank = self._team_workers.rank(worker)
@@ -554,42 +584,43 @@ class TeamCall:
             ]
         elif isinstance(message, Unreadable):
             self._failures.append(restore(message.failure, where, host=worker.host))
-        if self._ending is not None:  # nobody wants its results
+        if self._unacknowledged is not None:  # cancelling: its results are not needed
             if isinstance(message, CancelAcknowledged):
-                self._ending.discard(worker)
+                self._unacknowledged.discard(worker)
                 self._release(worker)
             return
         self._release(worker)
         if isinstance(message, Stopped):
             self._failures.append(restore(INTERRUPTED, where, host=worker.host))
         elif isinstance(message, Done):
-            self._load(worker, rank, message)
+            self._load_result(worker, rank, message)
 
-    def _load(self, worker: Worker, rank: int, message: Done) -> None:
+    def _load_result(self, worker: Worker, rank: int, message: Done) -> None:
         try:
             self._values[rank - 1] = load(message.values)[0]
         except Exception as error:  # a class's own unpickling may raise anything
             if by_signal_handler(error):
                 raise
             if isinstance(error, SegmentGone) and readable(worker.pidfd, _BY_THEMSELVES):
-                self._lose(worker)  # it ended before the memory of its results was here
+                self._lose(worker)  # it ended before the memory of its results was attached here
             else:
                 self._failures.append(error)
 
     def _lose(self, worker: Worker) -> None:
         self._failures.append(self._team_workers.lose(worker))
-        if self._ending is not None:
-            self._ending.discard(worker)
-        self._release(worker)  # only now: until its end it may write there
+        if self._unacknowledged is not None:
+            self._unacknowledged.discard(worker)
+        self._release(worker)  # only now: until its end the worker may write there
 
     def _release(self, worker: Worker) -> None:
-        """Give up the memory of its arguments."""
+        """Release the memory of a worker's arguments."""
         payload = self._busy.pop(worker, None)
         if payload is not None:
             payload.release()
 
     def _stalled_error(self, timeout: float) -> Stalled:
-        late = ", ".join(f"rank {self._team_workers.rank(one)} ({one})" for one in self._busy)
+        ranks = ((self._team_workers.rank(worker), worker) for worker in self._busy)
+        late = ", ".join(f"rank {rank} ({worker})" for rank, worker in ranks)
         return Stalled(
             f"{timeout} s have passed, and {late} has not answered; it is alive: give the team a "
             "longer timeout=, or find out what it does"
