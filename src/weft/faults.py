@@ -36,7 +36,7 @@ POINTS = (
     "collective.filled",  # has filled its slot and is about to come to the first step
     "collective.met",  # knows what the others called
     "collective.round",  # has filled its slot for one of several rounds
-    "collective.block",  # is about to copy from or to a peer's memory, or goes on with joint work
+    "collective.block",  # is about to copy from or to a peer's memory, or advances pipelined work
     "collective.carried",  # has its result; others may still read its memory
     "lock.taken",  # holds a lock exclusively
     "lock.shared",  # holds a lock in shared mode
