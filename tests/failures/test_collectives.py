@@ -22,7 +22,11 @@ WAYS = {
     "small": ("collective.filled", "collective.met", "collective.carried"),  # in the slots
     "middle": ("collective.filled", "collective.met", "collective.carried"),  # work is shared
     "large": ("collective.met", "collective.block", "collective.carried"),  # memory to memory
-    "joint": ("collective.block", "collective.block@2", "collective.block@4"),  # by a loop in C
+    "pipelined": (
+        "collective.block",
+        "collective.block@2",
+        "collective.block@4",
+    ),  # by a kernel in C
     "mapped": ("collective.met", "collective.block", "collective.carried"),  # shared memory
     "rounds": ("collective.met", "collective.round", "collective.carried"),  # slot by slot
 }
@@ -50,7 +54,7 @@ from weft.errors import UsedAfterFork
 direct.ALLOWED = "IN_ROUNDS" not in os.environ
 SIZES = {"small": 12, "middle": 32 << 10, "large": slots.ROOM // 8 + 1200}
 SIZES["mapped"] = SIZES["rounds"] = SIZES["large"]
-SIZES["joint"] = 3 * SIZES["large"]  # several chunks
+SIZES["pipelined"] = 3 * SIZES["large"]  # several chunks
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
 
 def call(group, name, way="small", root=0, *, asynchronous=False, **options):
@@ -181,7 +185,7 @@ def run_series(attempts: list[tuple[Any, ...]], way: str, size: int) -> list[dic
 
 
 def calls_that_go(way: str) -> tuple[str, ...]:
-    return ("broadcast", *REDUCTIONS) if way == "joint" else CALLS
+    return ("broadcast", *REDUCTIONS) if way == "pipelined" else CALLS
 
 
 def attempts_for(name: str, way: str, actions: tuple[str, ...], size: int) -> list[tuple[Any, ...]]:
@@ -208,7 +212,7 @@ def victim_of(name: str, point: str, turn: int, size: int) -> int:
 SHRINKING = [
     (name, way)
     for way in WAYS
-    for name in (REDUCTIONS if way in ("middle", "mapped", "joint") else CALLS)
+    for name in (REDUCTIONS if way in ("middle", "mapped", "pipelined") else CALLS)
 ]
 
 

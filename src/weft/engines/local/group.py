@@ -1,4 +1,29 @@
-"""The group of the local engine: ranks that meet in shared memory."""
+"""The group of the local engine: ranks that meet in shared memory.
+
+A group is in one of these states, as far as a call is concerned:
+
+    state          `_current`   `_given_up`   how it gets there             what may be called
+    free           None         ""            join, split, survivors        anything
+    in a call      the call's   ""            `_begin`                      nothing: a second thread
+                   own list                                                 gets UsedConcurrently
+    given up       None         the call      an exception leaves a         `survivors`, `leave`
+                                              collective half way (`_in_step`)
+    superseded     None         any           `survivors` has made          `leave`; the successor
+                                              `successor`
+    left           any          any           `leave`, or a fork            nothing
+
+and a call passes through
+
+    _begin         raise unless the group is free (given up will do for `survivors`); wait for
+                   pending async calls; set `_current`; write the recorder's entry
+    the work       steps of the meeting
+    the end        `_current` back to None, and the entry closed, by whoever set it
+
+`_calling` does this for `split`, `survivors` and `make_store`, `_in_step` for collectives, and
+`barrier` inline. Only collectives give up, and not at Disagreement, InvalidValue and SetupError,
+which all ranks raise at the same step, so that the group is free again. If calls are pending,
+`survivors` gives them up first.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +68,13 @@ if TYPE_CHECKING:
     from weft.engines.local.collectives.collective import Collectives
 
 _COLOR = struct.Struct("?qq")
-#: What collectives that were left half way were given. Peers may still write to this memory, so it
-#: must not be used for anything else, until all that are left have come to `survivors`.
+#: The arguments of collectives that were left half way. Peers may still write to these arrays, so
+#: they are kept alive until all ranks that are left have come to `survivors`.
 _unfinished: dict[Meeting, tuple[Any, ...]] = {}
 
 
 def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float) -> LocalGroup:
-    """The world group of a job; returns when every rank has joined.
+    """Return the world group of a launch, when every rank has joined.
 
     Raises MissingRank, Refused, PeerLost.
     """
@@ -68,7 +93,7 @@ def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float)
 
 
 def forget_unfinished(group: Group) -> None:
-    """When all peers of a group have ended."""
+    """Release the arrays of unfinished collectives, once all peers of a group have ended."""
     if isinstance(group, LocalGroup):
         _unfinished.pop(group._meeting, None)
 
@@ -91,16 +116,16 @@ class LocalGroup(Group):
         self._splits = 0
         self._suffix = "" if self.name == "world" else f" of {self.name}"
         self._barrier = f"barrier{self._suffix}"
-        #: the call that a thread is in; a fresh object for each, so that only that call ends it
+        #: the call that a thread is in: a fresh list for each, so that only that call ends it
         self._current: list[str] | None = None
         self._entry = 0
-        #: how the recorder names each collective: one text for all calls, which is quicker to note
+        #: the recorder's name of each collective: the same string for all calls, which is quicker
         self._operations: dict[str, str] = {}
-        #: the collective that was left half way, after which only `survivors` can be called
+        #: the collective that was left half way; after that only `survivors` can be called
         self._given_up = ""
         self._collectives: Collectives | None = None
         self._background = Background(self.name)
-        #: those of the generations before, should closing one have been interrupted
+        #: those of earlier generations, in case closing one was interrupted
         self._former: tuple[Background, ...] = ()
 
     @property
@@ -184,7 +209,7 @@ class LocalGroup(Group):
     ) -> Any:
         if weight is None and not async_op and timeout is None and self._collectives is not None:
             persistent = self._collectives.persistent(value, op, out)
-            if persistent is not None:  # the quick way
+            if persistent is not None:
                 arguments = value, out, self.timeout
                 return self._in_step("all_reduce", persistent.run, arguments, depth=4)
         return super().all_reduce(
@@ -207,7 +232,7 @@ class LocalGroup(Group):
 
         from weft.engines.local.memory.arrays import copy_in
 
-        # as an array of NumPy's own class, which is described more quickly
+        # as a plain ndarray, which is described more quickly
         return copy_in(zeros).view(np.ndarray)
 
     def _start(self, call: Call, seconds: float) -> Handle:
@@ -229,9 +254,9 @@ class LocalGroup(Group):
         depth: int = 5,
         line: str = "",
     ) -> Any:
-        """Do the work of a collective, and leave the ranks in step, or this one out of it for good.
+        """Do the work of a collective. Afterwards the ranks are in step, or this one has given up.
 
-        `line` is where an async call was made.
+        `line` is the source line of an async call.
         """
         current = [self._operations.get(name) or self._operation(name)]
         try:
@@ -241,7 +266,7 @@ class LocalGroup(Group):
             raise  # on every rank, at the same step
         except BaseException as error:
             if self._current is current:
-                # A signal handler may raise here too: what counts is done before the first call
+                # a signal handler may raise here too: what matters is stored before the first call
                 meeting = self._meeting
                 self._given_up = f"{current[0]} ({error.__class__.__name__})"
                 _unfinished[meeting] = arguments
@@ -272,7 +297,8 @@ class LocalGroup(Group):
 
     @contextmanager
     def _calling(self, operation: str, *, after_giving_up: bool = False) -> Iterator[None]:
-        """What `barrier` writes out, because there it costs more than the rest."""
+        """Begin and end a call. `barrier` does the same inline, where a context manager would cost
+        more than the rest."""
         current = [operation + self._suffix]
         try:
             self._begin(current, depth=5, after_giving_up=after_giving_up)
@@ -285,13 +311,13 @@ class LocalGroup(Group):
     def _begin(
         self, current: list[str], depth: int = 3, line: str = "", after_giving_up: bool = False
     ) -> None:
-        """Check that the group can be used, and note what it is used for, and where.
+        """Check that the group can be used, and record the operation and its source line.
 
-        Calls are made in order: one that blocks waits until the pending ones have ended, and
+        Calls are made in order: a blocking call waits until the pending ones have ended, and
         `survivors` ends them.
 
-        Between the look at `_current` and its setting there is no call, so no other thread and no
-        signal handler can come between. Whoever set it unsets it, however the call ends.
+        Between reading and setting `_current` there is no call, so no other thread and no signal
+        handler can come between. Whoever has set it resets it, however the call ends.
         """
         meeting = self._meeting
         if self.has_left or not meeting.roster.is_here or self.successor is not None:
@@ -377,7 +403,7 @@ class LocalGroup(Group):
 
 
 def ranks_of_color(color: int | None, answers: Sequence[tuple[bool, int, int]]) -> list[int]:
-    """Who named the same color, ordered by key and then by rank. Pure."""
+    """Return the ranks that named the same color, ordered by key and then by rank. Pure."""
     same = [
         (key, rank) for rank, (named, other, key) in enumerate(answers) if named and other == color
     ]

@@ -21,8 +21,8 @@ from weft.errors import Disagreement, InvalidValue
 
 pytestmark = pytest.mark.alone
 
-needs_loops = pytest.mark.skipif(
-    os.environ.get("WEFT_KERNELS") == "0", reason="the loops are left away"
+needs_kernels = pytest.mark.skipif(
+    os.environ.get("WEFT_KERNELS") == "0", reason="the kernels are switched off"
 )
 #: more than passes through the slots, and not a whole number of lines
 LENGTH = 300_011
@@ -69,7 +69,7 @@ def _without_loops_on_rank_0(group: Group, body: Any) -> Any:
     return body(group)
 
 
-@needs_loops
+@needs_kernels
 def test_it_is_prepared_by_shape() -> None:
     """From the second call on, whichever arrays they are, each rank's for itself; calls that differ
     are told, and all can go on."""
@@ -115,7 +115,7 @@ def test_it_is_prepared_by_shape() -> None:
     assert quickly_1 == [1, 2, 3, 4, 9]
 
 
-@needs_loops
+@needs_kernels
 def test_waiting_in_the_middle_of_a_sum_costs_little() -> None:
     """While another is late with its chunk, a rank sleeps, and says in time that it waits."""
 
@@ -136,7 +136,7 @@ def test_waiting_in_the_middle_of_a_sum_costs_little() -> None:
     assert spent < within(0.06)
 
 
-@needs_loops
+@needs_kernels
 def test_its_memory_is_made_when_it_is_needed() -> None:
     """Small sums, and large ones of another kind, do without."""
 
@@ -154,11 +154,11 @@ def test_its_memory_is_made_when_it_is_needed() -> None:
     assert run_ranks(2, body) == [[False, False, True]] * 2
 
 
-@needs_loops
-@pytest.mark.parametrize(("size", "jointly"), [(2, [0, 16, 32]), (3, list(range(34)))])
-def test_broadcasts_where_cores_share_no_cache(size: int, jointly: list[int]) -> None:
+@needs_kernels
+@pytest.mark.parametrize(("size", "pipelined_turns"), [(2, [0, 16, 32]), (3, list(range(34)))])
+def test_broadcasts_where_cores_share_no_cache(size: int, pipelined_turns: list[int]) -> None:
     """One to one goes by the kernel's copies for a while, then it is tried again; to several it
-    stays joint. All ranks take the same way, and what arrives is right."""
+    stays pipelined. All ranks take the same way, and what arrives is right."""
 
     def body(group: Group) -> tuple[list[int], bool, bool]:
         pipelined._SLOW = 0  # giving is always found to be slow
@@ -183,10 +183,10 @@ def test_broadcasts_where_cores_share_no_cache(size: int, jointly: list[int]) ->
     answers = run_ranks(size, body)
     if not answers[0][2]:
         pytest.skip("ranks may not reach each other's memory here")
-    assert answers == [(jointly, True, True)] * size
+    assert answers == [(pipelined_turns, True, True)] * size
 
 
-@needs_loops
+@needs_kernels
 def test_a_few_steps_at_a_time() -> None:
     """A sum of more chunks than are done at once comes to its end, and hears signals meanwhile."""
 

@@ -18,7 +18,7 @@ from weft.engines.local.collectives import pipelined
 from weft.engines.local.collectives.pipelined import Memory, PipelinedWork, bytes_for, kernels_apply
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("WEFT_KERNELS") == "0", reason="the loops are left away"
+    os.environ.get("WEFT_KERNELS") == "0", reason="the kernels are switched off"
 )
 
 KINDS = ("float32", "float64", "int32", "uint32", "int64", "uint64")
@@ -222,7 +222,7 @@ def test_nothing_beside_the_arrays_is_touched() -> None:
         ("sum", ">f4", "float32", False),
     ],
 )
-def test_what_can_be_summed_jointly(op: str, dtype: str, element: str, joins: bool) -> None:
+def test_what_can_be_pipelined(op: str, dtype: str, element: str, joins: bool) -> None:
     """Numbers that are combined as they are stored, by sum and mean."""
     assert kernels_apply(op, [np.zeros(3, dtype)], [element]) is joins
 

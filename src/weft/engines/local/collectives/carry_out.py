@@ -1,27 +1,30 @@
-"""Carrying out a combination: through the slots, jointly, or from memory to memory.
+"""Carrying out a collective over the data paths of transport.py.
 
-Small arrays pass through the slots. Large ones are summed jointly (joint_memory.py), if there is a
-loop in C for it. Else they are combined directly, where each rank makes its part of the blocks:
+`choose_path` decides how the numbers of a call get from rank to rank.
+
+Combinations. Small arrays go through the slots. Large ones are pipelined (pipelined.py) if there
+is a kernel in C for them. Otherwise they are combined directly, each rank combining its part of the
+blocks:
 
     for each block of my part
-      every other rank's numbers  --pull-->  scratch, or where the result is made
+      every other rank's numbers  --read-->   scratch, or where the result is made
       combine, in rank order
-      the result                  --push-->  whoever gets it
+      the result                  --write-->  each receiver
 
 so that a byte is read once by one rank, and written once for each receiver. Arrays that lie in
-shared memory are mapped, and need no pull or push; their sums in place are made by a loop in C.
+shared memory are mapped, and need no read or write; a kernel sums them in place.
 
-Carrying out a movement: through the slots, jointly, or from memory to memory.
-
-What one rank sends to all goes jointly (joint_memory.py), if there is a loop in C for it: memory is
-read once, and what is written is not read before. Only with 2 ranks whose cores share no cache the
-kernel's copies are quicker. Such a copy can be made by either end. Where one rank sends to all, it
-pushes its part of each while the receivers pull the rest; where all send to one, all push at once.
+Movements. Arrays that are in their ranks' slots are read there; all others take one path. A
+broadcast is pipelined if there is a kernel: it reads memory once, and does not read what it
+overwrites. Only with 2 ranks whose cores share no cache a copy by the operating system
+(process_vm_readv) is quicker. Such a copy can be made by either end: in a broadcast the root writes
+its part of each while the receivers read the rest; in a gather all senders write at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
@@ -39,30 +42,90 @@ from weft.engines.local.collectives.transport import (
     Transport,
 )
 
-#: bytes that are added up in one call, so that a signal is heard soon
+#: bytes that are summed in one call: signals are handled between two
 _AT_ONCE = 32 << 20
 
 
+class Path(Enum):
+    """How the numbers of a collective get from rank to rank."""
+
+    #: they are in the slots since the first step
+    SLOTS = auto()
+    #: they are summed where they lie, in shared memory that all ranks map
+    IN_PLACE = auto()
+    #: in chunks through memory that all ranks map, by a kernel in C
+    PIPELINED = auto()
+    #: from one rank's own memory to another's
+    DIRECT = auto()
+    #: through the slots, a slot's worth per step
+    ROUNDS = auto()
+
+
+def choose_path(*, in_slots: bool, in_place: bool, pipelined: bool, reachable: bool) -> Path:
+    """Return the quickest of the paths that are open. Pure.
+
+    Each argument follows from what all ranks know, so all ranks choose the same path.
+    """
+    if in_slots:
+        return Path.SLOTS
+    if in_place:
+        return Path.IN_PLACE
+    if pipelined:
+        return Path.PIPELINED
+    return Path.DIRECT if reachable else Path.ROUNDS
+
+
+# combinations
+
+
 def carry_out_combination(transport: Transport, plan: Combination, headers: SettledHeaders) -> bool:
-    """Combine; whether others may still be using this rank's memory."""
+    """Combine. Return whether others may still be using this rank's memory."""
     call = headers.call
-    if headers.ranks[0].in_slot:  # if one rank's arrays are, all are: they are alike
-        _combine_slots(transport, plan, call.layout.pieces, headers.step)
-        return False
-    located = all(said.sources for said in headers.ranks)
+    in_slots = headers.ranks[0].in_slot  # if one rank's arrays are, all are: they are alike
+    located = not in_slots and all(header.sources for header in headers.ranks)
+    sums = None
     if located:
         transport.map_new((*call.source, *call.early_target), headers)
         sums = sums_in_place(transport, plan, headers)
-        if sums is not None:
-            for one in sums:
-                one.add_up(call.source[one.array])
-            return True
-    if can_pipeline(call) and _sum_pipelined(transport, plan, headers):
-        return False
-    if located and (transport.peers is not None or _all_mapped(transport, headers)):
+    path = choose_path(
+        in_slots=in_slots,
+        in_place=sums is not None,
+        pipelined=not in_slots and transport.can_pipeline and can_pipeline(call),
+        reachable=located and (transport.peers is not None or _all_mapped(transport, headers)),
+    )
+    if path is Path.SLOTS:
+        _combine_slots(transport, plan, call.layout.pieces, headers.step)
+    elif path is Path.IN_PLACE:
+        for part in sums or ():
+            part.run(call.source[part.array])
+    elif path is Path.PIPELINED:
+        _sum_pipelined(transport, plan, headers)
+    elif path is Path.DIRECT:
         _combine_directly(transport, plan, headers)
-        return True
-    room = transport.slots.room
+    else:
+        _combine_in_rounds(transport, plan, headers)
+    return path in (Path.IN_PLACE, Path.DIRECT)
+
+
+def _all_mapped(transport: Transport, headers: SettledHeaders) -> bool:
+    locations = (at for header in headers.ranks for at in (*header.sources, *header.targets))
+    return all(map(transport.mapped.has, locations))
+
+
+def _combine_slots(
+    transport: Transport, plan: Combination, pieces: Sequence[Piece], step: int
+) -> None:
+    """Combine these pieces from the slots of a step."""
+    view, ranks = transport.slots.view, range(transport.size)
+    for piece in pieces if plan.target else ():
+        out = elements(plan.target, piece)
+        parts = [view(step, rank, piece.at, out.nbytes, out.dtype) for rank in ranks]
+        combine(parts, out, plan.op, plan.elements[piece.array], plan.weights)
+
+
+def _combine_in_rounds(transport: Transport, plan: Combination, headers: SettledHeaders) -> None:
+    """Combine through the slots, a slot's worth per step."""
+    call, room = headers.call, transport.slots.room
     for start in range(0, call.layout.size, room):
         pieces = call.layout.window(start, start + room)
         step = transport.meeting.step + 1
@@ -71,75 +134,46 @@ def carry_out_combination(transport: Transport, plan: Combination, headers: Sett
             faults.reach("collective.round")
         transport.step(headers.seconds)
         _combine_slots(transport, plan, pieces, step)
-    return False
 
 
-def _all_mapped(transport: Transport, headers: SettledHeaders) -> bool:
-    locations = (one for said in headers.ranks for one in (*said.sources, *said.targets))
-    return all(map(transport.mapped.has, locations))
-
-
-# through the slots
-
-
-def _combine_slots(
-    transport: Transport, plan: Combination, pieces: Sequence[Piece], step: int
-) -> None:
-    """Combine what the slots of a step hold of these pieces."""
-    view, ranks = transport.slots.view, range(transport.size)
-    for piece in pieces if plan.target else ():
-        out = elements(plan.target, piece)
-        parts = [view(step, rank, piece.at, out.nbytes, out.dtype) for rank in ranks]
-        combine(parts, out, plan.op, plan.elements[piece.array], plan.weights)
-
-
-# jointly
-
-
-def _sum_pipelined(transport: Transport, plan: Combination, headers: SettledHeaders) -> bool:
-    """Sum, or take the mean; False if that cannot be done jointly."""
+def _sum_pipelined(transport: Transport, plan: Combination, headers: SettledHeaders) -> None:
+    """Sum, or take the mean, by the kernels."""
     memory, source = transport.ready_pipelined_memory(headers), headers.call.source
-    if memory is None:
-        return False
     targets: Sequence[Array | None] = plan.target or [None] * len(source)
     for array, target in zip(source, targets, strict=True):
-        memory.add_up(array, target, mean=plan.op == "mean", deadline=headers.deadline)
-    return True
-
-
-# from memory to memory
+        memory.sum(array, target, mean=plan.op == "mean", deadline=headers.deadline)
 
 
 def _combine_directly(transport: Transport, plan: Combination, headers: SettledHeaders) -> None:
-    """Combine this rank's part of the blocks, and hand each to whoever gets the result."""
-    source, said = headers.call.source, headers.ranks
+    """Combine this rank's part of the blocks, and write each result to its receivers."""
+    source, ranks = headers.call.source, headers.ranks
     receivers = range(transport.size) if plan.root is None else (plan.root,)
     for piece in headers.call.layout.blocks_of(transport.rank, transport.size, BLOCK):
         if faults.armed:
             faults.reach("collective.block")
-        mine = _own(said[transport.rank].sources, source, piece)
-        wanted = _own(said[transport.rank].targets, plan.target, piece) if plan.target else None
-        made = _place_to_make(transport, mine, wanted)
-        parts = _parts(transport, headers, piece, mine, made)
-        combine(parts, made.array, plan.op, plan.elements[piece.array], plan.weights)
-        if wanted is not None and made.address != wanted.address:
-            wanted.array[...] = made.array
+        mine = _own(ranks[transport.rank].sources, source, piece)
+        wanted = _own(ranks[transport.rank].targets, plan.target, piece) if plan.target else None
+        result = _result_buffer(transport, mine, wanted)
+        parts = _parts(transport, headers, piece, mine, result)
+        combine(parts, result.array, plan.op, plan.elements[piece.array], plan.weights)
+        if wanted is not None and result.address != wanted.address:
+            wanted.array[...] = result.array
         for rank in receivers:
             if rank != transport.rank:
-                location = said[rank].targets[piece.array]
-                transport.give(rank, location, piece.start, made)
+                location = ranks[rank].targets[piece.array]
+                transport.write_block(rank, location, piece.start, result)
 
 
 class SumInPlace(NamedTuple):
-    """Some numbers of one array, which are to be summed where they are: all ranks' are mapped."""
+    """A slice of one array that is summed where it lies: all ranks' arrays are mapped."""
 
     array: int
     numbers: slice
-    #: of every rank; None in the place of this one's own
+    #: the slice of every rank's array; None for this rank's own
     parts: Sequence[Array | None]
 
-    def add_up(self, own: Array) -> None:
-        """Have the numbers, of which these are this rank's array, be the sums."""
+    def run(self, own: Array) -> None:
+        """Replace the numbers by their sums, on all ranks. `own` is this rank's array."""
         if faults.armed:
             faults.reach("collective.block")
         sum_in_place([own[self.numbers] if part is None else part for part in self.parts])
@@ -148,75 +182,84 @@ class SumInPlace(NamedTuple):
 def sums_in_place(
     transport: Transport, plan: Combination, headers: SettledHeaders
 ) -> list[SumInPlace] | None:
-    """This rank's part of sums that a loop in C makes by one pass over memory; None if it cannot
-    make these."""
-    call, said = headers.call, headers.ranks
-    in_place = plan.root is None and all(one.sources == one.targets != () for one in said)
+    """Return this rank's part of sums that a kernel makes in one pass over memory; None if there is
+    no kernel for them or an array is not mapped."""
+    call, ranks = headers.call, headers.ranks
+    in_place = plan.root is None and all(rank.sources == rank.targets != () for rank in ranks)
     mapped = in_place and _all_mapped(transport, headers)
     if plan.op != "sum" or not mapped or not all(map(can_sum_in_place, call.source, plan.elements)):
         return None
-    found = []
+    sums = []
     for piece in call.layout.blocks_of(transport.rank, transport.size, _AT_ONCE):
         dtype = call.source[piece.array].dtype
         parts = [
             None
             if rank == transport.rank
-            else transport.mapped.view(one.sources[piece.array], piece.start, piece.stop, dtype)
-            for rank, one in enumerate(said)
+            else transport.mapped.view(header.sources[piece.array], piece.start, piece.stop, dtype)
+            for rank, header in enumerate(ranks)
         ]
         numbers = slice(piece.start // dtype.itemsize, piece.stop // dtype.itemsize)
-        found.append(SumInPlace(piece.array, numbers, parts))
-    return found
+        sums.append(SumInPlace(piece.array, numbers, parts))
+    return sums
 
 
 def _own(locations: Sequence[Location], arrays: Sequence[Array], piece: Piece) -> Located:
     return Located(elements(arrays, piece), locations[piece.array].address + piece.start)
 
 
-def _place_to_make(transport: Transport, mine: Located, wanted: Located | None) -> Located:
-    """Where the result of a block is made: where it is wanted, unless that would overwrite numbers
-    before their turn. Those of ranks 0 and 1 have had it when the first result is written."""
+def _result_buffer(transport: Transport, mine: Located, wanted: Located | None) -> Located:
+    """Return where to make the result of a block: in the target, unless that would overwrite
+    operands that are still to be read. Those of ranks 0 and 1 are read before the first result is
+    written."""
     if wanted is not None and (wanted.address != mine.address or transport.rank < 2):
         return wanted
     return transport.scratch(mine.array, 2)
 
 
 def _parts(
-    transport: Transport, headers: SettledHeaders, piece: Piece, mine: Located, made: Located
+    transport: Transport, headers: SettledHeaders, piece: Piece, mine: Located, result: Located
 ) -> Iterator[Array]:
-    """One block of every rank in turn. The first one copied here may lie where the result is made,
-    unless this rank's own numbers are there or, from the third rank on, the sum so far; the others
-    use two scratch blocks by turns."""
+    """Yield one block of every rank, in order. The first block that is copied here may use the
+    result's buffer, unless that holds this rank's own numbers or, from the third rank on, the
+    partial sum; the others alternate between two scratch blocks."""
     spare = [transport.scratch(mine.array, number) for number in (0, 1)]
-    first = spare[0] if made.address == mine.address else made
+    first = spare[0] if result.address == mine.address else result
     turn = 0
-    for rank, said in enumerate(headers.ranks):
+    for rank, header in enumerate(headers.ranks):
         if rank == transport.rank:
             yield mine.array
             continue
         into = first if turn == 0 and rank < 2 else spare[turn % 2]
-        part = transport.see(rank, said.sources[piece.array], piece, into)
+        part = transport.read_piece(rank, header.sources[piece.array], piece, into)
         turn += part is into.array
         yield part
 
+
+# movements
 
 _BYTES = np.dtype(np.uint8)
 
 
 def carry_out_movement(transport: Transport, plan: Movement, headers: SettledHeaders) -> bool:
-    """Move; whether others may still be using this rank's memory."""
+    """Move. Return whether others may still be using this rank's memory."""
     mover = _Mover(transport, plan, headers)
     mover.read_slots()
-    directly = False
-    if mover.beyond_slots and not mover.broadcast_pipelined():
-        directly = transport.peers is not None
-        if transport.peers is None:
-            mover.move_in_rounds()
-        else:
-            mover.push(transport.peers)
-            mover.pull(transport.peers)
+    peers = transport.peers
+    path = choose_path(
+        in_slots=not mover.beyond_slots,
+        in_place=False,
+        pipelined=mover.is_pipelined(),
+        reachable=peers is not None,
+    )
+    if path is Path.PIPELINED:
+        mover.broadcast_pipelined()
+    elif path is Path.DIRECT and peers is not None:
+        mover.write(peers)
+        mover.read(peers)
+    elif path is Path.ROUNDS:
+        mover.move_in_rounds()
     mover.copy_own()  # last: the others need not wait for it
-    return directly
+    return path is Path.DIRECT
 
 
 class _Mover:
@@ -230,8 +273,8 @@ class _Mover:
         #: ranks whose arrays are not in their slots
         self.beyond_slots = [
             rank
-            for rank, said in enumerate(headers.ranks)
-            if not said.in_slot and self._layouts[rank].size
+            for rank, header in enumerate(headers.ranks)
+            if not header.in_slot and self._layouts[rank].size
         ]
         others = [copy for copy in plan.incoming if copy.from_rank != transport.rank]
         self._from_slots = [c for c in others if headers.ranks[c.from_rank].in_slot]
@@ -245,23 +288,27 @@ class _Mover:
             )
             self._write(copy, 0, part)
 
-    def broadcast_pipelined(self) -> bool:
-        """Have all ranks work on what one sends to all; whether that was done."""
+    def is_pipelined(self) -> bool:
+        """Return whether this is a broadcast for the kernels. Asked once, on all ranks."""
         transport = self._transport
-        if self._headers.call.name != "broadcast":
+        if not self.beyond_slots or self._headers.call.name != "broadcast":
+            return False
+        if not transport.can_pipeline:
             return False
         memory = transport.ready_pipelined_memory(self._headers)
-        if memory is None or (transport.peers is not None and memory.leave_to_kernel()):
-            return False
+        return transport.peers is None or not memory.leave_to_system()
+
+    def broadcast_pipelined(self) -> None:
+        """Bring the root's arrays to all ranks by the kernels."""
+        memory = self._transport.ready_pipelined_memory(self._headers)
         (root,) = self.beyond_slots
-        here = transport.rank == root
+        here = self._transport.rank == root
         for array in self._source if here else self._target:
             source, target = (array, None) if here else (None, array)
             memory.broadcast(root, source, target, deadline=self._headers.deadline)
-        return True
 
     def move_in_rounds(self) -> None:
-        """A slot's worth of every array that is not in its slot at a time."""
+        """Move a slot's worth per step of the arrays that are not in their slots."""
         slots, room, rank = self._transport.slots, self._transport.slots.room, self._transport.rank
         longest = max((self._layouts[rank].size for rank in self.beyond_slots), default=0)
         for first in range(0, longest, room):
@@ -278,32 +325,32 @@ class _Mover:
                     part = slots.view(step, copy.from_rank, low - first, high - low, _BYTES)
                     self._write(copy, low - begin, part)
 
-    def push(self, peers: Peers) -> None:
-        """Send this rank's part of each copy, where senders have one."""
-        if not self._pushed_of(1.0):
+    def write(self, peers: Peers) -> None:
+        """Write to the receivers what the senders carry of each copy."""
+        if not self._written_of(1.0):
             return
         table = np.array([address(array) for array in self._target], np.uint64).tobytes()
         tables = self._transport.exchange(table, self._headers)
-        targets = [np.frombuffer(one, np.uint64).tolist() for one in tables]
+        targets = [np.frombuffer(table, np.uint64).tolist() for table in tables]
         if self._transport.rank not in self.beyond_slots:
             return
         for copy in self._plan.outgoing:
             if faults.armed:
                 faults.reach("collective.block")
-            length = int(self._pushed_of(copy.length))
+            length = int(self._written_of(copy.length))
             skipped = copy.length - length
             remote = targets[copy.to_rank][copy.to_array] + copy.to_byte + skipped
             local = address(self._source[copy.from_array]) + copy.from_byte + skipped
             peers.write(copy.to_rank, remote, local, length)
 
-    def pull(self, peers: Peers) -> None:
-        """Fetch what the senders do not push."""
+    def read(self, peers: Peers) -> None:
+        """Read from the senders what they do not write."""
         for copy in self._from_memory:
             if faults.armed:
                 faults.reach("collective.block")
             location = self._headers.ranks[copy.from_rank].sources[copy.from_array]
             local = address(self._target[copy.to_array]) + copy.to_byte
-            length = copy.length - int(self._pushed_of(copy.length))
+            length = copy.length - int(self._written_of(copy.length))
             peers.read(copy.from_rank, location.address + copy.from_byte, local, length)
 
     def copy_own(self) -> None:
@@ -312,14 +359,14 @@ class _Mover:
                 own = self._source[copy.from_array]
                 self._write(copy, 0, own[copy.from_byte : copy.from_byte + copy.length])
 
-    def _pushed_of(self, length: float) -> float:
-        """How much of so many bytes the sender carries: all, if everybody sends to one; its share
-        of the work, if one sends the same to all; else nothing."""
+    def _written_of(self, length: float) -> float:
+        """Return how many of `length` bytes the sender writes: all in a gather, its share of the
+        work in a broadcast, else none."""
         parts = {"gather": 1.0, "broadcast": 1 / self._transport.size}
         return length * parts.get(self._headers.call.name, 0.0)
 
     def _begin(self, copy: Copy) -> int:
-        """Where a copy begins in its sender's buffer."""
+        """Return the byte of its sender's buffer at which a copy begins."""
         return self._layouts[copy.from_rank].starts[copy.from_array] + copy.from_byte
 
     def _write(self, copy: Copy, offset: int, part: Array) -> None:

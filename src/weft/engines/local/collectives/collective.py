@@ -1,17 +1,18 @@
-"""How the local engine carries out a collective.
+"""How the local engine carries out a collective, from its headers to its result.
 
     every rank
       small enough? fill the slot          the arrays travel with the first step
-      step: exchange `common` and `own`    different ones: Disagreement, on every rank
-      settle                               the plan, the same for all
+      step: exchange headers               unequal shared parts: Disagreement, on every rank
+      settle                               the plan, the same on all ranks
       small: read the slots                done, after one step
-      large: carry out                     in one of three ways (combining.py, moving.py)
-        jointly                              chunk by chunk, by a loop in C, if there is one for it
-        directly                             copy from process to process, step
-        through the slots                    a round per slot's worth: fill, step, read
+      large: carry out                     by one of these paths (carry_out.py)
+        in place                             sum arrays that all ranks map where they lie, step
+        pipelined                            in chunks, by a kernel in C, if there is one for it
+        direct                               copy from process to process, step
+        rounds                               a slot's worth at a time: fill, step, read
 
-All ranks take the same way, because they decide by what they all know. The
-order of sums is the order of ranks in either way, so the bits are the same too.
+All ranks take the same path, because they decide by what they all know. Sums are made in the order
+of ranks on every path, so the bits are the same too.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ from weft.errors import WeftError
 
 _SECRET = struct.Struct("QQ")
 
-#: prepared reductions that are kept
+#: persistent reductions that are kept
 _MOST_REDUCTIONS = 256
 
-#: prepared sums that are kept, and with them the mappings of other ranks' arrays
+#: persistent sums in place that are kept, and with them the mappings of other ranks' arrays
 _MOST_SUMS = 4
 
 
 class Collectives:
-    """Carries out the collectives of one group, on one rank."""
+    """The collectives of one group, on one rank."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._transport: Transport | None = None
         #: by operation, dtype and shape
         self._persistent: dict[tuple[Any, ...], PersistentReduction | PersistentPipelinedSum] = {}
-        #: by where the array lies
+        #: by the array's location, dtype, shape and strides
         self._sums: dict[tuple[Any, ...], PersistentSum] = {}
 
     def carry_out(self, call: Call, seconds: float) -> None:
-        """Exchange and carry until the call has its result. Every rank makes the same call.
+        """Carry out a call until it has its result. Every rank makes the same call.
 
-        Raises Disagreement and InvalidValue on every rank alike, at the end of a step; anything
-        else leaves the ranks out of step.
+        Raises Disagreement and InvalidValue on every rank, at the end of a step; any other
+        exception leaves the ranks out of step.
         """
         deadline = time.monotonic() + seconds
         transport = self._transport or self._set_up(deadline)
@@ -89,7 +90,7 @@ class Collectives:
     def _after_meeting(
         self, transport: Transport, call: Call, headers: Headers, deadline: float
     ) -> None:
-        """What follows the first step."""
+        """Do all that follows the first step."""
         settled = self._settle_headers(transport, call, headers, deadline)
         if faults.armed:
             faults.reach("collective.met")
@@ -104,33 +105,34 @@ class Collectives:
             still_used = carry_out.carry_out_movement(transport, plan, settled)
         if faults.armed:
             faults.reach("collective.carried")
-        # what was said in several steps, or is in a slot since the first of them, may still be
-        # read when this rank fills its slot again, or be in its own memory
+        # others may still be reading: after several steps, this rank's slot of the first, which it
+        # may fill again now; or its own memory
         if settled.several_steps or still_used:
             transport.step(settled.seconds)
-        call.finish()  # within the step: where it is interrupted, this rank must not go on
+        call.finish()  # inside the call: if it is interrupted, this rank is out of step
         if isinstance(plan, Combination) and len(call.source) == 1:
             self._make_persistent_sum(transport, plan, headers, settled)
 
     def persistent(
         self, value: Any, op: Any, out: Any
     ) -> PersistentReduction | PersistentPipelinedSum | PersistentSum | None:
-        """The quick way for an all_reduce of a plain array like one before, if there is one."""
+        """Return the persistent reduction for an all_reduce of a plain array, if there is one."""
         if type(value) is not np.ndarray or type(op) is not str:
             return None
-        found = self._persistent.get((op, value.dtype, value.shape))
-        if found is not None and found.takes(value, out):
-            return found
+        reduction = self._persistent.get((op, value.dtype, value.shape))
+        if reduction is not None and reduction.takes(value, out):
+            return reduction
         in_place = out is value and op == "sum" and value.flags.behaved
         return self._sums.get(_key_of(value)) if in_place and self._sums else None
 
     def close(self) -> None:
-        """Give up what is prepared, and with it what is mapped of other ranks' memory."""
+        """Drop the persistent reductions, and with them the mappings of other ranks' memory."""
         self._persistent.clear()
         self._sums.clear()
 
     def make_persistent(self, call: Call) -> None:
-        """Make the quick way for calls like this one, which was carried out, if it can have one."""
+        """Make a persistent reduction for calls like this one, which was carried out, if it can be
+        one."""
         transport = self._transport
         if transport is None or not isinstance(call, Reduce) or call.own:
             return
@@ -157,17 +159,17 @@ class Collectives:
     def _make_persistent_sum(
         self, transport: Transport, plan: Combination, headers: Headers, settled: SettledHeaders
     ) -> None:
-        """The same for an array of one dimension that was summed where it lies."""
+        """Make a persistent sum of a flat array that was summed in place, if it can be one."""
         if settled.ranks[0].in_slot or settled.several_steps:
             return
         pieces = carry_out.sums_in_place(transport, plan, settled)
         (flat,) = settled.call.source
         if pieces is None or self._reduce(flat, flat, "sum").common != settled.call.common:
-            return  # it was given in another shape, or in a list
+            return  # the array was given in another shape, or in a list
         key = _key_of(flat)
         if key not in self._sums and len(self._sums) >= _MOST_SUMS:
             self._sums.clear()
-        locations = [(*said.sources, *said.targets) for said in settled.ranks]
+        locations = [(*header.sources, *header.targets) for header in settled.ranks]
         self._sums[key] = PersistentSum(
             transport,
             headers=headers,
@@ -179,8 +181,8 @@ class Collectives:
     def _fall_back(
         self, value: Array, out: Array, op: str, headers: Headers, deadline: float
     ) -> None:
-        """Carry out an all_reduce that was prepared, but at whose first step ranks have said
-        something else."""
+        """Carry out an all_reduce in the general way: it was persistent here, but the headers of
+        the first step differ."""
         transport = self._transport or self._set_up(deadline)
         self._after_meeting(transport, self._reduce(value, out, op), headers, deadline)
 
@@ -191,7 +193,7 @@ class Collectives:
     # the first step
 
     def _meet(self, transport: Transport, call: Call, deadline: float) -> Headers:
-        """Meet, and hear what every rank calls, or the beginning of it."""
+        """Do the first step: exchange headers, or the beginnings of those that are too long."""
         meeting = self._meeting
         step = meeting.begin_step(seconds_until(deadline))
         message = Header(True, call.common, call.own).encode()
@@ -208,7 +210,8 @@ class Collectives:
     def _settle_headers(
         self, transport: Transport, call: Call, headers: Headers, deadline: float
     ) -> SettledHeaders:
-        """What every rank calls, to the end."""
+        """Return all ranks' whole headers. Raises Disagreement, on every rank, if they do not
+        match."""
         step, message, answers = headers
         if any(shared_part_of(answer) != call.common for answer in answers):
             raise self._disagreement(answers)
@@ -216,16 +219,17 @@ class Collectives:
         several_steps = max(lengths) > MAILBOX_BYTES
         if several_steps:
             answers = transport.exchange_rest(message, answers, lengths, deadline)
-        said = [Header.decode(answer) for answer in answers]
-        return SettledHeaders(call, said, step, several_steps, deadline)
+        decoded = [Header.decode(answer) for answer in answers]
+        return SettledHeaders(call, decoded, step, several_steps, deadline)
 
     def _disagreement(self, answers: Sequence[bytes]) -> WeftError:
-        """The error of ranks that made different calls."""
-        said = {rank: shared_part_of(answer).decode() for rank, answer in enumerate(answers)}
-        return self._meeting.disagreement_error(said)
+        """Return the error of ranks that made different calls."""
+        calls = {rank: shared_part_of(answer).decode() for rank, answer in enumerate(answers)}
+        return self._meeting.disagreement_error(calls)
 
     def _set_up(self, deadline: float) -> Transport:
-        """Make the slots, and find out whether ranks can reach each other's memory."""
+        """Make the slots, and find out whether all ranks can read each other's memory and have the
+        kernels."""
         meeting = self._meeting
         rank, size = meeting.rank, len(meeting.members)
         block = make_block(
@@ -239,10 +243,10 @@ class Collectives:
         allow_ptrace()
         word = np.frombuffer(os.urandom(8), np.uint64)
         secret = _SECRET.pack(address(word), int(word[0]))
-        told = meeting.exchange(UNDER_WAY, secret, seconds_until(deadline))
+        secrets = meeting.exchange(UNDER_WAY, secret, seconds_until(deadline))
         peers = Peers(meeting)
         reach = all(
-            peers.can_reach(other, *_SECRET.unpack(told[other]))
+            peers.can_reach(other, *_SECRET.unpack(secrets[other]))
             for other in range(size)
             if other != rank
         )
@@ -259,10 +263,10 @@ class Collectives:
 
 
 def _locations(call: Call, *, pipelined: bool) -> tuple[tuple[Location, ...], ...]:
-    """Where a rank's sources and targets are. It does not say so if they are to be summed jointly,
-    but for arrays in shared memory, which may be summed where they are."""
-    found = tuple(tuple(map(_location, arrays)) for arrays in (call.source, call.early_target))
-    return () if pipelined and not all(one.block for one in found[0]) else found
+    """Return the locations of a rank's sources and targets. There are none if the call is pipelined
+    and a source is not in shared memory: only arrays that are may be summed in place."""
+    located = tuple(tuple(map(_location, arrays)) for arrays in (call.source, call.early_target))
+    return () if pipelined and not all(source.block for source in located[0]) else located
 
 
 def _location(array: Array) -> Location:
@@ -270,5 +274,5 @@ def _location(array: Array) -> Location:
 
 
 def _key_of(array: Array) -> tuple[Any, ...]:
-    """Where an array of one dimension lies, and all that there is to know of it."""
+    """Return the location, dtype, shape and strides of a flat array."""
     return (*_location(array), array.dtype, array.shape, array.strides)

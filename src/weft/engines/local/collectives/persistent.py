@@ -1,10 +1,14 @@
-"""The quick way for arrays that were reduced before: everything but the numbers is prepared.
+"""Persistent reductions: an all_reduce like an earlier one, all but whose numbers is prepared.
 
-A sum of a thousand numbers takes less time than describing them, so a loop that reduces arrays of
-the same shape again and again should do neither twice. The same goes for one array in shared
-memory that is summed in place at each step of a training, after which nothing of this code is in
-the processor's cache. What is prepared says and does exactly what `Collectives` does for such a
-call: not every rank need have prepared it.
+Summing a thousand numbers takes less time than describing the array, so a loop that reduces arrays
+of the same shape should describe them once. The same goes for one array in shared memory that is
+summed in place at each step of a training, between which this code falls out of the processor's
+cache. A persistent reduction sends and does exactly what `Collectives` does for such a call, so
+some ranks may have it and others not.
+
+    PersistentPipelinedSum   large arrays of one dtype and shape, by the kernels
+    PersistentSum            one array in shared memory, in place
+    PersistentReduction      small arrays of one dtype and shape, through the slots
 """
 
 from __future__ import annotations
@@ -25,13 +29,13 @@ from weft.engines.local.meeting.meeting import COLLECTIVE
 from weft.engines.local.memory.arrays import buffer_of
 from weft.errors import WeftError
 
-#: carries out an all_reduce of which the ranks have said something else: of this array, to this
-#: one, by this operation; what was headers, and the deadline
+#: carries out an all_reduce in the general way, where other ranks' headers differ: (value, out, op,
+#: headers, deadline)
 FallBack = Callable[[Array, Array, str, Headers, float], None]
 
 
 class PersistentPipelinedSum:
-    """all_reduce of large arrays of one dtype and shape, which the ranks sum together."""
+    """all_reduce of large arrays of one dtype and shape, pipelined."""
 
     def __init__(
         self,
@@ -46,17 +50,17 @@ class PersistentPipelinedSum:
         self._message, self._op, self._fall_back = message, op, fall_back
 
     def takes(self, value: Array, out: Any) -> bool:
-        """Whether this way is open to an array of the prepared dtype and shape: it lies as one in
-        memory, and not in shared memory, where it may be summed as it is."""
+        """Return whether an array of the prepared dtype and shape can be reduced this way: it is
+        contiguous, and not in shared memory, where it may be summed in place."""
         return (
             value.flags.c_contiguous
             and value.flags.aligned
             and buffer_of(value) is None
-            and (out is None or _can_take(value, out))
+            and (out is None or _is_plain_output(value, out))
         )
 
     def run(self, value: Array, out: Array | None, seconds: float) -> Array:
-        """The result."""
+        """Return the result."""
         meeting, deadline = self._meeting, time.monotonic() + seconds
         step = meeting.begin_step(seconds)
         answers = meeting.exchange_if_equal(COLLECTIVE, self._message, seconds_until(deadline))
@@ -68,7 +72,7 @@ class PersistentPipelinedSum:
             return out
         if faults.armed:
             faults.reach("collective.met")
-        self._memory.add_up(
+        self._memory.sum(
             value.reshape(-1), out.reshape(-1), mean=self._op == "mean", deadline=deadline
         )
         if faults.armed:
@@ -76,8 +80,8 @@ class PersistentPipelinedSum:
         return out
 
 
-def _can_take(value: Array, out: Any) -> bool:
-    """Whether an array's results can be written there without a further look."""
+def _is_plain_output(value: Array, out: Any) -> bool:
+    """Return whether the results of `value` can be written to `out` without further checks."""
     return (
         type(out) is np.ndarray
         and out.shape == value.shape
@@ -88,8 +92,8 @@ def _can_take(value: Array, out: Any) -> bool:
 
 
 class PersistentSum:
-    """all_reduce of one array, in place, where all ranks' arrays are mapped and lie where they lay
-    at the last call."""
+    """all_reduce of one array in place, while all ranks' arrays are mapped and have not moved since
+    the last call."""
 
     def __init__(
         self,
@@ -100,17 +104,17 @@ class PersistentSum:
         pieces: Sequence[SumInPlace],
         fall_back: FallBack,
     ) -> None:
-        """`locations` are where the ranks' arrays are, `pieces` this rank's part of the sum."""
+        """Prepare. `locations` are those of all ranks' arrays, `pieces` this rank's part."""
         self._transport, self._headers, self._locations = transport, headers, locations
         self._pieces, self._fall_back = pieces, fall_back
 
     def run(self, value: Array, out: Array, seconds: float) -> Array:
-        """The result, which is `value` and `out`: the array that this was prepared for."""
+        """Return the result. `value` and `out` are the array that this was prepared for."""
         meeting, deadline = self._transport.meeting, time.monotonic() + seconds
         step = meeting.begin_step(seconds)
-        # all of it: it was heard in one step
+        # the header fits a mailbox: it was exchanged in one step
         answers = meeting.exchange(COLLECTIVE, self._headers.message, seconds_until(deadline))
-        # asked on every rank alike: which blocks stay mapped depends on which were used
+        # `new` is called on every rank alike: which blocks stay mapped depends on which were used
         if answers != self._headers.answers or self._transport.mapped.new(self._locations):
             headers = self._headers._replace(step=step, answers=answers)
             self._fall_back(value, out, "sum", headers, deadline)
@@ -118,7 +122,7 @@ class PersistentSum:
         if faults.armed:
             faults.reach("collective.met")
         for piece in self._pieces:
-            piece.add_up(value)
+            piece.run(value)
         if faults.armed:
             faults.reach("collective.carried")
         self._transport.step(seconds_until(deadline))
@@ -126,7 +130,7 @@ class PersistentSum:
 
 
 class PersistentReduction:
-    """all_reduce of arrays of one dtype and shape by one operation."""
+    """all_reduce of small arrays of one dtype and shape by one operation."""
 
     def __init__(
         self,
@@ -156,7 +160,7 @@ class PersistentReduction:
         )
 
     def takes(self, _value: Array, out: Any) -> bool:
-        """Whether results can be written there without a further look."""
+        """Return whether results can be written to `out` without further checks."""
         return out is None or (
             type(out) is np.ndarray
             and out.shape == self._shape
@@ -165,8 +169,8 @@ class PersistentReduction:
         )
 
     def run(self, value: Array, out: Array | None, seconds: float) -> Array:
-        """The result. `value` is of the prepared dtype and shape; it is read before `out`, which
-        may be the same or overlap it, is written."""
+        """Return the result. `value` has the prepared dtype and shape; it is read before `out`,
+        which may be the same or overlap it, is written."""
         meeting = self._meeting
         half = meeting.begin_step(seconds) & 1
         self._own[half][...] = value
@@ -179,8 +183,8 @@ class PersistentReduction:
             faults.reach("collective.met")
         parts = self._parts[half]
         if out is None or self._rank < 2:
-            # a sixth faster than from its slot. In place, the numbers of ranks 0 and 1 have been
-            # read when the first result is written, and others' would be overwritten before
+            # a sixth faster than from its slot. In place this is right for ranks 0 and 1 only,
+            # whose numbers are read before the first result is written
             parts = [*parts]
             parts[self._rank] = value
         if out is None:

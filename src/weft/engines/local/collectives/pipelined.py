@@ -1,9 +1,8 @@
-"""The memory in which all ranks work together on large arrays: sums and broadcasts.
+"""Pipelined sums and broadcasts of large arrays: in chunks through memory that all ranks map.
 
-A loop in C does the work and waits a little for the others (`_core/joint_work.py`). What it cannot
-do is here: when it has waited in vain, see whether who is waited for is still there, and sleep.
-
-What several processes do together by a loop in C, which kernels.c draws: sums and broadcasts.
+PipelinedMemory runs them on one rank, PipelinedWork is this rank's part of one. A kernel in C does
+the work and spins while it has to wait for the others (kernels.c has the drawing). When it has spun
+in vain, PipelinedMemory checks that the others are alive, and sleeps.
 """
 
 from __future__ import annotations
@@ -19,33 +18,36 @@ from weft.engines.local.meeting.meeting import UNDER_WAY, Meeting, make_block
 from weft.engines.local.meeting.waiting import SLICE
 from weft.engines.local.memory.segment import Block
 
-#: chunks that are given, added up or taken over before Python is back and hears a signal
+#: chunks that a kernel writes, sums or reads before it returns to Python, which handles signals
 _STEPS = 64
 
-#: looks for something to do before sleeping, where every rank has a core: some 100 us
+#: spins without progress before sleeping, where every rank has a core: some 100 us
 _SPINS = 2000
 
-#: seconds of the first sleep; each one after it, while nothing can be done, is twice as long
+#: seconds of the first sleep; each further one without progress is twice as long
 _NAP = 5e-5
 
-#: broadcasts to one rank that are left to the kernel before it is tried again whether cores share a
-#: cache, once they were found to share none
-_LEFT_OUT = 15
+#: broadcasts between 2 ranks that are left to the operating system, once their cores were found to
+#: share no cache, before that is tried again
+_LEFT_TO_SYSTEM = 15
 
 
 class PipelinedMemory:
-    """The joint work of one group, on one rank."""
+    """The pipelined sums and broadcasts of one group, on one rank.
+
+    They read and write only this memory: no rank accesses another's arrays.
+    """
 
     def __init__(self, meeting: Meeting, seconds: float) -> None:
-        """Make the memory, with all ranks. Raises SetupError, on every rank, if there is none."""
+        """Make the memory, with all ranks. Raises SetupError, on every rank, if one cannot."""
         rank, ranks = meeting.rank, len(meeting.members)
         self._meeting = meeting
         self._others = [other for other in range(ranks) if other != rank]
         self._spins = _SPINS if meeting.free_cores else 1
-        #: how many chunks have gone through it
+        #: how many chunks have gone through this memory
         self._chunks = 0
-        #: how many of the next broadcasts to one rank had better be left to the kernel
-        self._left_out = 0
+        #: how many of the next broadcasts between 2 ranks are left to the operating system
+        self._left_to_system = 0
         self._block = make_block(
             meeting,
             UNDER_WAY,
@@ -57,9 +59,7 @@ class PipelinedMemory:
         )
         self._memory = Memory(self._block.address, rank, ranks)
 
-    # Nobody uses a rank's own memory for these.
-
-    def add_up(self, source: Array, target: Array | None, *, mean: bool, deadline: float) -> None:
+    def sum(self, source: Array, target: Array | None, *, mean: bool, deadline: float) -> None:
         """Sum the ranks' arrays, or take their mean."""
         source = source if source.flags.aligned else source.copy()
         work = PipelinedWork.sum(
@@ -70,20 +70,20 @@ class PipelinedMemory:
     def broadcast(
         self, root: int, source: Array | None, target: Array | None, *, deadline: float
     ) -> None:
-        """Bring the root's source to the others' targets."""
+        """Copy the root's source to the others' targets."""
         work = PipelinedWork.broadcast(
             self._memory, self._chunks, root=root, source=source, target=target
         )
         self._carry_out(work, deadline)
-        self._left_out = _LEFT_OUT if work.past_cache else 0
+        self._left_to_system = _LEFT_TO_SYSTEM if work.past_cache else 0
 
-    def leave_to_kernel(self) -> bool:
-        """Whether this broadcast is left to the kernel's copies, which are quicker with 2 ranks
-        that share no cache. Asked once for each broadcast, on all ranks, which say the same."""
-        if len(self._others) > 1 or not self._left_out:
+    def leave_to_system(self) -> bool:
+        """Return whether the operating system is to copy this broadcast, which is quicker with 2
+        ranks whose cores share no cache. All ranks ask once per broadcast, and get one answer."""
+        if len(self._others) > 1 or not self._left_to_system:
             return False
-        self._left_out -= 1
-        if not self._left_out:
+        self._left_to_system -= 1
+        if not self._left_to_system:
             self._memory.use_cache()
         return True
 
@@ -94,7 +94,7 @@ class PipelinedMemory:
             steps = _STEPS
             if faults.armed:
                 faults.reach("collective.block")
-                steps = 1  # to pass it between any two
+                steps = 1  # so that the fault point lies between any two chunks
             if work.advance(steps, 1 if nap else self._spins):
                 return
             if work.progress != progress:
@@ -105,39 +105,38 @@ class PipelinedMemory:
             time.sleep(nap)
 
     def _check_others(self, work: PipelinedWork, deadline: float) -> None:
-        """Raise if one who is waited for is gone, or the time is up."""
+        """Raise if a rank that is waited for is gone, or if the deadline has passed."""
         self._meeting.validate_present()
         waited_for = [rank for rank in self._others if not work.is_done_by(rank)]
         for rank in waited_for:
             lost = self._meeting.lost_error(rank)
-            # one that was done and then ended has been there: look again
+            # a rank may have finished and then ended: check again
             if lost is not None and not work.is_done_by(rank):
                 raise lost
         if waited_for and time.monotonic() >= deadline:
             raise self._meeting.stalled_error(waited_for)
 
 
-#: bytes of a chunk: few enough for some of them to stay in a cache of a few megabytes. Measured
-#: (docs/performance.md).
+#: bytes of a chunk: several of them fit a cache of a few megabytes. Measured (docs/performance.md).
 _CHUNK = 512 << 10
 
-#: bytes of one chunk of all ranks together, where there are many
+#: bytes of one chunk of every rank together, where there are many ranks
 _ALL_CHUNKS = 32 << 20
 
-#: how many times longer than to take over it may take to give as much, where cores share a cache:
-#: about as long, and where they share none some 5 to 10 times
+#: cores share a cache if writing a chunk takes at most so many times as long as reading one: about
+#: as long if they do, 5 to 10 times as long if they do not
 _SLOW = 4
 
 _MEANS = ("float32", "float64")
 
 
 def has_kernels() -> bool:
-    """Whether this process can take part in joint work: all of a group's must."""
+    """Return whether this process has the kernels. All ranks of a group must have them."""
     return not kernels.missing()
 
 
 def can_pipeline(call: Call) -> bool:
-    """Return whether all ranks can carry a call out together, if all have the kernels for it."""
+    """Return whether a call is a reduction that the kernels can carry out."""
     return (
         isinstance(call, Reduce)
         and not call.own
@@ -146,7 +145,7 @@ def can_pipeline(call: Call) -> bool:
 
 
 def kernels_apply(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> bool:
-    """Whether arrays like these can be summed jointly; `elements` are what their numbers are."""
+    """Return whether there are kernels for `op` on these arrays, whose numbers are `elements`."""
     if op not in ("sum", "mean"):
         return False
     return all(
@@ -159,33 +158,33 @@ def kernels_apply(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> 
 
 
 def bytes_for(ranks: int) -> int:
-    """The bytes of the memory that ranks work in."""
+    """Return the bytes of the memory of so many ranks."""
     return kernels.joint_bytes(ranks, _chunk_for(ranks))
 
 
 def _chunk_for(ranks: int) -> int:
-    """The bytes of a chunk: as many lines for each rank."""
+    """Return the bytes of a chunk: the same number of cache lines for each rank."""
     lines = min(_CHUNK, _ALL_CHUNKS // ranks) // LINE
     return max(1, lines // ranks) * ranks * LINE
 
 
 class Memory(NamedTuple):
-    """What ranks work in, as one of them sees it."""
+    """The shared memory, as one rank sees it."""
 
-    #: of what all ranks see, and was zero at the beginning
+    #: where this rank maps it; zeroed before its first use
     address: int
     rank: int
     ranks: int
 
     def use_cache(self) -> None:
-        """Have the next work find out anew whether cores share a cache."""
+        """Have the next work measure again whether cores share a cache."""
         kernels.joint_use_cache(self.address, self.rank)
 
 
 class PipelinedWork:
     """One rank's part in one sum or broadcast.
 
-    `before` is the `after` of the one before in that memory. Arrays are flat.
+    `before` is the `after` of the previous work in the same memory. Arrays are flat.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class PipelinedWork:
         chunks = -(-size // chunk)
         self.after = before + chunks
         self._loop = loop
-        self._arrays = source, target  # which must live as long
+        self._arrays = source, target  # the kernel has their addresses: keep them alive
         self._work = kernels.Joint(
             rank=memory.rank,
             ranks=memory.ranks,
@@ -230,8 +229,11 @@ class PipelinedWork:
         target: Array | None,
         mean: bool = False,
     ) -> PipelinedWork:
-        """The sum of all ranks' sources, or their mean. Arrays are aligned, and a source is its
-        target or lies apart from it; a rank without a target gets no result."""
+        """Return the work of a sum, or a mean, of all ranks' sources.
+
+        Arrays are aligned; source and target are the same or do not overlap; a rank without a
+        target gets no result.
+        """
         loop = kernels.joint_sum_kernel(source.dtype.name)
         divisor = memory.ranks if mean else 1
         return cls(memory, before, loop, source=source, target=target, divisor=divisor)
@@ -240,27 +242,27 @@ class PipelinedWork:
     def broadcast(
         cls, memory: Memory, before: int, *, root: int, source: Array | None, target: Array | None
     ) -> PipelinedWork:
-        """The root's source to the others' targets."""
+        """Return the work of copying the root's source to the others' targets."""
         loop = kernels.joint_broadcast_kernel()
         return cls(memory, before, loop, source=source, target=target, root=root)
 
     def advance(self, steps: int, spins: int) -> bool:
-        """Do what can be done: give, add up or take over `steps` chunks, or until at `looks` looks
-        in a row there was nothing. Whether all is done."""
+        """Write, sum or read up to `steps` chunks; stop after `spins` spins in a row without
+        progress. Return whether all is done."""
         return bool(self._loop(self._work, steps, spins))
 
     @property
     def progress(self) -> int:
-        """What grows with whatever is done."""
+        """Return a count that grows with every chunk that is written, summed or read."""
         done: int = self._work.given + self._work.added + self._work.taken
         return done
 
     @property
     def past_cache(self) -> bool:
-        """When it is done: whether cores were found to share no cache. All ranks say the same, if
-        they are asked before they meet again."""
+        """Return, when all is done, whether cores were found to share no cache and non-temporal
+        stores are used. The same on all ranks, if asked before their next meeting."""
         return kernels.joint_past_cache(self._work)
 
     def is_done_by(self, rank: int) -> bool:
-        """Whether a rank needs nobody any more."""
+        """Return whether a rank has finished its part."""
         return kernels.joint_is_done(self._work, rank)

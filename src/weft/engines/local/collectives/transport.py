@@ -1,36 +1,40 @@
-"""A rank's ways to the others: the meeting, the slots, mapped blocks, and their own memory.
+"""The data paths from one rank to the others: Transport, and what it is made of.
 
-The memory through which small arrays, and large ones piece by piece, pass between ranks.
+Headers. What the ranks exchange at the first step of a collective; `Header` is one rank's.
+
+Transport. All paths of one rank, and exchanges of texts that are longer than a mailbox.
+
+Slots. Memory through which small arrays pass, and large ones piece by piece:
 
     for even and for odd steps:
         for each rank:  one slot of `room` bytes
 
-A rank fills its slot and then comes to the step; once all have come, everyone
-reads whose slots it needs. The slot of a step is filled again two steps later,
-which nobody reaches before all have come to the step between: so it is safe to
-read until the reader's next step, and one meeting per round is enough.
+A rank fills its slot and then comes to the step; once all have come, everyone reads the slots it
+needs. The slot of a step is filled again two steps later, which nobody reaches before all have come
+to the step between: so it is safe to read until the reader's next step, and one meeting per round
+is enough.
 
-What a rank says at the first step of a collective.
+Header. Encoded as
 
-    whether its arrays are in its slot | how long the message is | common | 0
-    where its arrays are, if they are not in the slot: how many sources and targets, then each; none
-    if that does not matter, because all ranks know that they sum jointly
-    own
+    whether the arrays are in the slot | the length of the header | the shared part | 0
+    if they are not in the slot: how many sources and targets, and the location of each; none where
+    all ranks know that the call is pipelined
+    the rank's part
 
-A message may be longer than a mailbox; then what is heard first is its beginning.
+The shared part is equal on all ranks, or they disagree. A header may be longer than a mailbox; then
+only its beginning arrives at the first step.
 
-Copies straight out of, and into, a peer's own memory, where the kernel allows it.
+Peers. Copies from and to a peer's own memory by the operating system, where it allows that. A byte
+that passes through shared memory is copied twice; this way once. It takes the permission to trace
+the peer: the same user, and under Yama's scope 1 the peer must have named an ancestor of this
+process. Each rank names its launcher, so the ranks of a launch may read each other and nobody else
+may.
 
-A byte that passes through shared memory is copied twice; this way once. It needs
-the permission to trace the peer: the same user, and under Yama's scope 1 that the
-peer has named an ancestor of this process. Each rank names its launcher, so the
-ranks of a job may read each other and nobody else is let in.
+Mapped. Peers' arrays that lie in shared memory, mapped here, so that nobody has to copy them:
 
-Peers' arrays that lie in shared memory, mapped here: nobody has to copy them in or out.
-
-    every rank, at the first step    which of my arrays lie in a block, and where in it
-    a block new to the group         its owner refers to it, the others attach it; if one could
-                                     not, all raise
+    every rank, at the first step    tells which of its arrays lie in a block, and where in it
+    a block new to the group         its owner exports it, the others attach it; if one cannot,
+                                     all raise
     from then on                     the peer's array is an array here
 
 All ranks see the same blocks in the same order, so all know which ones are new. The blocks used
@@ -68,7 +72,7 @@ from weft.engines.local.memory.segment import Block, BlockHandle
 from weft.engines.local.processes.linux import allow_ptrace_by, read_memory, write_memory
 from weft.errors import PeerLost
 
-#: bytes that are pulled, combined and pushed at a time: they stay in the cache meanwhile
+#: bytes that are read, combined and written at a time: few enough to stay in the cache
 BLOCK = 512 << 10
 
 _LENGTH = struct.Struct("Q")
@@ -77,7 +81,7 @@ _END = b"\0"
 
 
 class Headers(NamedTuple):
-    """The first step of a collective: when it was, what this rank said, and what all have."""
+    """The first step of a collective: its number, this rank's header, and what all ranks sent."""
 
     step: int
     message: bytes
@@ -85,65 +89,67 @@ class Headers(NamedTuple):
 
 
 class SettledHeaders(NamedTuple):
-    """A collective whose ranks have met: this rank's call, and what every rank said."""
+    """A collective whose headers have been compared: this rank's call, and every rank's header."""
 
     call: Call
     ranks: Sequence[Header]
-    #: the step at which they met and the slots were filled
+    #: the first step, for which the slots were filled
     step: int
-    #: whether it took further steps until all was said
+    #: whether a header was longer than a mailbox, so that exchanging it took further steps
     several_steps: bool
     #: on the monotonic clock
     deadline: float
 
     @property
     def seconds(self) -> float:
-        """How long the next step may take."""
+        """Return how long the next step may take."""
         return seconds_until(self.deadline)
 
 
 class Located(NamedTuple):
-    """A few elements in this rank's own memory, and where they are."""
+    """Elements in this rank's own memory, and their address."""
 
     array: Array
     address: int
 
 
 class Transport:
-    """The ways of one rank of a group."""
+    """The data paths of one rank of a group."""
 
     def __init__(self, meeting: Meeting, *, slots: Slots, peers: Peers | None, loops: bool) -> None:
-        """`peers` is None where some rank cannot reach another's memory; `loops` tells whether all
-        ranks have the loops in C."""
+        """Set up. `peers` is None where some rank cannot read another's memory; `loops` tells
+        whether all ranks have the kernels in C."""
         self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
-        #: whether all ranks can work together
+        #: whether all ranks have the kernels
         self.can_pipeline = loops and self.size > 1
-        #: what they do so in, from the first time on
+        #: made at the first call that needs it
         self.pipelined_memory: PipelinedMemory | None = None
         self.mapped = Mapped()
         self._scratch = np.empty(3 * BLOCK, np.uint8)
         self._scratch_at = address(self._scratch)
 
     def step(self, seconds: float) -> None:
-        """Meet in the course of a collective."""
+        """Meet in the middle of a collective."""
         self.meeting.meet(UNDER_WAY, seconds)
 
-    def ready_pipelined_memory(self, headers: SettledHeaders) -> PipelinedMemory | None:
-        """What all ranks work together in; None where they cannot. All ask when one does. Raises
-        SetupError, on every rank."""
-        if self.pipelined_memory is None and self.can_pipeline:
+    def ready_pipelined_memory(self, headers: SettledHeaders) -> PipelinedMemory:
+        """Return the memory of pipelined calls; make it, with all ranks, at the first call.
+
+        Only where `can_pipeline` holds. Raises SetupError, on every rank.
+        """
+        if self.pipelined_memory is None:
             self.pipelined_memory = PipelinedMemory(self.meeting, headers.seconds)
         return self.pipelined_memory
 
     def scratch(self, like: Array, number: int) -> Located:
-        """One of three blocks to work with, as an array like another."""
+        """Return one of three scratch blocks, as an array of the dtype and size of `like`."""
         start = number * BLOCK
         array = self._scratch[start : start + like.nbytes].view(like.dtype)
         return Located(array, self._scratch_at + start)
 
-    def see(self, rank: int, location: Location, piece: Piece, into: Located) -> Array:
-        """A piece of a rank's array: where it is mapped, or copied here."""
+    def read_piece(self, rank: int, location: Location, piece: Piece, into: Located) -> Array:
+        """Return a piece of a rank's array: a view if it is mapped, else a copy in `into`."""
         there = self.mapped.view(location, piece.start, piece.stop, into.array.dtype)
         if there is not None:
             return there
@@ -151,7 +157,7 @@ class Transport:
         self._reachable(rank).read(rank, remote, into.address, length)
         return into.array
 
-    def give(self, rank: int, location: Location, start: int, block: Located) -> None:
+    def write_block(self, rank: int, location: Location, start: int, block: Located) -> None:
         """Write a block to a rank's array, from byte `start` on."""
         array, length = block.array, block.array.nbytes
         there = self.mapped.view(location, start, start + length, array.dtype)
@@ -166,82 +172,82 @@ class Transport:
         return self.peers
 
     def map_new(self, arrays: Sequence[Array], headers: SettledHeaders) -> None:
-        """Have every rank map the blocks of all ranks' arrays that are not mapped yet.
+        """Map the blocks of all ranks' arrays that are not mapped yet, on every rank.
 
-        `arrays` are this rank's sources and targets. Raises SetupError, on every rank, if one could
-        not.
+        `arrays` are this rank's sources and targets. Raises SetupError, on every rank, if one
+        cannot.
         """
-        places = [(*said.sources, *said.targets) for said in headers.ranks]
-        new = self.mapped.new(places)
+        by_rank = [(*header.sources, *header.targets) for header in headers.ranks]
+        new = self.mapped.new(by_rank)
         if not new:
             return
         owners: dict[int, int] = {}
-        for rank, locations in enumerate(places):
+        for rank, locations in enumerate(by_rank):
             for location in locations:
                 owners.setdefault(location.block, rank)
         own = {
-            location.block: array for location, array in zip(places[self.rank], arrays, strict=True)
+            location.block: array
+            for location, array in zip(by_rank[self.rank], arrays, strict=True)
         }
         mine = [export(own[block]) for block in new if owners[block] == self.rank]
         texts = self.exchange(_END.join(mine), headers)
         references = [iter(text.split(_END)) for text in texts]
-        found, trouble = [], b""
-        for block in new:  # all of them: what nobody attached would be held for ever
+        attached, trouble = [], b""
+        for block in new:  # all, even after a failure: a block that nobody attaches is never freed
             try:
-                found.append(attach(next(references[owners[block]]), headers.seconds / 2))
+                attached.append(attach(next(references[owners[block]]), headers.seconds / 2))
             except TROUBLES as error:
                 trouble = in_words(error)
         troubles = self.exchange(trouble, headers)
         if any(troubles):
             raise setup_error(self.meeting, troubles)
-        for block, mapped in zip(new, found, strict=True):
+        for block, mapped in zip(new, attached, strict=True):
             self.mapped.keep(block, mapped)
 
     def exchange(self, text: bytes, headers: SettledHeaders) -> list[bytes]:
-        """Tell each other texts of any length, in as many steps as it takes."""
+        """Exchange texts of any length, in as many steps as that takes."""
         text = _LENGTH.pack(len(text)) + text
         answers = self.meeting.exchange(UNDER_WAY, text[:MAILBOX_BYTES], headers.seconds)
         lengths = [_LENGTH.size + _LENGTH.unpack_from(answer)[0] for answer in answers]
         texts = self.exchange_rest(text, answers, lengths, headers.deadline)
-        return [one[_LENGTH.size :] for one in texts]
+        return [whole[_LENGTH.size :] for whole in texts]
 
     def exchange_rest(
         self, text: bytes, beginnings: Sequence[bytes], lengths: Sequence[int], deadline: float
     ) -> list[bytes]:
-        """Every rank's text of which the beginning was heard; the rest, a slot's worth at a time.
+        """Return every rank's whole text: exchange the rest, a slot's worth per step.
 
-        `text` is this rank's.
+        `text` is this rank's; the `beginnings` of all have arrived already.
         """
-        whole = [bytearray(beginning) for beginning in beginnings]
-        while any(len(one) < length for one, length in zip(whole, lengths, strict=True)):
-            told = len(whole[self.rank])
-            more = np.frombuffer(text[told : told + self.slots.room], np.uint8)
+        texts = [bytearray(beginning) for beginning in beginnings]
+        while any(len(got) < length for got, length in zip(texts, lengths, strict=True)):
+            sent = len(texts[self.rank])
+            more = np.frombuffer(text[sent : sent + self.slots.room], np.uint8)
             step = self.meeting.step + 1
             self.slots.fill(step, [more], [Piece(0, 0, more.nbytes, 0)] if more.nbytes else [])
             self.step(seconds_until(deadline))
-            for rank, one in enumerate(whole):
-                length = min(lengths[rank] - len(one), self.slots.room)
-                one.extend(self.slots.view(step, rank, 0, length, more.dtype).tobytes())
-        return [bytes(one) for one in whole]
+            for rank, got in enumerate(texts):
+                length = min(lengths[rank] - len(got), self.slots.room)
+                got.extend(self.slots.view(step, rank, 0, length, more.dtype).tobytes())
+        return [bytes(got) for got in texts]
 
 
-#: Arrays up to this many bytes pass through the slots in one round; larger ones are copied from
-#: process to process, where that is allowed. Measured (docs/performance.md).
+#: Arrays up to this many bytes pass through the slots in one step. Measured (docs/performance.md).
 ROOM = 1 << 20
 
-#: for all slots of a group together, where there are many ranks
+#: bytes of all slots of a group together, where there are many ranks
 _ALL_SLOTS = 128 << 20
 
 _VIEWS_KEPT = 4096
 
 
 def room_for(size: int) -> int:
-    """The bytes of one slot in a group of `size` ranks."""
+    """Return the bytes of one slot in a group of `size` ranks."""
     return max(4096, min(ROOM, _ALL_SLOTS // (2 * size) // LINE * LINE))
 
 
 def bytes_for(size: int) -> int:
-    """The bytes that the slots of `size` ranks take."""
+    """Return the bytes that the slots of `size` ranks take."""
     return 2 * size * room_for(size)
 
 
@@ -261,16 +267,16 @@ class Slots:
             self.view(step, self._rank, piece.at, part.nbytes, part.dtype)[...] = part
 
     def view(self, step: int, rank: int, at: int, length: int, dtype: np.dtype[Any]) -> Array:
-        """`length` bytes of a rank's slot, from byte `at` on, as numbers."""
+        """Return `length` bytes of a rank's slot, from byte `at` on, as an array of `dtype`."""
         key = (step & 1, rank, at, length, dtype)
-        found = self._views.get(key)
-        if found is None:
+        view = self._views.get(key)
+        if view is None:
             start = ((step & 1) * self._size + rank) * self.room + at
-            found = self._bytes[start : start + length].view(dtype)
+            view = self._bytes[start : start + length].view(dtype)
             if len(self._views) >= _VIEWS_KEPT:
                 self._views.clear()
-            self._views[key] = found
-        return found
+            self._views[key] = view
+        return view
 
 
 _HEAD = struct.Struct("=?Q")
@@ -281,7 +287,7 @@ _HEADER_END = b"\0"
 
 
 class Location(NamedTuple):
-    """Where an array is: in its process, and in a block of shared memory (number 0: in none)."""
+    """Where an array is: its address in its process, and its block of shared memory (0: none)."""
 
     address: int
     block: int
@@ -289,12 +295,12 @@ class Location(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What one rank says."""
+    """What one rank sends at the first step of a collective."""
 
     in_slot: bool
     shared_part: bytes
     rank_part: bytes
-    #: where the arrays are that are not in the slot; the targets only if they are known already
+    #: of the arrays, if they are not in the slot; of the targets only if they are known already
     sources: tuple[Location, ...] = ()
     targets: tuple[Location, ...] = ()
 
@@ -308,7 +314,7 @@ class Header(NamedTuple):
 
     @classmethod
     def decode(cls, message: bytes) -> Header:
-        """The mirror of `encode`, for a message that was heard to its end."""
+        """Return the header that `encode` made this message of. It must be complete."""
         in_slot, _ = _HEAD.unpack_from(message)
         shared_part, _, rest = message[_HEAD.size :].partition(_HEADER_END)
         if in_slot:
@@ -321,31 +327,31 @@ class Header(NamedTuple):
 
 
 def shared_part_of(message: bytes) -> bytes:
-    """A message's `common`, which is in its beginning."""
+    """Return the shared part of an encoded header, of which the beginning is enough."""
     return message[_HEAD.size :].partition(_HEADER_END)[0]
 
 
 def length_of(message: bytes) -> int:
-    """How long a message is of which the beginning was heard."""
+    """Return the length of an encoded header, of which the beginning is enough."""
     return int(_HEAD.unpack_from(message)[1])
 
 
-#: whether ranks try to reach each other; where they may not, large arrays go through the slots in
-#: rounds, which tests have by this
+#: whether ranks try to read each other's memory; tests set it to False, to have large arrays go
+#: through the slots in rounds
 ALLOWED = True
 
-#: for one call into the kernel, so that a signal is heard soon
+#: bytes of one system call: signals are handled between two
 _MOST = 32 << 20
 
-#: seconds after which a peer is looked for again
+#: seconds for which a peer that was seen alive is not checked again
 _FRESH = 0.05
 
-#: seconds that the kernel may take to end a process whose memory it has taken away
+#: seconds that the kernel may take from freeing a process's memory to ending it
 _ENDING = 30.0
 
 
 class Peers:
-    """The memory of the ranks that meet."""
+    """The other ranks' own memory."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -380,8 +386,8 @@ class Peers:
                 raise self._lost_error(rank) or OSError(f"{copied} of {part} bytes were copied")
 
     def _look_for(self, rank: int) -> None:
-        """Raise PeerLost if a rank is gone. The pid of one that has ended is given to a new process
-        when all numbers have been used, which takes seconds at the least."""
+        """Raise PeerLost if a rank is gone. Its pid goes to another process only after all numbers
+        have been used, which takes seconds at least, so an old answer is good for a while."""
         self._meeting.validate_present()
         now = time.monotonic()
         if now - self._seen[rank] > _FRESH:
@@ -391,15 +397,15 @@ class Peers:
             self._seen[rank] = now
 
     def _lost_error(self, rank: int) -> PeerLost | None:
-        """The loss of a rank whose memory is out of reach: that of one that ends is so before its
-        end is known. None if it turns out to live."""
+        """Return the error of a rank whose memory cannot be read; None if it turns out to live. An
+        ending process loses its memory before its end is known, so wait for that."""
         deadline = time.monotonic() + _ENDING
         while (lost := self._meeting.lost_error(rank)) is None and time.monotonic() < deadline:
             time.sleep(0.001)
         return lost
 
     def can_reach(self, rank: int, word: int, value: int) -> bool:
-        """Whether a rank's memory can be read: the 8 bytes at `word` are tried, and compared."""
+        """Return whether a rank's memory can be read: the 8 bytes at `word` must be `value`."""
         if not ALLOWED:
             return False
         seen = ctypes.c_uint64()
@@ -411,9 +417,9 @@ class Peers:
 
 
 def allow_ptrace() -> None:
-    """Allow the launcher's other children to read this process, where Yama would forbid it.
+    """Allow the launcher's other children to read this process's memory, where Yama forbids it.
 
-    A process without a launcher, which is a child of the first process, allows nobody.
+    A process without a launcher, whose parent is process 1, allows nobody.
     """
     parent = os.getppid()
     if parent > 1 and _yama_scope() == "1":
@@ -421,39 +427,38 @@ def allow_ptrace() -> None:
 
 
 def _yama_scope() -> str:
-    """Whom processes of one user may trace: anybody (0), their descendants (1), or nobody."""
+    """Return Yama's scope: a process may trace its user's others (0), descendants (1), or none."""
     try:
         return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:  # a kernel without Yama
         return "0"
 
 
-#: blocks of peers that stay mapped; what their owners drop goes back when others take their place
+#: blocks of peers that stay mapped. One that its owner has dropped is freed when others replace it
 _BLOCKS_KEPT = 16
 
 
 def export(array: Array) -> bytes:
-    """What stands for the block that an array lies in."""
+    """Return an encoded handle of the block that an array lies in."""
     return blocks.export(buffer_of(array)).encode()
 
 
 def attach(reference: bytes, seconds: float) -> Array:
-    """All bytes of the block that a reference stands for."""
+    """Return all bytes of the block that an encoded handle stands for."""
     block = blocks.attach(BlockHandle.decode(reference), seconds)
     return np.frombuffer(memoryview(block.buffer), np.uint8)
 
 
 class Mapped:
-    """The blocks of a group's ranks that are mapped in all of them."""
+    """The blocks that all ranks of a group map."""
 
     def __init__(self) -> None:
-        #: by name
+        #: by block number
         self._bytes: OrderedDict[int, Array] = OrderedDict()
 
     def new(self, locations: Sequence[Sequence[Location]]) -> list[int]:
-        """The blocks among the ranks' arrays that have not been seen yet; the others are noted as
-        used."""
-        used = dict.fromkeys(one.block for rank in locations for one in rank if one.block)
+        """Return the blocks of the ranks' arrays that are not mapped; mark the others as used."""
+        used = dict.fromkeys(at.block for rank in locations for at in rank if at.block)
         for name in used:
             if name in self._bytes:
                 self._bytes.move_to_end(name)
@@ -462,15 +467,15 @@ class Mapped:
         return [name for name in used if name not in self._bytes]
 
     def keep(self, name: int, mapped: Array) -> None:
-        """Note a new block, and where it is."""
+        """Add a block that has been mapped."""
         self._bytes[name] = mapped
 
     def has(self, location: Location) -> bool:
-        """Whether every rank can see an array that lies there."""
+        """Return whether every rank maps the block of this location."""
         return location.block in self._bytes
 
     def view(self, location: Location, start: int, stop: int, dtype: np.dtype[Any]) -> Array | None:
-        """The bytes `start` to `stop` of the array that lies there, as numbers."""
+        """Return bytes `start` to `stop` of the array at a location; None if it is not mapped."""
         whole = self._bytes.get(location.block)
         if whole is None:
             return None

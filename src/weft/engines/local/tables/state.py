@@ -1,35 +1,37 @@
-"""The memory of one table, in one block that all ranks map.
+"""The state of one table, in one block that all ranks map.
+
+TableMemory. The layout:
 
     words 0-7      applied | progress | unused
     for each rank  adds | interrupted | lowest | highest | ids | unused
     write_begun    of all ranks side by side, and then write_done
-    flags          of sleepers, one byte for each rank
+    flags          sleepers' flags, one byte for each rank
     locks          one for the table, one for each stripe
     steps          how many adds each stripe has had, and how many adds to some rows there were
-    ids            for each rank, of the rows it is changing, as far as there is room
+    ids            for each rank, those of the rows it is changing, as far as there is room
     rows | one array for each state of the updater
     staged         under bsp, for each rank: how many rows | their ids | their deltas
 
 Each rank writes only its own words; `applied`, `progress`, `steps` and the arrays are written under
-the locks. A stripe is a run of rows that is locked by itself, so that passes over the whole table
+the locks. A stripe is a run of rows with a lock of its own, so that passes over the whole table
 follow each other instead of waiting for each other.
 
-How many adds each rank has made to a table, and waiting until the others have made enough.
+Clocks. How many adds each rank has made, and waits until the others have made enough.
 
-Who is changing which rows of a table, so that readers can tell, and others if it dies.
+Changes. Which rows each rank is changing: readers see it, and so do the others if the rank dies.
 
-who changes rows                     who reads without a lock
-  says which                           all writes that were begun are done? else again
-  write_begun += 1                     copies
-  changes them                         write_begun is what it was? else again
-  write_done = write_begun
+    writer                               reader without a lock
+      notes which rows                     all writes that were begun are done? else again
+      write_begun += 1                     copies
+      changes them                         write_begun has not changed? else again
+      write_done = write_begun
 
-The deltas that wait for their clock under bsp, and how a clock is applied.
+Staging. Deltas that wait for their clock under bsp, and how a clock is applied.
 
-every rank   stages its delta, in a place of its own, and counts it
-one rank     when all have: applies them in the order of ranks, part by part
-               says which rows; progress += 1; updates them
-             applied += 1
+    every rank   stages its delta, in memory of its own, and counts the add
+    one rank     when all have: applies the deltas in the order of ranks, part by part
+                   notes which rows; progress += 1; updates them
+                 applied += 1
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ APPLIED, PROGRESS = 0, 1
 #: words of a rank
 ADDS, INTERRUPTED, LOWEST, HIGHEST, COUNT = range(5)
 
-#: in place of a number of rows: all of them
+#: instead of a number of rows: all of them
 WHOLE = 2**63 - 1
 
 #: rows that an interrupted add can name one by one
@@ -76,7 +78,7 @@ _MOST_STRIPES = 64
 
 
 class TableMemory:
-    """Where everything is, and the arrays over it; `block` is None to find out how much it is."""
+    """The layout of a table's memory, and arrays over it. Without a `block` it gives `nbytes`."""
 
     def __init__(self, spec: TableSpec, size: int, block: Block | None = None) -> None:
         self.spec, self.size = spec, size
@@ -122,7 +124,7 @@ class TableMemory:
             yield Block(block.segment, block.offset + start, 8 * locks.words_for(self.size))
 
     def format(self, values: Array | None) -> None:
-        """Make memory, fresh or used, a table with these rows that nobody has added to."""
+        """Initialize memory, fresh or used, as a table with these rows and no adds."""
         block = self._mapped()
         block.clear(0, self._rows // 8)
         for lock in self.lock_blocks():
@@ -169,7 +171,7 @@ class TableMemory:
 
 
 class Clocks:
-    """The counts of all ranks of a table, as one of them sees them."""
+    """The add counts of all ranks of a table, as one of them sees them."""
 
     def __init__(
         self, block: Block, memory: TableMemory, *, meeting: Meeting, recorder: Recorder
@@ -204,7 +206,7 @@ class Clocks:
         self._waiter.publish(self._own, self.own + 1)
 
     def staleness(self) -> int:
-        """Return how many adds the slowest of those who are here is behind this rank."""
+        """Return how many adds the slowest rank that is still here is behind this one."""
         own, words = self.own, self._words
         for index in self._others:
             if words[index] < own:
@@ -213,7 +215,8 @@ class Clocks:
 
     def present(self) -> dict[int, int]:
         """Return how many adds each other rank that is still here has made."""
-        gone = self._roster.gone([one for one in self._members if one != self._roster.rank])
+        others = [member for member in self._members if member != self._roster.rank]
+        gone = self._roster.gone(others)
         return {
             rank: self.count(rank)
             for rank, member in enumerate(self._members)
@@ -221,7 +224,7 @@ class Clocks:
         }
 
     def await_others(self, needed: int, deadline: float) -> None:
-        """Wait until everybody who is still here has made so many adds. Raises Stalled."""
+        """Wait until every rank that is still here has made `needed` adds. Raises Stalled."""
         for rank, index in enumerate(self._indexes):
             if index != self._own and self._words[index] < needed:
                 self._await(rank, needed, deadline)
@@ -234,7 +237,7 @@ class Clocks:
                 return True
             if time.monotonic() >= deadline:
                 counts = self.present()
-                if late := tables.behind(counts, needed):  # else it has come just now
+                if late := tables.behind(counts, needed):  # else the add has come just now
                     raise self._stalled_error(needed, {rank: counts[rank] for rank in late})
             return False
 
@@ -245,12 +248,12 @@ class Clocks:
             self._recorder.leave(entry)
 
     def _stalled_error(self, needed: int, late: dict[int, int]) -> Stalled:
-        told = ", ".join(f"rank {rank} has made {count}" for rank, count in late.items())
+        counts = ", ".join(f"rank {rank} has made {count}" for rank, count in late.items())
         return Stalled(
             f"table {self._spec.name!r} ({self._spec.consistency}): rank {self._rank} has made "
-            f"{self.own} adds and waits until every rank has made {needed}, but {told}. Ranks must "
-            "add equally often; one that has finished calls weft.shutdown(), which releases the "
-            "others",
+            f"{self.own} adds and waits until every rank has made {needed}, but {counts}. Ranks "
+            "must add equally often; one that has finished calls weft.shutdown(), which releases "
+            "the others",
             [*late],
             self._roster.states(self._members),
         )
@@ -269,11 +272,11 @@ class Changes:
         self.write_done = self._words[memory.write_done_at : memory.write_done_at + memory.size]
 
     def begin(self, low: int, high: int, ids: Ids | None) -> None:
-        """Say which rows are about to change. Who calls it says afterwards that they have:
+        """Note which rows are about to change. Afterwards the caller notes that the write is done:
 
             changes.write_done[rank] = changes.write_begun[rank]
 
-        in a `finally`, and without a call, so that no signal handler keeps it from being said.
+        in a `finally`, and without a call, so that no signal handler can prevent it.
         """
         rank, words, word = self._rank, self._words, self._memory.word
         if ids is None:
@@ -286,9 +289,9 @@ class Changes:
         self.write_begun[rank] += 1
 
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """List what ranks had begun and not done when they died."""
+        """Return the writes that ranks had begun and not done when they died."""
         words, word = self._words, self._memory.word
-        found = []
+        writes = []
         for rank in range(self._memory.size):
             if not words[word(rank, INTERRUPTED)] and not self._died_within(rank):
                 continue
@@ -297,12 +300,14 @@ class Changes:
                 ids: Sequence[int] = range(words[word(rank, LOWEST)], words[word(rank, HIGHEST)])
             else:
                 ids = tuple(self._memory.ids(rank)[: min(count, NAMED)].tolist())
-            found.append(Interrupted(rank, ids, self._generation))
-        return tuple(found)
+            writes.append(Interrupted(rank, ids, self._generation))
+        return tuple(writes)
 
     def mark_dead_writers(self) -> None:
-        """Note which ranks died within a change, so that readers stop waiting for its end.
-        For the holder of the table's lock."""
+        """Mark the writes of ranks that died within one as done, so that readers stop retrying.
+
+        Only for the holder of the table's lock.
+        """
         for rank in range(self._memory.size):
             if self._died_within(rank):
                 self._words[self._memory.word(rank, INTERRUPTED)] = 1
@@ -311,12 +316,12 @@ class Changes:
     def _died_within(self, rank: int) -> bool:
         if rank == self._rank or self.write_begun[rank] == self.write_done[rank]:
             return False
-        # it may have done its write, and then left: who is gone first, the words after
+        # it may have done its write and then left: check for its end first, read the words after
         gone = self._roster.gone([self._members[rank]])
         return bool(gone) and self.write_begun[rank] != self.write_done[rank]
 
 
-#: rows of a clock that are applied between two notes of how far it has come
+#: rows of a clock that are applied between two updates of `progress`
 _PART = 1 << 16
 
 
@@ -352,11 +357,11 @@ class Staging:
             faults.reach("table.staged")
 
     def apply(self, clock: int) -> None:
-        """Apply everybody's add of the next clock. For the holder of the table's lock.
+        """Apply all ranks' adds of the next clock. Only for the holder of the table's lock.
 
-        `progress` counts the parts of all clocks that were begun: should this rank die, the next
-        one goes on after the last of them. So it is never set back, and a clock is applied by one
-        store, of its number.
+        `progress` counts the parts of all clocks that were begun: if this rank dies, the next one
+        continues after the last of them. So it is never reset, and a clock becomes applied by one
+        store, that of its number.
         """
         words = self._words
         parts = -(-self._spec.n_rows // _PART)
@@ -364,7 +369,7 @@ class Staging:
         for number in range(max(0, words[PROGRESS] - before), self._size * parts):
             rank, part = divmod(number, parts)
             if self._clocks.count(rank) >= clock:
-                # as if nobody was missing
+                # counted as if no rank was missing
                 step = int(self._steps[-1]) + (clock - 1) * self._size + rank + 1
                 self._apply_part(rank, part, step, before + number + 1)
         words[APPLIED] = clock
@@ -395,8 +400,8 @@ class Staging:
             changes.write_done[own] = changes.write_begun[own]
 
     def _add(self, delta: Array, ids: Ids | None, low: int, progress: int) -> None:
-        """Add to some rows, and note it: no signal handler can come between, and cost somebody his
-        add, because there is no call between the one and the other."""
+        """Add to some rows and store `progress`. There is no call between the two, so no signal
+        handler can come between and lose somebody's add."""
         words, (table, _) = self._words, self._arrays
         if ids is None:
             some = table[low : low + len(delta)]

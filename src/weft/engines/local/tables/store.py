@@ -1,21 +1,21 @@
-"""Where the local engine keeps a table's rows: in memory that every rank reads and writes itself.
+"""A table's rows in the local engine: shared memory that every rank reads and writes itself.
 
-    get    some rows   copy; nobody has written meanwhile? else once more, under the table's lock
+    get    some rows   copy; nobody has written meanwhile? else again, then under the lock
            all         stripe by stripe: table shared, stripe shared, copy
-    add    some rows   table exclusive: say which, update, say that it is done
+    add    some rows   table exclusive: note which rows, update, note that it is done
            all         stripe by stripe: table shared, stripe exclusive, update
 
 So passes over the whole table exclude each other only where they meet, readers do not exclude
 readers, and a change to a few rows excludes everything for the few microseconds that it takes.
 
 A writer counts `write_begun` before it changes anything and `write_done` after. A reader that finds
-all writes done, copies, and finds none begun since, has rows that are whole: it needs no lock
-(stores are seen in their order: `waiting.py`). A writer that dies in between blocks nobody: the
-kernel hands its locks on, and what it had begun is what `interrupted` lists.
+all writes done, copies, and finds that none was begun since, has consistent rows without a lock
+(stores are seen in program order: `waiting.py`). A writer that dies in between blocks nobody: the
+kernel passes its locks on, and `interrupted` lists what it had begun.
 
-Under bsp an add only stages the delta; the first rank that needs the next clock applies
-everybody's, in the order of ranks. Nobody can need another clock before that rank adds again, so
-what it then reads does not change under it.
+Under bsp an add only stages the delta; the first rank that needs the next clock applies the deltas
+of all, in the order of ranks. Nobody can need another clock before that rank adds again, so the
+rows that it then reads do not change meanwhile.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from weft.engines.local.tables.state import Changes, Clocks, Staging, TableMemor
 from weft.engines.refusals import reentrant_error, validate_memory
 from weft.errors import OutOfMemory, Stalled
 
-#: bytes that are read at a time: only large copies are made past the cache, which is twice as fast
+#: bytes that are read at a time: only large copies are non-temporal, which is twice as fast
 _CHUNK = 32 << 20
 
-#: how often rows are copied again before a reader takes the lock
+#: how often a reader copies rows before it takes the lock
 _TRIES = 3
 
 
 def make_store(
     meeting: Meeting, recorder: Recorder, spec: TableSpec, values: Array | None, *, timeout: float
 ) -> LocalStore:
-    """Make a table of the ranks that meet: rank 0 makes its memory, which all of them map.
+    """Make a table of the meeting's ranks: rank 0 allocates its memory, and all of them map it.
 
-    Raises Disagreement, which shows what each rank asked for, and OutOfMemory, on every rank.
+    Raises, on every rank, Disagreement, which shows what each asked for, and OutOfMemory.
     """
     nbytes = TableMemory(spec, len(meeting.members)).nbytes
     trouble = ""
@@ -64,12 +64,12 @@ def make_store(
             validate_memory(f"{spec.kind} {spec.name!r}", nbytes, "make it smaller")
         except OutOfMemory as error:
             trouble = str(error)
-    # a message may be too short for all of it: the digest tells whether ranks mean the same
+    # the spec may not fit a mailbox: the digest tells whether all ranks' specs are equal
     digest = hashlib.sha256(str(spec).encode()).hexdigest()[:32]
     message = "\n".join((digest, trouble[: MAILBOX_BYTES // 2], str(spec)))
-    said = meeting.exchange(TABLE, message.encode()[:MAILBOX_BYTES], timeout)
+    answers = meeting.exchange(TABLE, message.encode()[:MAILBOX_BYTES], timeout)
     digests, troubles, specs = zip(
-        *(text.decode(errors="ignore").split("\n", 2) for text in said), strict=True
+        *(text.decode(errors="ignore").split("\n", 2) for text in answers), strict=True
     )
     if len(set(digests)) > 1:
         raise meeting.disagreement_error(dict(enumerate(specs)))
@@ -81,7 +81,7 @@ def make_store(
         leader=meeting.members[0],
         size=nbytes,
         seconds=timeout,
-        prepare=lambda made: TableMemory(spec, len(meeting.members), made).format(values),
+        prepare=lambda block: TableMemory(spec, len(meeting.members), block).format(values),
         point="table.made",
     )
     return LocalStore(spec, block, meeting=meeting, recorder=recorder, timeout=timeout)
@@ -107,7 +107,7 @@ class LocalStore(Store):
         self._rows, self._state = self._arrays = memory.rows, memory.state
         self._steps = memory.steps
         lock = partial(Lock, roster=roster, recorder=recorder, members=members, timeout=timeout)
-        locks = (lock(one, free_cores=meeting.free_cores) for one in memory.lock_blocks())
+        locks = (lock(words, free_cores=meeting.free_cores) for words in memory.lock_blocks())
         self._table, *self._stripes = locks
         self._clocks = Clocks(block, memory, meeting=meeting, recorder=recorder)
         self._changes = Changes(block, memory, meeting=meeting)
@@ -115,12 +115,12 @@ class LocalStore(Store):
             block, memory, clocks=self._clocks, changes=self._changes, rank=self._rank
         )
         self._bsp = spec.consistency.name == "bsp"
-        #: whether deltas are added to rows at once, by the quick way
+        #: whether deltas are added to rows directly, by an adder
         self._adds_rows = spec.updater.name == "add" and not self._bsp
         self._adder = rows.make_adder(spec.n_rows, spec.dtype)
-        #: threads of this rank add, and under bsp get, one after the other
+        #: held by the thread of this rank that adds or, under bsp, gets
         self._turn = threading.RLock()
-        #: the thread that is in the middle of its turn; 0 if none
+        #: the thread that holds `_turn`; 0 if none
         self._in_turn = 0
         roster.watch(members)
 
@@ -134,10 +134,10 @@ class LocalStore(Store):
         try:
             found = self._get(ids, out, timeout)
         except BaseException:
-            # another signal may come meanwhile: what it raises gives way to the first
+            # another signal may come meanwhile: the first exception is the one that is raised
             while self._in_turn != threading.get_ident():
                 try:
-                    self._let_go()
+                    self._release_locks()
                     break
                 except BaseException:
                     continue
@@ -147,7 +147,7 @@ class LocalStore(Store):
 
     def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         if self._bsp:
-            with self._turn:  # an add of another thread would let the others change what is read
+            with self._turn:  # after another thread's add the other ranks may change these rows
                 self._validate_turn()
                 try:
                     self._in_turn = threading.get_ident()
@@ -163,7 +163,7 @@ class LocalStore(Store):
         return self._read_whole_rows(ids, out, timeout)
 
     def _read_whole_rows(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
-        """Copy rows that nobody changes meanwhile."""
+        """Copy rows while nobody changes them."""
         write_begun, write_done = self._changes.write_begun, self._changes.write_done
         for _ in range(_TRIES):
             before = write_done.tolist()
@@ -195,7 +195,7 @@ class LocalStore(Store):
 
     @contextmanager
     def _all_shared(self, locks: list[Lock], deadline: float) -> Iterator[None]:
-        # not by an ExitStack: interrupted, it may be part of a cycle, and what it holds with it
+        # no ExitStack: if interrupted, it may become part of a reference cycle and keep its locks
         if not locks:
             yield
             return
@@ -221,7 +221,7 @@ class LocalStore(Store):
             except BaseException:
                 while True:  # as in `get`
                     try:
-                        self._let_go()
+                        self._release_locks()
                         break
                     except BaseException:
                         continue
@@ -242,14 +242,14 @@ class LocalStore(Store):
             self._add_rows(delta, ids, deadline)
 
     def _validate_turn(self) -> None:
-        """Refuse a call that comes in the middle of another one of the same thread."""
+        """Raise if this thread is in the middle of another call, as in a signal handler."""
         if self._in_turn:
             raise reentrant_error(self.spec.name)
 
     def _add_all(self, delta: Array, deadline: float) -> None:
-        """Update every stripe. Ranks begin at different ones, so as not to meet at once.
+        """Update every stripe. Ranks begin at different ones, to keep out of each other's way.
 
-        Once it has begun it goes on to the end, beyond a deadline of the call's own.
+        Once begun, it continues to the end, even past the call's own deadline.
         """
         count, rank, changes = len(self._stripes), self._rank, self._changes
         first, turn = count * rank // self._size, 0
@@ -323,7 +323,7 @@ class LocalStore(Store):
                 changes.write_done[rank] = changes.write_begun[rank]
 
     def _apply_through(self, clock: int, deadline: float) -> None:
-        """Wait until everybody has made so many adds, and apply exactly these."""
+        """Wait until all ranks have made `clock` adds, and apply exactly these."""
         staging = self._staging
         if staging.applied >= clock:
             return
@@ -372,11 +372,11 @@ class LocalStore(Store):
         return self._rows
 
     def _applied_adds(self) -> int:
-        """Count the adds of the clocks that were applied."""
+        """Return how many adds the applied clocks have."""
         return self._staging.applied * self._size if self._bsp else 0
 
-    def _let_go(self) -> None:
-        """Release the locks of a `with` that an interrupt struck as it began or ended."""
+    def _release_locks(self) -> None:
+        """Release the locks that this thread still holds after an interrupt hit a `with`."""
         for lock in (self._table, *self._stripes):
             lock.release_held()
 
