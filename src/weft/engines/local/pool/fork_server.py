@@ -46,7 +46,7 @@ _NO_ITEM = (1 << 64) - 1
 
 
 class Listener(Protocol):
-    """What accepts drivers that did not start the server themselves."""
+    """A source of drivers that did not start the server themselves."""
 
     def fileno(self) -> int: ...
 

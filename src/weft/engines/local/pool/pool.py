@@ -298,7 +298,7 @@ class Run:
                 self._schedule.resend_singly(chunk)
                 return
             indexes = range(chunk.first, chunk.first + len(chunk.items))
-            errors = {index: self._restored(worker, message.failure, index) for index in indexes}
+            errors = {index: self._item_error(worker, message.failure, index) for index in indexes}
             yield self._finished(worker, chunk, [None] * len(chunk.items), errors)
             return
         try:
@@ -308,7 +308,7 @@ class Run:
             return
         self._free(worker)
         errors = {
-            chunk.first + position: self._restored(worker, failure, chunk.first + position)
+            chunk.first + position: self._item_error(worker, failure, chunk.first + position)
             for position, failure in message.failures
         }
         self._schedule.done(len(values), message.seconds, task.payload.shared + message.shared)
@@ -358,7 +358,7 @@ class Run:
         return Finished(chunk.first, values, errors, worker.number, worker.pid, host=worker.host)
 
     @staticmethod
-    def _restored(worker: Worker, failure: Failure, item: int) -> Exception:
+    def _item_error(worker: Worker, failure: Failure, item: int) -> Exception:
         return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:

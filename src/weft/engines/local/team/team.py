@@ -22,8 +22,8 @@ its workers between two starts. `TeamCall` is one call, and has these states:
     collecting   the driver's thread attends to them, until the timeout: Stalled.
     cancelling   where the driver met Disagreement or PeerLost, the workers meet it too, and first
                  have half a second to end by themselves. Then each gets Cancel, and SIGINT every
-                 0.1 s, and has ten seconds to acknowledge. A worker that does not is killed; after a
-                 second Ctrl-C, at once.
+                 0.1 s, and has ten seconds to acknowledge. A worker that does not is killed: at
+                 once after a second Ctrl-C.
     broken       `TeamWorkers.broken` says why: a worker was lost (it ended, or was killed), the
                  group could not be renewed after a failure, or cancelling was interrupted, so that
                  `LocalTeam._under_way` still holds the call.
