@@ -1,4 +1,5 @@
 """What a call passes through: functions of values, without processes, sockets or shared memory.
+
 In reading order:
 
 arguments.py    whole numbers and timeouts, as users give them
@@ -18,7 +19,7 @@ moves.py        broadcast, scatter, gather and all_gather
 Of tables:
 
 updaters.py     what `add` does: built-in rules, or a user's function
-tables.py       what a table is, what may be given to it, and who waits for whom
+tables.py       what a table is, what may be given to it, and which rank waits for which
 rows.py         some rows of a table, read and updated
 checkpoint.py   a table as a safetensors file
 
@@ -27,5 +28,5 @@ Of map and functions:
 items.py        a job and its results; how a function is called with an item
 schedule.py     which chunk is sent next
 fingerprint.py  whether what a function uses has changed
-functions.py    a function on a rank's rows, and what the outputs come to
+functions.py    a function on a rank's rows, and the outputs of all ranks joined
 """

@@ -15,18 +15,18 @@ The metadata maps strings to strings: what the caller says of the table, and
     complex           the arrays of complex numbers, as a JSON list. The format has none: they are
                       floats with one dimension more, of length 2, for real and imaginary parts
 
-Arrays are written and read in pieces, so no more than one piece is in memory. Their checksum is
-known last; the header is then written again, with it. When a file is read, the header is believed
-once its own checksum holds and it describes the file to the last byte, since a checksum says that
-nothing was damaged and not that nobody lied.
+Arrays are written and read in pieces, so that no more than one piece is in memory. Their checksum
+is known last; the header is then written again, with it. When a file is read, the header is
+trusted if its own checksum is right and it describes the file to the last byte: a checksum shows
+that nothing was damaged, but not that nobody lied.
 
-A file is written without a name, and takes the target's place when it is complete:
+A file is written without a name, and replaces the target when it is complete:
 
     nameless  --write, fsync, link-->  NAME.TOKEN.unfinished  --rename-->  NAME  --fsync--> folder
 
-Whoever is killed leaves the old file or the new one, and nothing beside unless killed between the
-link and the rename. Where there are no nameless files (NFS, macOS, Windows) the file has the second
-name from the start.
+A process that is killed leaves the old file or the new one, and nothing else unless it was killed
+between the link and the rename. Where there are no nameless files (NFS, macOS, Windows) the file
+has the second name from the start.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from weft.errors import DamagedFile, InvalidType, InvalidValue
 VERSION = 2
 #: how many bytes are read or written at a time; a piece has at least one row
 PIECE = 16 << 20
-#: how long a header may be, and so how much is read before a checksum has been seen
+#: how long a header may be, which is read before any checksum has been verified
 _LONGEST = 1 << 20
 _LENGTH = struct.Struct("<Q")
 #: safetensors' names of dtypes; long doubles differ from machine to machine
@@ -67,7 +67,7 @@ _COMPLEX: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 _FLOATS = {pair: single for single, pair in _COMPLEX.items()}
 _BLANK = "0" * 64
-#: what stands before the header's checksum, and nowhere else: in a string the quotes are escaped
+#: what precedes the header's checksum, and occurs nowhere else: in strings quotes are escaped
 _SEAL = b'"header_checksum":"'
 #: how files began before they were safetensors files
 _FIRST_FORMAT = b"\x93weft\r\n\x1a"
@@ -98,7 +98,7 @@ def write(
     entries: Mapping[str, Entry],
     read_piece: Callable[[str, int, int], Array],
 ) -> None:
-    """Write a table to a file, which is afterwards the new one, or untouched.
+    """Write a table to a file, which is afterwards either complete or as it was before.
 
     `read_piece(name, start, stop)` returns a copy of some rows of an array.
 
@@ -179,7 +179,7 @@ class SavedTable:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
-        # a pipe is to be refused, not waited for
+        # a pipe must be refused, not waited for
         self._file = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
         try:
             status = os.fstat(self._file.fileno())
@@ -197,7 +197,7 @@ class SavedTable:
     def pieces(self) -> Iterator[tuple[str, int, Array]]:
         """Yield each array's name, the row a piece of it starts at, and the piece.
 
-        Whether they are what was written is known at the end: raises DamagedFile then, too.
+        Whether they are as they were written is known only at the end: raises DamagedFile then.
         """
         checksum = hashlib.sha256()
         for name, entry in self.entries.items():
@@ -245,8 +245,8 @@ class SavedTable:
             )
         before, seal, after = (prefix + text).partition(_SEAL)
         blank = before + seal + _BLANK.encode() + after[len(_BLANK) :]
-        found = hashlib.sha256(blank).hexdigest()
-        if version != str(VERSION) or after[: len(_BLANK)] != found.encode():
+        checksum = hashlib.sha256(blank).hexdigest()
+        if version != str(VERSION) or after[: len(_BLANK)] != checksum.encode():
             self._refuse("is damaged: its checksum does not match")
         try:
             entries, end = _parse_entries(header, metadata)
@@ -268,7 +268,7 @@ class SavedTable:
     def _fill(self, data: memoryview) -> None:
         while data:
             count = self._file.readinto(data)
-            if not count:  # somebody cut it since it was opened
+            if not count:  # it was truncated since it was opened
                 self._refuse(f"ends after {self._file.tell():,} of {self._size:,} bytes")
             data = data[count:]
 
@@ -282,10 +282,10 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object as a dictionary. Raise ValueError if it has a key twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return values
 
 
 def _parse_entries(
@@ -293,7 +293,7 @@ def _parse_entries(
 ) -> tuple[dict[str, Entry], int]:
     """Return the arrays of a file, and how many bytes they take.
 
-    Raise ValueError, TypeError or KeyError unless they are described as `write` does it: none
+    Raises ValueError, TypeError or KeyError unless they are described as `write` does it: none
     empty, one after the other, without gaps.
     """
     if not all(isinstance(value, str) for value in metadata.values()):
@@ -323,37 +323,37 @@ def _parse_entries(
     return entries, end
 
 
-# --- how a file takes another one's place -------------------------------------------------------
+# --- how a file replaces another ----------------------------------------------------------------
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
-    """Return a path without links.
+    """Return a path with its links resolved.
 
     Raises PermissionError for a link that another user planted where everybody may write, such as
-    in /tmp. Linux refuses to follow these too, but only where it resolves the path itself.
+    in /tmp. Linux refuses to follow these too, but only when it resolves the path itself.
     """
     given = os.fsdecode(path)
     if not hasattr(os, "geteuid"):  # Windows
         return os.path.realpath(given)
-    found, links = os.sep, 0
+    resolved, links = os.sep, 0
     rest = os.path.join("" if os.path.isabs(given) else os.getcwd(), given).split(os.sep)[::-1]
     while rest:
         part = rest.pop()
         if part == "..":
-            found = os.path.dirname(found)
+            resolved = os.path.dirname(resolved)
         elif part not in ("", "."):
-            here = os.path.join(found, part)
+            here = os.path.join(resolved, part)
             if not os.path.islink(here):
-                found = here
+                resolved = here
                 continue
-            _refuse_planted_link(here, found)
+            _refuse_planted_link(here, resolved)
             links += 1
             if links > 40:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), given)
             target = os.readlink(here)
-            found = os.sep if os.path.isabs(target) else found
+            resolved = os.sep if os.path.isabs(target) else resolved
             rest += target.split(os.sep)[::-1]
-    return found
+    return resolved
 
 
 def _refuse_planted_link(link: str, folder: str) -> None:
@@ -370,7 +370,7 @@ def _refuse_planted_link(link: str, folder: str) -> None:
 
 @contextlib.contextmanager
 def _replacing(target: str) -> Iterator[int]:
-    """Open a file to write to. What was written is then the target; after an error it is gone."""
+    """Open a file to write to. At the end it replaces the target; after an error it is removed."""
     folder, name = os.path.split(target)
     unfinished = f"{name[:50]}.{secrets.token_hex(8)}.unfinished"
     permissions = _permissions(target)
@@ -398,7 +398,7 @@ def _replacing(target: str) -> Iterator[int]:
 
 
 def _permissions(target: str) -> int | None:
-    """Return those of the file to be replaced, if there is one and it is the caller's own.
+    """Return the permissions of the file to be replaced, if it exists and is the caller's own.
 
     Raises PermissionError if the caller may not write to it.
     """
@@ -410,9 +410,9 @@ def _permissions(target: str) -> int | None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidValue(f"{target} is a device or a pipe; save the table to a file")
-    # renaming would not ask, and a file that is write-protected is so on purpose
+    # a rename would replace even a write-protected file, which is protected on purpose
     os.close(os.open(target, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)))
-    # another user's may be anything: one who can plant a file would choose who can write to ours
+    # not another user's: whoever can plant a file could choose who may write to ours
     own = hasattr(os, "geteuid") and status.st_uid == os.geteuid()
     return status.st_mode & 0o777 if own else None
 
@@ -420,12 +420,12 @@ def _permissions(target: str) -> int | None:
 def _open_unfinished(name: str, folder: int | None) -> tuple[int, bool]:
     """Open a new file in the folder. Return its descriptor, and whether it is nameless."""
     if hasattr(os, "O_TMPFILE"):
-        with contextlib.suppress(OSError):  # what is wrong for both kinds, the second one says
+        with contextlib.suppress(OSError):  # what is wrong with both ways, the second one raises
             return os.open(".", os.O_WRONLY | os.O_TMPFILE, 0o666, dir_fd=folder), True
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.open(name, flags, 0o666, dir_fd=folder), False
 
 
 def _remove(name: str, folder: int | None) -> None:
-    with contextlib.suppress(FileNotFoundError):  # it never had this name, or has another now
+    with contextlib.suppress(FileNotFoundError):  # it never had this name, or was renamed
         os.unlink(name, dir_fd=folder)

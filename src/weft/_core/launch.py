@@ -1,18 +1,16 @@
-"""What the environment says about this process's place among others.
+"""The rank and size of this process, from the variables of the launcher that started it.
 
-`weft run` gives each rank WEFT_RANK, WEFT_SIZE and WEFT_JOB, and the
-descriptor of the job's memory. Ranks of the other launchers, in the table
-below, find their place in that launcher's variables:
+`weft run` gives each rank WEFT_RANK, WEFT_SIZE and WEFT_JOB, and the descriptor of the job's
+memory. The variables of other launchers are in the table `_LAUNCHERS`:
 
-    environment, ancestors ->  which launcher  ->  rank, size, job, those here  ->  Launched
+    environment, ancestors ->  which launcher  ->  rank, size, job, ranks of this host  ->  Launched
 
-Where several launchers have left their variables, the nearest one counts: the
-one whose launching process is the closest ancestor. `weft run` goes first.
+If several launchers have left variables, the nearest one counts: the one whose launching process is
+the closest ancestor. `weft run` goes first.
 
-A place is taken once, and not by the programs that a rank starts. Our own
-variables are taken out of the environment when they are read. The others have
-more readers (mpi4py) and stay; WEFT_TAKEN, set beside them, says that these
-values are somebody's place already.
+A place (a rank of a launch) is taken once, and not by the programs that a rank starts. weft's own
+variables are removed from the environment when they are read. Those of others have more readers
+(mpi4py) and stay; WEFT_TAKEN, set beside them, says that these values have been taken.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ from weft.errors import EngineUnavailable, InvalidValue
 
 
 class Process(NamedTuple):
-    """A process, told apart from a later one with the same pid by its start time."""
+    """A process; its start time distinguishes it from a later one with the same pid."""
 
     pid: int
     start: int
 
 
 class Ancestor(NamedTuple):
-    """A process above this one, and the environment that it was started with. Stays here."""
+    """An ancestor of this process, and the environment that it was started with."""
 
     process: Process
-    #: None where this process may not see it
+    #: None if this process may not read it
     environ: dict[str, str] | None
 
 
@@ -48,53 +46,54 @@ TAKEN = "WEFT_TAKEN"
 
 @dataclass(frozen=True)
 class Launched:
-    """This process's place, as its launcher said."""
+    """This process's place in a launch."""
 
     rank: int
     size: int
-    #: unique to the launch; empty where the ranks cannot all see the process that started them
+    #: unique to the launch; empty if the ranks cannot all see the process that started them
     job: str
     #: a descriptor of the job's memory, under `weft run`; else -1
     memory: int = -1
     #: the pid of `weft run`; else 0
     launcher: int = 0
-    #: its place among the ranks of this host, and their number; fewer than `size` on several hosts
+    #: its number among the ranks of this host, and how many these are
     local_rank: int = field(kw_only=True)
     local_size: int = field(kw_only=True)
-    #: the variables that told the sizes, for messages
-    told: tuple[str, ...] = ()
+    #: the variables with the sizes, for error messages
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Another launcher: the names of the variables that it gives to each rank."""
+    """A launcher other than `weft run`: the names of the variables that it gives to each rank."""
 
     name: str
     rank: str
     size: str
-    #: the place among the ranks of this host, and their number; not every launcher says them
+    #: the number among the ranks of this host, and how many these are; not every launcher sets them
     local_rank: str
     local_size: str
-    #: the number of this host, where `local_size` is of all
+    #: the number of this host, if `local_size` lists all hosts
     host: str = ""
-    #: together the same in all ranks of a launch
+    #: variables whose values together are the same in all ranks of a launch
     job: tuple[str, ...] = ()
-    #: further ones that a launch inside a launch sets anew
+    #: further variables that a launch inside a launch sets anew
     own: tuple[str, ...] = ()
-    #: those without which it was not this launcher, and what they look like
+    #: variables that this launcher always sets, and the patterns that they match
     needs: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def place(self, environ: Mapping[str, str]) -> str:
-        """Its variables with their values, or "" where it did not start the process."""
+        """Return its variables with their values, or "" if it did not start the process."""
         if self.rank not in environ or self.size not in environ:
             return ""
-        if any(not re.fullmatch(look, environ.get(name, "")) for name, look in self.needs.items()):
+        needs = self.needs.items()
+        if any(not re.fullmatch(pattern, environ.get(name, "")) for name, pattern in needs):
             return ""
         names = (self.rank, self.size, self.local_size, *self.job, *self.own)
         return " ".join(f"{name}={environ[name]}" for name in names if name in environ)
 
 
-#: of two that are equally near the first one counts
+#: of two launchers that are equally near the first one counts
 _LAUNCHERS = (
     _Launcher(
         "torchrun",
@@ -111,7 +110,7 @@ _LAUNCHERS = (
         size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-        job=("PMIX_NAMESPACE",),  # its host and pid, so it may come again
+        job=("PMIX_NAMESPACE",),  # made of its host and pid, so it may repeat
     ),
     _Launcher(
         "srun",
@@ -136,7 +135,7 @@ _LAUNCHERS = (
 
 
 def environment(*, rank: int, size: int, job: str, memory: int, launcher: int) -> dict[str, str]:
-    """The variables that tell a rank its place. `launched` reads them."""
+    """Return the variables that `weft run` sets for a rank, which `launched` reads."""
     values = (rank, size, job, memory, launcher)
     return dict(zip(VARIABLES, map(str, values), strict=True))
 
@@ -144,9 +143,9 @@ def environment(*, rank: int, size: int, job: str, memory: int, launcher: int) -
 def launched(
     environ: MutableMapping[str, str], ancestors: Callable[[], Iterable[Ancestor]]
 ) -> Launched | None:
-    """This process's place, or None where no launcher started it. Takes the place.
+    """Take this process's place. Return it, or None if no launcher started this process.
 
-    `ancestors` gives the processes above this one, the parent first.
+    `ancestors` returns the ancestors of this process, the parent first.
     """
     places = {
         launcher: place for launcher in _LAUNCHERS if (place := launcher.place(environ)) != ""
@@ -154,48 +153,48 @@ def launched(
     taken = environ.get(TAKEN, "").split("\n")
     free = {launcher: place for launcher, place in places.items() if place not in taken}
     ours = {name: environ.pop(name) for name in VARIABLES if name in environ}
-    found = None
+    own_place = None
     if ours:
-        found = _by_weft_run(ours)
+        own_place = _by_weft_run(ours)
     elif free:
-        found = _by_another(free, environ, list(ancestors()))
+        own_place = _by_another(free, environ, list(ancestors()))
     if places:
         environ[TAKEN] = "\n".join(places.values())
-    return found
+    return own_place
 
 
 def alone() -> Launched:
-    """The place of a process that no launcher started: a job of one."""
+    """Return the place of a process that no launcher started: a job of one rank."""
     return Launched(0, 1, os.urandom(16).hex(), local_rank=0, local_size=1)
 
 
 def one_host_error(place: Launched) -> EngineUnavailable | None:
-    """Return why the ranks cannot meet through the memory of one host; None where they can."""
+    """Return the error if the ranks cannot meet through the memory of one host, else None."""
     if place.local_size < place.size:
         return EngineUnavailable(
-            f"this job's {place.size} ranks span hosts ({', '.join(place.told)}): "
+            f"this job's {place.size} ranks span hosts ({', '.join(place.variables)}): "
             "ranks of several hosts need the mpi engine, which is not part of this release; start "
             "all ranks on one host, or let each work alone with engine='serial'"
         )
     if not place.job:
         return EngineUnavailable(
-            f"the process that started this job's {place.size} ranks ({place.told[-1]}) cannot be "
-            "seen from this one, as if each rank had a container of its own: ranks meet where they "
-            "see each other; start them inside one container, for example with "
+            f"the process that started this job's {place.size} ranks ({place.variables[-1]}) "
+            "cannot be seen from this one, as if each rank had a container of its own: ranks meet "
+            "where they see each other; start them inside one container, for example with "
             f"`weft run -n {place.size}`, or let each work alone with engine='serial'"
         )
     return None
 
 
-def _by_weft_run(found: Mapping[str, str]) -> Launched:
+def _by_weft_run(variables: Mapping[str, str]) -> Launched:
     try:
-        rank, size = int(found["WEFT_RANK"]), int(found["WEFT_SIZE"])
-        job = found["WEFT_JOB"]
-        memory = int(found.get("WEFT_MEMORY", -1))
-        launcher = int(found.get("WEFT_LAUNCHER", 0))
+        rank, size = int(variables["WEFT_RANK"]), int(variables["WEFT_SIZE"])
+        job = variables["WEFT_JOB"]
+        memory = int(variables.get("WEFT_MEMORY", -1))
+        launcher = int(variables.get("WEFT_LAUNCHER", 0))
     except (KeyError, ValueError) as error:
         raise InvalidValue(
-            f"the environment has {found}, which is not what `weft run` sets ({error!r}); "
+            f"the environment has {variables}, which is not what `weft run` sets ({error!r}); "
             "unset these variables or start the program with `weft run -n N`"
         ) from None
     if not 0 <= rank < size:
@@ -220,16 +219,16 @@ def _by_another(
         _job(launcher, environ, above[depths[launcher]].process) if met else "",
         local_rank=_number(environ.get(launcher.local_rank, ""), rank),
         local_size=local_size,
-        told=tuple(f"{name}={environ[name]}" for name in names),
+        variables=tuple(f"{name}={environ[name]}" for name in names),
     )
 
 
 def _depth(launcher: _Launcher, place: str, above: Sequence[Ancestor]) -> int:
-    """How far above this process the one is that started the ranks; len(above) if out of sight.
+    """Return which ancestor started the ranks, by its index; len(above) if none can be seen.
 
-    It is the nearest one that does not have this place itself: what lies between, a shell
-    or `env`, has inherited it. Processes of the system (srun's) do not show what they have;
-    if there is nothing else, the last of them serves, which is the same one for all ranks.
+    It is the nearest one that does not have this place itself: those in between, such as a shell or
+    `env`, have inherited it. Environments of system processes (srun's) cannot be read; if there are
+    no others, the last of them is used, which is the same one for all ranks.
     """
     for depth, ancestor in enumerate(above):
         if ancestor.environ is not None and launcher.place(ancestor.environ) != place:
@@ -253,11 +252,11 @@ def _rank_and_size(launcher: _Launcher, environ: Mapping[str, str]) -> tuple[int
 
 
 def _local_size(launcher: _Launcher, environ: Mapping[str, str], size: int) -> int:
-    """Return how many ranks are on this host; all of them where the launcher does not say."""
+    """Return how many ranks are on this host: all of them if the launcher does not say."""
     counts: list[int] = []
     for part in environ.get(launcher.local_size, "").split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        counts += [int(found[1])] * int(found[2] or 1) if found else []
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        counts += [int(match[1])] * int(match[2] or 1) if match else []
     host = _number(environ.get(launcher.host, ""), 0)
     return counts[host] if host < len(counts) else size
 
@@ -267,7 +266,7 @@ def _number(text: str, otherwise: int) -> int:
 
 
 def _job(launcher: _Launcher, environ: Mapping[str, str], above: Process) -> str:
-    """A name that all ranks of the launch find, and no other launch's."""
+    """Return a name that is the same in all ranks of a launch, and unique to it."""
     parts = [launcher.name, *(environ.get(name, "") for name in launcher.job)]
     text = "\n".join([*parts, f"{above.pid} {above.start}"])
     import hashlib

@@ -1,7 +1,7 @@
-"""Some rows of a table: read, and updated with the state beside them.
+"""Some rows of a table, read, and updated together with their state.
 
-A row may be named several times; its deltas then add up and it is updated once. Infinities and NaN
-pass without warning, as they do when all rows are updated.
+An id may be repeated: the row's deltas are then summed, and it is updated once. Infinities and NaN
+give no warning, as when all rows are updated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from weft._core.tables import Ids
 from weft._core.updaters import Updater
 from weft.errors import InvalidValue
 
-#: the bytes that NumPy's void dtypes are shorter than
+#: bytes; NumPy's void dtypes are shorter
 _LONGEST = 1 << 31
-#: rows for which 4 bytes each are kept, to find those that are named twice
+#: rows of the largest table for which 4 bytes per row are kept to find repeated ids
 _SCRATCH = 1 << 20
 
 
@@ -30,14 +30,14 @@ def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
         whole = np.empty_like(table) if out is None else out
         copy_to(whole, table)
         return whole
-    # the ids have been checked: the mode only avoids a second copy
+    # the ids have been validated: "clip" only avoids a second copy
     some: Array = table.take(ids, 0) if out is None else table.take(ids, 0, out, "clip")
     return some if ids.ndim else np.asarray(some)
 
 
 def write(table: Array, ids: Ids, rows: Array) -> None:
-    """Replace some rows of a table; all is C-contiguous. Where an id is named again, the last of
-    its rows is the one that stays."""
+    """Replace some rows of a table; all arrays are C-contiguous. Of the rows of a repeated id the
+    last one stays."""
     row_bytes = rows.itemsize * prod(rows.shape[1:])
     if rows.ndim > 1 and row_bytes < _LONGEST:
         # a row is copied at once, where `table[ids] = rows` takes its elements apart
@@ -48,23 +48,23 @@ def write(table: Array, ids: Ids, rows: Array) -> None:
 
 
 class Repeats(NamedTuple):
-    """Which positions of a list of ids name a row that a later one names too, and, for each of
-    them, the last position that does."""
+    """The positions in a list of ids whose id is repeated later, and for each the last position of
+    its id."""
 
     earlier: Ids
     last: Ids
 
 
 def repeats(ids: Ids, scratch: Array | None = None) -> Repeats | None:
-    """Return where ids are named again; None if each is named once.
+    """Return where ids are repeated; None if no id is.
 
     `scratch`, integers of any value for all rows of the table, makes it several times faster.
     """
     if scratch is not None:
-        places = np.arange(ids.size, dtype=scratch.dtype)
-        scratch[ids] = places  # of those for one row the last one stays
+        positions = np.arange(ids.size, dtype=scratch.dtype)
+        scratch[ids] = positions  # of the positions of one id the last one stays
         last = scratch[ids]
-        earlier = (last != places).nonzero()[0]
+        earlier = (last != positions).nonzero()[0]
         return Repeats(earlier, last[earlier]) if earlier.size else None
     return _repeats_by_sorting(ids)
 
@@ -85,7 +85,7 @@ def _repeats_by_sorting(ids: Ids) -> Repeats | None:
     if not earlier.size:
         return None
     last = earlier + 1
-    if earlier.size > 1 and (last[:-1] == earlier[1:]).any():  # some are named three times
+    if earlier.size > 1 and (last[:-1] == earlier[1:]).any():  # some ids are there three times
         for index in range(earlier.size - 2, -1, -1):
             if earlier[index + 1] == last[index]:
                 last[index] = last[index + 1]
@@ -94,16 +94,16 @@ def _repeats_by_sorting(ids: Ids) -> Repeats | None:
 
 def merge(ids: Ids, delta: Array) -> tuple[Ids, Array]:
     """Return each id once, with the sum of its deltas."""
-    found = repeats(ids)
-    if found is None:
+    repeated = repeats(ids)
+    if repeated is None:
         return ids, delta
     once = np.ones(ids.size, bool)
-    once[found.earlier] = False
+    once[repeated.earlier] = False
     kept = once.nonzero()[0]
-    place = np.cumsum(once) - 1
+    index = np.cumsum(once) - 1
     total = delta.take(kept, 0)
     with np.errstate(all="ignore"):
-        np.add.at(total, place[found.last], delta[found.earlier])
+        np.add.at(total, index[repeated.last], delta[repeated.earlier])
     return ids[kept], total
 
 
@@ -114,8 +114,8 @@ def update(
     updater: Updater,
     step: int,
 ) -> None:
-    """Update some rows of a table, given with its state: those of a range, or with these ids, each
-    of which is named once."""
+    """Update some rows of a table, given with its state: those of a range, or with these ids, none
+    of which is repeated."""
     table, state = arrays
     if isinstance(ids, slice):
         beside = {name: array[ids] for name, array in state.items()}
@@ -130,31 +130,31 @@ def update(
 
 
 class Adder(Protocol):
-    """Adds to some rows of a table, one after the other. For one thread at a time."""
+    """What adds to some rows of a table, one after the other. For one thread at a time."""
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Any:
-        """Do what can be done before the table is locked; `add` is given what it returns.
+        """Do what can be done before the table is locked. Return what `add` needs of it.
 
-        `touch`: bring the rows into this processor's cache, so that adding to them is soon over.
+        `touch`: bring the rows into this processor's cache, so that `add` takes less time.
         """
 
     def add(self, table: Array, ids: Ids, delta: Array, prepared: Any) -> None: ...
 
 
 def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
-    """Return the quickest one that there is for a table."""
+    """Return the fastest Adder for a table."""
     loop = kernels.add_rows_kernel(dtype.name)
     return NumpyAdder(n_rows, dtype) if loop is None else CompiledAdder(loop)
 
 
 class CompiledAdder:
-    """In C, row after row: nothing is copied out and back, and ids may repeat."""
+    """An Adder in C: rows are not copied out and back, and ids may repeat."""
 
     def __init__(self, loop: kernels.AddRows) -> None:
         self._loop = loop
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> None:
-        """Do nothing: while one row is added to, those after it are on their way."""
+        """Do nothing: the kernel prefetches rows while it adds to those before."""
 
     def add(self, table: Array, ids: Ids, delta: Array, prepared: None) -> None:
         ids = ids if ids.flags.carray else ids.copy()
@@ -168,7 +168,7 @@ class CompiledAdder:
 
 
 class NumpyAdder:
-    """With memory that it uses again: fresh pages cost more than the addition."""
+    """An Adder in NumPy, with memory that it reuses: fresh pages cost more than the addition."""
 
     def __init__(self, n_rows: int, dtype: np.dtype[Any]) -> None:
         self._n_rows = n_rows
@@ -176,20 +176,20 @@ class NumpyAdder:
         self._room = np.empty(0, dtype)
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Repeats | None:
-        """Return where ids are named again."""
+        """Return where ids are repeated."""
         if self._scratch is None and self._n_rows <= _SCRATCH:
             self._scratch = np.zeros(self._n_rows, np.int32)
-        found = repeats(ids, self._scratch)
+        repeated = repeats(ids, self._scratch)
         if touch:
             table.take(ids, 0, self._room_like(delta), "clip")
-        return found
+        return repeated
 
     def add(self, table: Array, ids: Ids, delta: Array, prepared: Repeats | None) -> None:
         room = self._room_like(delta)
         table.take(ids, 0, room, "clip")
         with np.errstate(all="ignore"):
             np.add(room, delta, room)
-            if prepared is not None:  # the last of an id's rows is the one that stays
+            if prepared is not None:  # of an id's rows the last one stays
                 lasts = np.unique(prepared.last)
                 room[lasts] = table[ids[lasts]]
                 positions = np.concatenate((prepared.earlier, lasts))

@@ -1,10 +1,10 @@
 """Which items are run next, and how many at once. Pure: events in, chunks out.
 
-Nobody knows beforehand how long an item takes. The first chunks are a small part of what there
-is, however long their items may be, unless it is known how long they took in an earlier job; then,
-as long as items prove short, chunks grow, so that sending them costs little beside running them.
-A chunk never holds more than a worker's share of what is left (guided self-scheduling): the last
-ones have one item each, so that the workers end together also if the last items prove long.
+How long an item takes is not known beforehand. So the first chunks are a small part of all items,
+unless an earlier job has shown how long they take. While items prove short, chunks grow, so that
+sending them costs little compared to running them. A chunk never holds more than a worker's share
+of what is left (guided self-scheduling): the last ones have one item each, so that the workers end
+together even if the last items prove long.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 _SECONDS = 0.003
 #: bytes of arrays in a chunk, unless one item has more
 MOST_BYTES = 4 << 20
-#: how often a chunk may not come to its worker
+#: how often a chunk may fail to reach a worker
 _UNDELIVERED = 3
-#: how much a chunk may be longer than those before
+#: how many times as long as the longest before it a chunk may be
 _GROWTH = 32
-#: which part of a worker's share the first chunk is: an unlucky one keeps it busy for so long only
+#: a worker's share over the size of a first chunk: if its items prove long, only these few are late
 _FIRST = 64
 
-#: takes at most so many items from where they come; none at the end, None if none is here yet
+#: returns at most so many of the next items: none at the end, None if none has come yet
 Draw = Callable[[int], list[Any] | None]
 
 
@@ -39,16 +39,16 @@ class Chunk(NamedTuple):
 
     @property
     def span(self) -> str:
-        """Which items they are, in words."""
+        """Return which items they are, as text."""
         last = self.first + len(self.items) - 1
         return f"item {last}" if last == self.first else f"items {self.first} to {last}"
 
 
 class Cost(NamedTuple):
-    """What an item of a function takes, on the average."""
+    """What an item of a function takes on average."""
 
     seconds: float
-    #: of its arrays
+    #: bytes of its arrays
     nbytes: float = 0.0
 
     @property
@@ -60,7 +60,7 @@ UNKNOWN = Cost(math.inf)
 
 
 class Schedule:
-    """The items of one job, on their way to the workers."""
+    """The items of one job, and which of them are run next."""
 
     def __init__(
         self,
@@ -72,22 +72,25 @@ class Schedule:
         clock: Callable[[], float] = time.perf_counter,
         feed: Callable[[Iterator[Any]], Draw] | None = None,
     ) -> None:
-        """`expected` is what is known of the function from earlier jobs. `feed` makes of items that
-        may be slow to come what draws them without waiting."""
-        #: how many items there are in all; None while nobody knows
+        """Prepare to run `items` by so many workers.
+
+        `expected` is what items of the function took in earlier jobs. `feed` returns what draws
+        from an iterator without waiting, for items that may be slow to come.
+        """
+        #: how many items there are in all; None while that is not known
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
-        #: whether no item has to be waited for
+        #: whether items can be drawn without waiting
         self.at_hand = isinstance(items, (list, tuple, range))
         self._draw: Draw = self._draw_here
         if feed is not None and not self.at_hand:
             self._draw = feed(self._items)
-        #: whether items were asked for that have not come yet
+        #: whether the next item was asked for and has not come yet
         self.waiting = False
         self._clock = clock
         self._workers = workers
         self._retries = retries
-        # items that may be slow to come are not waited for before the first is run
+        # of items that may be slow to come the first is run at once
         self._expected = expected if self.at_hand else UNKNOWN
         self._taken = 0
         self._again: deque[Chunk] = deque()
@@ -100,7 +103,7 @@ class Schedule:
         self._bytes = 0
 
     def next(self) -> Chunk | None:
-        """What to run next; None when everything has been given out, or `waiting`."""
+        """Return the next chunk; None if there is none left, or while `waiting`."""
         if self._again:
             return self._again.popleft()
         items = self._draw(self._size())
@@ -116,11 +119,11 @@ class Schedule:
 
     @property
     def taken(self) -> int:
-        """How many items have been drawn."""
+        """Return how many items have been drawn."""
         return self._taken
 
     def _draw_here(self, size: int) -> list[Any]:
-        """At most so many items; fewer where they are slow to come: what is here is run first."""
+        """Draw at most so many items; fewer if they are slow to come, so that these can be run."""
         if self.at_hand:
             return list(itertools.islice(self._items, size))
         items, deadline = [], self._clock() + _SECONDS
@@ -131,8 +134,8 @@ class Schedule:
         return items
 
     def done(self, count: int, seconds: float, size: int) -> None:
-        """Note that so many items of a chunk have ended: how long their calls took, and how many
-        bytes their arrays had."""
+        """Record that so many items of a chunk have ended, how many seconds their calls took, and
+        how many bytes their arrays had."""
         self._done += count
         self._longest = max(self._longest, count)
         self._seconds += seconds
@@ -140,12 +143,12 @@ class Schedule:
 
     @property
     def cost(self) -> Cost:
-        """What items took; as long as none has ended, what was expected."""
+        """Return what items took; until one has ended, what was expected."""
         done = self._done
         return Cost(self._seconds / done, self._bytes / done) if done else self._expected
 
     def lost(self, chunk: Chunk, item: int) -> bool:
-        """A chunk's worker died in this item; whether the item is to be run again.
+        """Record that a chunk's worker died in this item. Return whether the item is run again.
 
         The others of the chunk are: those before it lost their results, those after it never ran.
         """
@@ -160,8 +163,10 @@ class Schedule:
         return again
 
     def resend(self, chunk: Chunk) -> bool:
-        """A chunk's worker died before it had it; whether it is run again, as if it had not been
-        given out. Not for ever: there may be something about it that no worker survives."""
+        """Record that a chunk's worker died before it got it. Return whether it is sent again.
+
+        It is sent a few times only: there may be something about it that no worker survives.
+        """
         self._undelivered[chunk.first] = self._undelivered.get(chunk.first, 0) + 1
         again = self._undelivered[chunk.first] <= _UNDELIVERED
         if again:

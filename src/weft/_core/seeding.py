@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def derive(seed: int, index: int) -> int:
-    """A 64-bit seed for the `index`-th item or rank of a run with this seed. Pure."""
+    """Return a 64-bit seed for the `index`-th item or rank of a run with this seed. Pure."""
     import hashlib
 
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
@@ -29,8 +29,8 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's generators; if torch is not loaded, then when it is: it takes seconds to load,
-    and begins with the same seed in every process."""
+    """Seed torch's generators, now or when torch is loaded: that takes seconds, and torch begins
+    with the same seed in every process."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed % 2**63)
         return
@@ -40,7 +40,7 @@ def seed_torch(seed: int) -> None:
 
 
 class _Later:
-    """Seeds torch when it is loaded. Finds nothing itself."""
+    """An import hook that seeds torch when it is loaded. It finds no modules itself."""
 
     seed = 0
 

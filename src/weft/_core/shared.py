@@ -1,4 +1,4 @@
-"""What `weft.share` returns, whichever engine made it."""
+"""The type of what `weft.share` returns, whichever engine made it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 
 class SharedArray(np.ndarray[Any, np.dtype[Any]]):
-    """An ndarray in shared memory. Made by `weft.share`; what is computed from it is ordinary."""
+    """An ndarray in shared memory, made by `weft.share`. What is computed from it is ordinary."""
 
     def __array_wrap__(
         self, array: NDArray[Any], context: Any = None, return_scalar: bool = False
     ) -> Any:
-        """Results of arithmetic are ordinary arrays, unless they were written into a shared one."""
+        """Return a result of arithmetic as an ordinary array, unless it was written to this one."""
         if array is self:
             return array
         if return_scalar or array.shape == ():

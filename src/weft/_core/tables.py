@@ -1,20 +1,19 @@
-"""A table before it has memory: what it is, and what may be given to it.
+"""What a table is, what may be given to it, and which rank waits for which.
 
-Everything that is refused is refused here, before a store is touched.
+In this order: `TableSpec`; the functions that validate and convert what users give, before a store
+is touched; and `Consistency`, the clocks behind async, bsp and ssp(k).
 
-How far apart the ranks that share a table may be: the clocks behind async, bsp and ssp(k).
-
-Each rank counts its own adds. A rule says how many adds every other rank must have made before
-this one may go on; a rank that has left or died is not waited for.
+Each rank counts its own adds. A rule says how many adds every other rank must have made before this
+one may go on; nobody waits for a rank that has left or died.
 
                 before this rank's next add    before its get
     async       nothing                        nothing
     ssp(k)      own + 1 - k                    nothing
     bsp         own                            own, and everybody's first `own` adds are applied
 
-Under ssp(k) nobody is ever more than k adds ahead of the slowest. Under bsp a rank's delta waits in
-a place of its own until its turn; there is one such place for each rank, so the next add waits
-until the last one has been applied, which it can be once everybody has made that one.
+Under ssp(k) nobody is ever more than k adds ahead of the slowest. Under bsp a rank's delta is
+staged until its turn. Each rank has room for one, so its next add waits until the last has been
+applied, which happens once every rank has made that add.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _INDEX, _UNSIGNED = np.dtype(np.intp), np.dtype(np.uintp)
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What all ranks must say alike to make one table."""
+    """The description of a table, which must be the same on every rank."""
 
     kind: str
     #: (elements,) or (rows, columns)
@@ -95,7 +94,7 @@ class Interrupted:
 
 
 def validate_size(what: str, value: object) -> int:
-    """Return a number of rows, columns or elements as an int. Raise if it is none."""
+    """Return a number of rows, columns or elements as an int. Raise unless it is 1 or more."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InvalidType(f"{what}={value!r}: expected a whole number, or an array to start from")
     if value < 1:
@@ -104,10 +103,10 @@ def validate_size(what: str, value: object) -> int:
 
 
 def validate_dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype of a table: any that NumPy can add up."""
+    """Return the dtype of a table. Raise InvalidType unless its elements are numbers."""
     dtype = None
-    if value is not None:  # which NumPy takes for float64
-        # of what is no dtype NumPy raises these, depending on where it finds out
+    if value is not None:  # None is float64 to NumPy
+        # which of these NumPy raises for an invalid dtype depends on what it is given
         with contextlib.suppress(TypeError, ValueError, SyntaxError):
             dtype = np.dtype(str(value).removeprefix("torch.") if _is_torch(value) else value)
     if dtype is None or dtype.kind not in _NUMBERS:
@@ -115,7 +114,7 @@ def validate_dtype(value: Any) -> np.dtype[Any]:
             f"dtype={value!r}: expected integers, floats or complex numbers, as NumPy names them, "
             "such as 'float32'"
         )
-    return np.dtype(dtype.type)  # NumPy's own object: arrays of this machine's order have the same
+    return np.dtype(dtype.type)  # NumPy's singleton, which arrays in native byte order have too
 
 
 def _is_torch(value: object) -> bool:
@@ -123,7 +122,10 @@ def _is_torch(value: object) -> bool:
 
 
 def as_array(value: Any, what: str) -> Array:
-    """Return numbers as users have them (a list, a range, an array) as a NumPy array."""
+    """Return numbers as users give them (a list, a range, an array) as a NumPy array.
+
+    Raises InvalidType and InvalidValue for anything else; they call it `what`.
+    """
     adapter = adapters.of(value)
     if adapter is not None:
         view, element = adapter.view(value)
@@ -151,10 +153,10 @@ def as_delta(
     check_finite: bool = False,
     what: str = "delta",
 ) -> Array:
-    """Return what is added, as an array of the table's dtype and of this shape. Flat is as good.
+    """Return a delta as an array of the table's dtype and of this shape; it may be given flat.
 
     Raises InvalidType where numbers would lose more than their last digits, InvalidValue for
-    another size, and for NaN and infinity if asked to.
+    another size and, with `check_finite`, for NaN and infinity.
     """
     if type(value) is np.ndarray and value.dtype is dtype:
         array = value  # the usual case
@@ -178,9 +180,9 @@ def as_delta(
 
 
 def _cast(array: Array, dtype: np.dtype[Any], what: str, *, given: bool) -> Array:
-    """Return the same numbers in the table's dtype. Rounding is allowed, as in NumPy's `+=`;
-    another kind of number, or one that is out of range, is not. Plain lists only need values that
-    fit."""
+    """Cast numbers to the table's dtype. Rounding is allowed, as in NumPy's `+=`; another kind of
+    number, or one out of range, is not. Lists, which were not `given` with a dtype, only need
+    values that fit."""
     if array.dtype == dtype:
         return array
     if not given and not array.size:
@@ -209,12 +211,12 @@ def _cast(array: Array, dtype: np.dtype[Any], what: str, *, given: bool) -> Arra
 
 
 def as_ids(value: Any, n_rows: int) -> Ids:
-    """Return row ids as an array of indexes within 0 to n_rows - 1, none of them negative."""
+    """Return row ids as an array of indexes. Raise unless all are within 0 to n_rows - 1."""
     if type(value) is np.ndarray and value.dtype is _INDEX and value.ndim < 2:
         ids = value  # the usual case
     else:
         ids = _indexes(value, n_rows)
-    # as unsigned numbers the negative ones are the largest; argmax takes half the time of max
+    # as unsigned numbers the negative ids are the largest; argmax takes half the time of max
     unsigned = ids.view(_UNSIGNED)
     if ids.size and unsigned.item(unsigned.argmax()) >= n_rows:
         wrong = ids.reshape(-1)
@@ -238,7 +240,7 @@ def _out_of_range_error(wrong: int, n_rows: int) -> InvalidValue:
 
 
 def as_out(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return a view of the memory that the user wants results in."""
+    """Return a view of the array given as `out=`. Raise unless it can take the result."""
     adapter = adapters.of(value)
     if adapter is None:
         raise InvalidType(f"out= is {_named(value)}; expected an array")
@@ -263,7 +265,7 @@ def _named(value: object) -> str:
 
 @dataclass(frozen=True)
 class Consistency:
-    """One of the three rules. Made by its name, or by `ssp(k)`."""
+    """One of the three rules, given by its name or by `ssp(k)`."""
 
     name: str
     #: of ssp: how many adds a rank may be ahead of the slowest
@@ -273,14 +275,14 @@ class Consistency:
         return f"ssp({self.slack})" if self.name == "ssp" else self.name
 
     def before_add(self, own: int) -> int:
-        """Return how many adds every other rank must have made before one that has made `own`
-        adds again."""
+        """Return how many adds every other rank must have made before a rank that has made `own`
+        makes the next."""
         if self.name == "ssp":
             return max(0, own + 1 - self.slack)
         return own if self.name == "bsp" else 0
 
     def before_get(self, own: int) -> int:
-        """Return how many adds every other rank must have made before one that has made `own`
+        """Return how many adds every other rank must have made before a rank that has made `own`
         reads."""
         return own if self.name == "bsp" else 0
 
@@ -315,7 +317,7 @@ def ssp(k: int) -> Consistency:
 
 
 def resolve(value: object) -> Consistency:
-    """Return the rule that `consistency=` names. Raise if there is none."""
+    """Return the rule that `consistency=` names. Raises InvalidType and InvalidValue."""
     if isinstance(value, Consistency):
         return value
     for known in (ASYNC, BSP):

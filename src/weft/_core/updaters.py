@@ -1,8 +1,6 @@
-"""What `table.add(delta)` does to rows: updaters, by name, with options, or a user's function.
+"""What `table.add(delta)` does to rows: a built-in updater with its options, or a user's function.
 
-What the built-in ones do is in `rules.py`.
-
-What built-in updaters do to rows and their state, given a delta.
+In this order: `resolve` and `custom`, the built-in updaters, `Updater`, and the rules they apply:
 
     updater     state                   what becomes of rows r and state, given delta d
     add                                 r += d
@@ -16,15 +14,15 @@ What built-in updaters do to rows and their state, given a delta.
                                         both over 1 - beta ** step, then r -= lr m / (sqrt(s) + eps)
 
 For all but add the delta is a gradient: rows move against it. Formulas and defaults are those of
-torch.optim. A loop in C has all terms of one number before the next. Where there is none, NumPy
-goes over the arrays in blocks, all terms of one block before the next:
+torch.optim. A kernel in C computes all terms of one element before the next. Where there is none,
+NumPy goes through the arrays in blocks and computes all terms of one block before the next:
 
     rows    [ block ][ block ][ block ]...     memory is read and written once,
     delta   [ block ][ block ][ block ]...     however many terms the rule has:
     state   [ block ][ block ][ block ]...     each block stays in the cache
     scratch [ block ]                          the same one every time
 
-Both make the same bits. float16 is computed in float32 and rounded when it is stored. A square
+Both give the same bits. float16 is computed in float32 and rounded when it is stored. A square
 below 6e-8 is then stored as 0, so that small gradients take large steps; a larger eps, such as
 1e-3, prevents that.
 """
@@ -48,7 +46,7 @@ _State = Mapping[str, Array]
 
 
 def resolve(value: Any) -> Updater:
-    """Return the updater that a table was given: a name, an updater, or a function of the user's.
+    """Return the updater that `updater=` gives: by name, as an Updater, or as a user's function.
 
     >>> str(resolve("sgd"))
     'sgd(lr=0.001)'
@@ -126,13 +124,13 @@ def _validate_function(fun: object) -> None:
     for name, factory in BUILT_IN.items():
         if fun is factory:
             raise InvalidType(f"updater={name}: this function makes an updater; pass {name}()")
-    with contextlib.suppress(ValueError):  # of functions in C that do not tell
+    with contextlib.suppress(ValueError):  # some functions in C have no signature
         signature = inspect.signature(fun)
         try:
             signature.bind(None, None, None)
         except TypeError:
-            shown = getattr(fun, "__qualname__", repr(fun))
-            message = f"{shown}{signature}: expected a function fun(rows, state, delta)"
+            name = getattr(fun, "__qualname__", repr(fun))
+            message = f"{name}{signature}: expected a function fun(rows, state, delta)"
             raise InvalidType(message) from None
 
 
@@ -151,17 +149,17 @@ def _validate_names(state: object) -> tuple[str, ...]:
 
 
 def add() -> Updater:
-    """Add the delta to the rows; for numbers of every kind."""
+    """Add the delta to the rows; works for every dtype."""
     return _built_in("add")
 
 
 def sgd(lr: float = 1e-3) -> Updater:
-    """Descend the gradient: subtract the delta `lr` times."""
+    """Descend the gradient: subtract `lr` times the delta."""
     return _built_in("sgd", lr=lr)
 
 
 def momentum(lr: float = 1e-3, momentum: float = 0.9, nesterov: bool = False) -> Updater:
-    """Descend along a sum of the deltas so far, in which older ones count less."""
+    """Descend along a decaying sum of the deltas so far."""
     return _built_in("momentum", "velocity", lr=lr, momentum=momentum, nesterov=nesterov)
 
 
@@ -171,7 +169,7 @@ def adagrad(lr: float = 1e-2, eps: float = 1e-10) -> Updater:
 
 
 def rmsprop(lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8) -> Updater:
-    """Descend with steps as long as deltas are large compared to the latest ones."""
+    """Descend along the delta over the root of the mean square of the latest ones."""
     return _built_in("rmsprop", "mean_square", lr=lr, alpha=alpha, eps=eps)
 
 
@@ -180,7 +178,7 @@ def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float 
     return _built_in("adam", "mean", "mean_square", lr=lr, beta1=beta1, beta2=beta2, eps=eps)
 
 
-#: every updater that has a name, and what makes it
+#: the built-in updaters, by name
 BUILT_IN: dict[str, Callable[..., Updater]] = {
     factory.__name__: factory for factory in (add, sgd, momentum, adagrad, rmsprop, adam)
 }
@@ -193,7 +191,7 @@ def _built_in(name: str, *state: str, **options: float) -> Updater:
 
 _DECAY = ("a number of at least 0 and less than 1, such as 0.9", 0.0, 1.0)
 
-#: what each option must be: in words, at least, and less than
+#: what each option must be: as text, its minimum, and its limit, which is excluded
 _EXPECTED = {
     "lr": ("a finite number of 0 or more (rows move against the delta)", 0.0, math.inf),
     "eps": ("a finite number above 0, such as 1e-8", math.ulp(0.0), math.inf),
@@ -202,7 +200,7 @@ _EXPECTED = {
 
 
 def _validate_option(name: str, option: str, value: Any) -> float:
-    """Return an option as a float; nesterov as a bool, which may have been saved as a number."""
+    """Return an option as a float; nesterov, which may have been saved as a number, as a bool."""
     if option == "nesterov":
         if isinstance(value, (bool, int, float, np.bool_)) and value in (0, 1):
             return bool(value)
@@ -213,7 +211,7 @@ def _validate_option(name: str, option: str, value: Any) -> float:
         raise InvalidType(f"{message}; got {type(value).__name__}")
     try:
         number = float(value)
-    except OverflowError:  # a whole number may be too large for a float
+    except OverflowError:  # an int may be too large for a float
         number = math.inf
     if not least <= number < limit:
         raise InvalidValue(message)
@@ -222,7 +220,7 @@ def _validate_option(name: str, option: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Updater:
-    """What `add` does to rows and the state beside them; made by `adam()`, `custom(fun)`, ...
+    """What `add` does to rows and their state; made by `adam()`, `custom(fun)`, ...
 
     >>> rows, delta = np.zeros(2), np.array([1.0, -2.0])
     >>> sgd(lr=0.5).update(rows, {}, delta, step=1)
@@ -232,11 +230,11 @@ class Updater:
 
     #: "adam"; for a user's function its module and qualified name
     name: str
-    #: a user's function of (rows, state, delta); None for one that is built in
+    #: a user's function of (rows, state, delta); None for a built-in updater
     fun: Callable[..., object] | None
-    #: names of the arrays beside the rows, each of the rows' shape and dtype, zeros at first
+    #: names of the state arrays, each of the rows' shape and dtype, zeros at first
     state: tuple[str, ...] = ()
-    #: names and values: compared between ranks, saved with the table
+    #: names and values, compared between ranks and saved with the table
     options: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
@@ -262,8 +260,8 @@ class Updater:
         """Change `rows` and the arrays of `state` in place; all have one shape and dtype.
 
         `step` counts the adds that these rows have had, this one included. Arrays must be
-        C-contiguous. Built-in rules let infinities and NaN pass without warning: an error half way
-        would leave rows and state of different adds.
+        C-contiguous. Built-in rules give no warning of infinities and NaN: an error half way would
+        leave rows and state of different adds.
         """
         if self.fun is not None:
             return _update_by_user(self, self.fun, rows, state, delta)
@@ -277,7 +275,7 @@ class Updater:
 def _update_by_user(
     updater: Updater, fun: Callable[..., object], rows: Array, state: _State, delta: Array
 ) -> None:
-    """Call the function with blocks of whole rows; what it must not change is read-only."""
+    """Call a user's function with blocks of whole rows. It gets the delta read-only."""
     delta = delta.view()
     delta.flags.writeable = False
     for part in blocks(rows) if rows.size else ():
@@ -302,23 +300,23 @@ def _update_by_user(
 #:     adam, float64        80     73     75     84     95     98
 BLOCK = 32 * 1024
 
-#: what a rule works on: rows, state, delta, and memory for what comes in between
+#: what a rule works on: rows, state, delta, and scratch memory
 _Block = tuple[Array, list[Array], Array, Array]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: what it makes of its options, and what it does with that to a block."""
+    """What a built-in updater does to a block of rows."""
 
     #: the updater's
     name: str
-    #: the numbers that it needs, in the order of kernels.c; of the step and the options by name
+    #: computes the numbers that it needs from the step and the options, in the order of kernels.c
     factors: Callable[..., Sequence[float]]
     #: changes a block in place, given the factors
     change: Callable[..., None]
 
     def apply(self, arrays: Sequence[Array], step: int, **options: float) -> None:
-        """Change rows and state, given as the first of `arrays`, by a delta, the last.
+        """Change rows and state in place. `arrays` are the rows, then the state, then the delta.
 
         All have one shape and dtype and are C-contiguous. `step` counts from 1.
         """
@@ -334,7 +332,7 @@ class Rule:
             self._by_blocks([array.reshape(-1) for array in arrays], factors)
 
     def _by_blocks(self, arrays: list[Array], factors: Sequence[float]) -> None:
-        """Do the same without a loop in C; blocks may begin within a row."""
+        """Change rows and state without a kernel; blocks may begin within a row."""
         wide = computed_in(arrays[0].dtype)
         scratch = np.empty(min(BLOCK, arrays[0].size), wide)
         buffers = [] if wide == arrays[0].dtype else [np.empty_like(scratch) for _ in arrays]
@@ -351,18 +349,18 @@ class Rule:
 
 
 def blocks(rows: Array) -> Iterator[slice]:
-    """Return the parts of axis 0, each of about BLOCK elements, at least one row."""
+    """Return the slices of axis 0 that have about BLOCK elements each, and at least one row."""
     length = max(1, BLOCK // max(1, math.prod(rows.shape[1:])))
     return (slice(start, start + length) for start in range(0, len(rows), length))
 
 
 def computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the kind of number that a rule works with to change rows of this one."""
+    """Return the dtype in which a rule computes changes of rows of this one."""
     return np.dtype(np.float32) if dtype.char == "e" else dtype  # NumPy's letter for float16
 
 
-# What the rules do, in as few passes as NumPy allows and without temporary arrays. kernels.c has
-# the same, in the same order.
+# The rules, in as few passes as NumPy allows and without temporary arrays. kernels.c has the same
+# operations, in the same order.
 
 
 def _sgd(block: _Block, lr: float) -> None:
@@ -429,7 +427,7 @@ def _adam_factors(step: int, lr: float, beta1: float, beta2: float, eps: float) 
     return lr * root / (1 - beta1**step), root * eps, beta1, 1 - beta1, beta2, 1 - beta2
 
 
-#: all but add, by the updater's name
+#: the rules of all built-in updaters but add, by name
 RULES = {
     rule.name: rule
     for rule in (
