@@ -36,7 +36,8 @@ def sgd(loss_or_grads: Any, params: Sequence[Any], learning_rate: Any) -> Result
 def momentum(
     loss_or_grads: Any, params: Sequence[Any], learning_rate: Any, momentum: Any = 0.9
 ) -> Result:
-    """Return updates with momentum: step = velocity = momentum x velocity - learning_rate x gradient."""
+    """Return updates with momentum: velocity = momentum x velocity - learning_rate x gradient;
+    step = velocity."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         velocity = _zeros(flat, "velocity")
@@ -49,8 +50,8 @@ def momentum(
 def nesterov_momentum(
     loss_or_grads: Any, params: Sequence[Any], learning_rate: Any, momentum: Any = 0.9
 ) -> Result:
-    """Return updates with Nesterov's momentum: velocity as in `momentum`; step = momentum x velocity
-    - learning_rate x gradient."""
+    """Return updates with Nesterov's momentum: velocity as in `momentum`; step = momentum x
+    velocity - learning_rate x gradient."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         velocity = _zeros(flat, "velocity")
@@ -97,8 +98,8 @@ def adadelta(
     rho: Any = 0.95,
     epsilon: float = 1e-6,
 ) -> Result:
-    """Return Adadelta's updates: `rmsprop` in the unit of the parameters, that is, times the root of
-    the mean square of the steps."""
+    """Return Adadelta's updates: `rmsprop` in the unit of the parameters, that is, times the root
+    of the mean square of the steps."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         squares, steps = _zeros(flat, "squares"), _zeros(flat, "steps")
@@ -143,8 +144,8 @@ def adamax(  # noqa: PLR0917  they were all positional
     beta2: Any = 0.999,
     epsilon: float = 1e-8,
 ) -> Result:
-    """Return AdaMax's updates: `adam` with the largest gradient so far, which decays, in place of the
-    mean square."""
+    """Return AdaMax's updates: `adam` with the largest gradient so far, which decays, in place of
+    the mean square."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         maximum = pytensor("extensions.updates").tensor.maximum
