@@ -1,4 +1,4 @@
-"""Another name of `playdoh`, which its documents use too."""
+"""`playdoh` under another name, which its documents use too."""
 
 from __future__ import annotations
 

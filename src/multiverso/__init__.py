@@ -55,30 +55,30 @@ def shutdown() -> None:
 
 
 def barrier() -> None:
-    """Wait until every worker has come here."""
+    """Wait until every worker has called it."""
     weft.barrier()
 
 
 def workers_num() -> int:
-    """How many workers there are."""
+    """Return the number of workers."""
     return weft.size()
 
 
 def num_workers() -> int:
-    """The same, as the Lua binding spelled it."""
+    """Return the number of workers, as the Lua binding spelled it."""
     return weft.size()
 
 
 def worker_id() -> int:
-    """This worker's number, from 0 on."""
+    """Return this worker's number, from 0 on."""
     return weft.rank()
 
 
 def server_id() -> int:
-    """This process's number as a server: every worker keeps the tables with the others."""
+    """Return this process's number as a server: every worker keeps the tables with the others."""
     return weft.rank()
 
 
 def is_master_worker() -> bool:
-    """Whether this is worker 0, which validates, prints and sets initial values."""
+    """Return whether this is worker 0, which validates, prints and sets initial values."""
     return weft.is_master()

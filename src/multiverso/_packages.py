@@ -9,7 +9,7 @@ from weft.errors import MissingPackage
 
 
 def need(package: str, what: str) -> Any:
-    """The package, which `what` cannot do without. Its name is that of weft's extra too."""
+    """Return the package that `what` needs, and after which weft's extra is named."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

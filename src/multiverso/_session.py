@@ -33,5 +33,5 @@ def end() -> None:
 
 
 def consistency() -> str:
-    """How tables are made now: as `weft.ArrayTable` names it."""
+    """Return the consistency of new tables, as `weft.ArrayTable` names it."""
     return "bsp" if _in_step is not None and weft.group() is _in_step.latest else "async"

@@ -36,7 +36,7 @@ class ArrayTableHandler:
         )
 
     def get(self) -> Any:
-        """A copy of the latest values, in one dimension."""
+        """Return a copy of the latest values, in one dimension."""
         return self._table.get()
 
     def add(self, data: Any, sync: bool = False) -> None:
@@ -63,7 +63,7 @@ class MatrixTableHandler:
         self._table = weft.MatrixTable(*sizes, dtype=dtype, consistency=_session.consistency())
 
     def get(self, row_ids: Any = None) -> Any:
-        """A copy of all rows, or of those named, in the order in which they are named."""
+        """Return a copy of all rows, or of these, in the order given."""
         return self._table.get(_ids(row_ids))
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
@@ -77,7 +77,7 @@ class MatrixTableHandler:
 
 
 def _start(kind: str, init_value: Any, shape: tuple[Any, ...]) -> Array | None:
-    """What the master starts a table with; None if it is zeros, and for everybody else."""
+    """Return the values that the master starts a table with; None for zeros and elsewhere."""
     if init_value is None or not weft.is_master():
         return None
     group = weft.group()
@@ -95,12 +95,12 @@ def _start(kind: str, init_value: Any, shape: tuple[Any, ...]) -> Array | None:
 
 
 def _flat(data: Any) -> Any:
-    """An array in one dimension: only how many numbers it has counts here. A list as it is."""
+    """Return an array in one dimension, as only its size counts; a list as it is."""
     return data.reshape(-1) if hasattr(data, "reshape") else data
 
 
 def _ids(row_ids: Any) -> Any:
-    """Row ids as a list, also where it is only one: rows always come as a matrix."""
+    """Return row ids as a list, also a single one: rows always come as a matrix."""
     if isinstance(row_ids, int):
         return [row_ids]
     return row_ids.reshape(-1) if getattr(row_ids, "ndim", 1) == 0 else row_ids

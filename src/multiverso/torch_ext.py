@@ -41,11 +41,11 @@ class ArrayTableHandler(multiverso.ArrayTableHandler):
 
     @classmethod
     def new(cls, size: int) -> ArrayTableHandler:
-        """The constructor, as Lua spelled it."""
+        """Make a handler, as Lua spelled it."""
         return cls(size)
 
     def get(self) -> Any:
-        """A copy of the latest values: a tensor of one dimension."""
+        """Return a copy of the latest values: a tensor of one dimension."""
         return self._torch.from_numpy(super().get())
 
     def add(self, data: Any, sync: bool = False) -> None:
@@ -63,11 +63,11 @@ class MatrixTableHandler(multiverso.MatrixTableHandler):
 
     @classmethod
     def new(cls, num_row: int, num_col: int) -> MatrixTableHandler:
-        """The constructor, as Lua spelled it."""
+        """Make a handler, as Lua spelled it."""
         return cls(num_row, num_col)
 
     def get(self, row_ids: Any = None) -> Any:
-        """A copy of all rows, or of those named: a tensor of two dimensions."""
+        """Return a copy of all rows, or of these: a tensor of two dimensions."""
         return self._torch.from_numpy(super().get(_near(row_ids)))
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
@@ -75,5 +75,5 @@ class MatrixTableHandler(multiverso.MatrixTableHandler):
 
 
 def _near(value: Any) -> Any:
-    """The same numbers in the memory of the CPU."""
+    """Return the same numbers on the CPU."""
     return value.cpu() if hasattr(value, "cpu") else value

@@ -37,7 +37,7 @@ def distribute(  # noqa: PLR0917  they were all positional
     endaftercall: bool = True,
     verbose: bool = False,
 ) -> DistributedFunction:
-    """`weft.distribute`, but for one call only, unless `endaftercall` is False.
+    """Return what `weft.distribute` returns, for one call only, unless `endaftercall` is False.
 
     >>> from playdoh import distribute
     >>> distribute(abs)([-1, -2])
@@ -76,7 +76,7 @@ def map(
     machines: Sequence[str] = (),
     shared_data: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """The results of `fun` on the elements of the lists: of several lists, one of each.
+    """Return the results of `fun` on the elements of a list, or of several lists in step.
 
     >>> import operator, playdoh
     >>> playdoh.map(operator.add, [1, 2], [10, 20], cpu=2)
@@ -95,7 +95,7 @@ def map_async(
     machines: Sequence[str] = (),
     shared_data: Mapping[str, Any] | None = None,
 ) -> weft.MapHandle:
-    """`map` that returns at once, with a handle: `status`, `progress`, `results()`, `wait()`."""
+    """Start a `map` and return a handle: `status`, `progress`, `results()`, `wait()`."""
     _validate_options(cpu, gpu, machines, "map_async")
     one, items = _as_one(fun, lists, "map_async")
     return weft.map_async(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
@@ -127,7 +127,7 @@ def _validate_options(
 def _as_one(
     fun: Callable[..., Any], lists: tuple[Iterable[Any], ...], where: str
 ) -> tuple[Callable[..., Any], Iterable[Any]]:
-    """A function of one item, and the items: those of several lists are tuples."""
+    """Return a function of one item, and the items: tuples if there are several lists."""
     if not lists:
         raise InvalidType(f"{where} got a function and no list; expected {where}(fun, list, ...)")
     if len(lists) == 1 or not callable(fun):

@@ -6,7 +6,7 @@
       _function.py     function: a PyTensor graph, computed by all ranks
       _graphs.py       what is compiled of it
       _orders.py       what one rank is to do for a call
-      _selections.py   the options of a call, checked
+      _selections.py   the options of a call, validated
       _data.py         Data: inputs in shared memory
       _values.py       what fits a variable
       _shareds.py      shared variables: found, and kept by every rank
@@ -75,7 +75,7 @@ def fork(
     *,
     timeout: float | None = None,
 ) -> int:
-    """Start the other processes; returns how many there are, this one included.
+    """Start the other processes, and return how many there are, this one included.
 
     n_parallel   how many in all: by default one for each GPU if there are several and `use_gpu`
                  is true, else one for each core.
@@ -94,15 +94,15 @@ def close() -> None:
 
 
 def distribute() -> None:
-    """Have all processes know the functions built by now, with the values that their shared
-    variables have now.
+    """Send the functions built so far to all processes, with the present values of their shared
+    variables.
 
-    Functions are sent by themselves when they are first called; this only does it now. It may be
-    called any number of times: what the processes have already stays as it is.
+    Otherwise a function is sent when it is first called. It may be called any number of times: what
+    the processes have already stays as it is.
     """
     _session.send_all()
 
 
 def get_n_gpu() -> int:
-    """How many GPUs this program may use."""
+    """Return the number of GPUs that this program may use."""
     return count_gpus(os.environ)

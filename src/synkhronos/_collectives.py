@@ -21,7 +21,7 @@ OPERATIONS = {"avg": "mean", "sum": "sum", "prod": "prod", "min": "min", "max": 
 
 
 def broadcast(vars: Any, values: Any = None, nccl: bool = True) -> None:
-    """Have every rank take over this process's values, or these."""
+    """Copy this process's values, or these, to every rank."""
     call = _Call(vars, "broadcast")
     call.replica.broadcast(None if values is None else call.packed(call.values(values)))
 
@@ -42,8 +42,8 @@ def scatter(vars: Any, values: Any, batch: Batch | None = None) -> None:
 
 
 def gather(vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
-    """All ranks' values: with nd_up=1 stacked along a new first axis, with 0 joined along the
-    first axis, also where their lengths are different."""
+    """Return all ranks' values: with nd_up=1 stacked along a new first axis, with 0 joined along
+    the first axis, also where their lengths are different."""
     if nd_up not in (0, 1):
         raise InvalidValue(f"nd_up={nd_up!r}: expected 1 (a new axis) or 0 (the first axis)")
     call = _Call(vars, "gather")
@@ -51,7 +51,7 @@ def gather(vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
 
 
 def all_gather(vars: Any, nccl: bool = True) -> None:
-    """Every rank's values become all ranks', joined along the first axis."""
+    """Set every rank's values to those of all ranks, joined along the first axis."""
     call = _Call(vars, "all_gather")
     places = _session.places(call.size)
     if places == sorted(places):
@@ -61,15 +61,15 @@ def all_gather(vars: Any, nccl: bool = True) -> None:
 
 
 def reduce(vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
-    """This process's values become the average, sum, ... of all ranks'; with in_place=False that
-    is returned instead."""
+    """Set this process's values to the average, sum, ... of all ranks'; with in_place=False return
+    that instead."""
     call = _Call(vars, "reduce")
     found = call.replica.reduce(_operation(op, "reduce"), in_place=in_place)
     return None if in_place else call.unpacked(found)
 
 
 def all_reduce(vars: Any, op: str = "avg", nccl: bool = True) -> None:
-    """Every rank's values become the average, sum, ... of all ranks'."""
+    """Set every rank's values to the average, sum, ... of all ranks'."""
     _Call(vars, "all_reduce").replica.all_reduce(_operation(op, "all_reduce"))
 
 
@@ -85,20 +85,20 @@ def set_value(rank: int, vars: Any, values: Any, batch: Batch | None = None) -> 
 
 
 def get_value(rank: int, vars: Any) -> Any:
-    """One rank's values."""
+    """Return one rank's values."""
     place = _session.place(rank, "get_value")
     call = _Call(vars, "get_value")
     return call.unpacked(call.replica.get(place))
 
 
 def get_lengths(vars: Any) -> Any:
-    """For each rank, how many rows its value has; for a list of variables, a list of these."""
+    """Return how many rows each rank's value has; for a list of variables, a list of these."""
     call = _Call(vars, "get_lengths")
     return call.each([[shape[0] if shape else 0 for shape in one] for one in call.shapes()])
 
 
 def get_shapes(vars: Any) -> Any:
-    """For each rank, the shape of its value; for a list of variables, a list of these."""
+    """Return the shape of each rank's value; for a list of variables, a list of these."""
     call = _Call(vars, "get_shapes")
     return call.each(call.shapes())
 
@@ -119,7 +119,7 @@ class _Call:
         return list(zip(self._variables, values, strict=True))
 
     def values(self, values: Any) -> list[Any]:
-        """Values as the user gave them, one for each variable, as the variables want them."""
+        """Return the user's values, one for each variable, in its dtype and number of axes."""
         given = [values] if self._single else list(values)
         if len(given) != len(self._variables):
             raise InvalidValue(
@@ -131,15 +131,15 @@ class _Call:
         ]
 
     def packed(self, values: list[Any]) -> Any:
-        """Values as a replica takes them."""
+        """Return values in the form that a replica takes."""
         return values if len(values) > 1 else values[0]
 
     def unpacked(self, found: Any) -> Any:
-        """What a replica gives, as the user gave the variables."""
+        """Return a replica's values in the form in which the user gave the variables."""
         return [found] if len(self._variables) == 1 and not self._single else found
 
     def shapes(self) -> list[list[tuple[int, ...]]]:
-        """For each variable, the shapes in all ranks."""
+        """Return the shapes in all ranks, for each variable."""
         found = self.replica.shapes()
         ranks = [found[place] for place in _session.places(self.size)]
         if len(self._variables) == 1:

@@ -22,7 +22,7 @@ def data(  # noqa: PLR0917  they were all positional
     oversize: float = 1,
     name: str | None = None,
 ) -> Data:
-    """Values for an input of functions, in shared memory.
+    """Return values for an input of functions, in shared memory.
 
     value       the values; without, there are none yet, or zeros of `shape`.
     var         the variable whose dtype, number of axes and name it gets; or give `dtype` and
@@ -62,7 +62,10 @@ def data(  # noqa: PLR0917  they were all positional
 
 
 class Data:
-    """What `data` returns. Its dtype and number of axes stay; its shape and values may change."""
+    """An input in shared memory: what `data` returns.
+
+    Its dtype and number of axes are fixed; its shape and values may change.
+    """
 
     def __init__(
         self, dtype: Any, ndim: int, *, minibatch: bool = False, name: str | None = None
@@ -76,7 +79,7 @@ class Data:
 
     @property
     def data(self) -> Any:
-        """The values, themselves: an array in shared memory."""
+        """Return the values themselves: an array in shared memory."""
         return self._data
 
     @property
@@ -93,27 +96,27 @@ class Data:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Return how many numbers it has."""
         return int(self._data.size)
 
     @property
     def alloc_size(self) -> int:
-        """For how many numbers there is memory."""
+        """Return for how many numbers there is memory."""
         return int(self._memory.size)
 
     def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
-        """Take over values, of any shape with the same number of axes."""
+        """Copy values in, of any shape with the same number of axes."""
         array = self.condition_data(value, force_cast)
         self.set_shape(array.shape, oversize=oversize)
         np.copyto(self._data, array)
 
     def condition_data(self, value: Any, force_cast: bool = False) -> Any:
-        """A value as `set_value` would take it over: an array of this dtype and number of axes."""
+        """Return a value as `set_value` would copy it: in this dtype and number of axes."""
         what = f"the value of {self}"
         return fit(value, self._dtype, self._ndim, what, force_cast=force_cast)
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Have so many rows: the first of those that there are, zeros where there were none."""
+        """Set the number of rows: keep the first ones, add zeros where there were none."""
         if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
             raise InvalidType(f"set_length({length!r}): expected a whole number of rows")
         if self._ndim == 0:
@@ -121,8 +124,8 @@ class Data:
         self.set_shape((int(length), *self.shape[1:]), oversize=oversize)
 
     def set_shape(self, shape: tuple[int, ...], oversize: float = 1) -> None:
-        """Have this shape. What there was stays where the rows have the same form; what is new is
-        zero. Memory grows when it has to, and never shrinks here."""
+        """Set the shape. Values stay if the rows have the same shape as before; the rest is zero.
+        Memory grows if necessary, and never shrinks here."""
         if len(shape) != self._ndim or min(shape, default=0) < 0:
             raise InvalidValue(f"the shape {shape}: expected {self._ndim} lengths of 0 or more")
         if not 1 <= oversize <= 2:
@@ -137,7 +140,7 @@ class Data:
         self._data = self._over(tuple(shape))
 
     def free_memory(self) -> None:
-        """Give back the memory that the values do not need."""
+        """Free the memory that the values do not need."""
         values = np.array(self._data)
         self._memory = weft.share(values.reshape(-1))
         self._data = self._over(values.shape)

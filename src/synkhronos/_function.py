@@ -35,7 +35,7 @@ def function(  # noqa: PLR0917  they were all positional
     sliceable_shareds: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> Function:
-    """A function of PyTensor variables that all ranks compute, each on some rows.
+    """Return a function of PyTensor variables that all ranks compute, each on some rows.
 
     inputs             variables whose values are split along the first axis.
     outputs            a variable, (variable, mode), or a list of these. The mode says what the
@@ -62,7 +62,7 @@ def function(  # noqa: PLR0917  they were all positional
 
 
 class Function:
-    """What `function` returns."""
+    """A function of PyTensor variables: what `function` returns."""
 
     def __init__(  # noqa: PLR0917  as `function` has them
         self,
@@ -92,7 +92,7 @@ class Function:
         _session.register(self)
 
     def send(self) -> None:
-        """Have all processes know the function and its variables, if they do not yet."""
+        """Send the function and its variables to all processes, if they do not have them yet."""
         self._number(None, sliced=False)
 
     def __call__(
@@ -120,7 +120,7 @@ class Function:
         return self.collect(results, output_subset)
 
     def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
-        """The same function, computed by this process alone on all rows."""
+        """Compute the same function in this process alone, on all rows."""
         values = [np.asarray(one) for one in self._values(inputs, by_name)]
         found = self._compiled[None, False](*values)
         return found[0] if self._single else found
@@ -133,7 +133,7 @@ class Function:
         minibatch: bool = False,
         **by_name: Any,
     ) -> list[Data]:
-        """Data for all inputs, in their order, in memory that all ranks see."""
+        """Return Data for all inputs, in their order, in memory that all ranks see."""
         return [
             data(value, var, force_cast=force_cast, oversize=oversize, minibatch=minibatch)
             for value, var in zip(self._ordered(inputs, by_name), self._inputs, strict=True)
@@ -179,7 +179,7 @@ class Function:
         return found, common
 
     def collect(self, results: Sequence[Partial | None], subset: Sequence[int] | None) -> Any:
-        """What the ranks' results come to."""
+        """Return the ranks' results, joined."""
         places = _session.places(len(results))
         parts = [one for one in (results[place] for place in places) if one is not None]
         modes = self._modes(subset, sliced=False)
@@ -191,7 +191,7 @@ class Function:
         return joined[0] if self._single else list(joined)
 
     def _values(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
-        """The inputs' values in their order, as the variables want them."""
+        """Return the inputs' values in their order, in the variables' dtypes."""
         pairs = zip(self._ordered(inputs, by_name), self._inputs, strict=True)
         return [self._fitted(value, var, at) for at, (value, var) in enumerate(pairs)]
 
@@ -221,7 +221,7 @@ class Function:
         return [found[position] for position in range(len(names))]
 
     def _length(self, split: Sequence[Any], batch: Batch | None) -> int:
-        """How many rows there are to choose from."""
+        """Return how many rows there are to choose from."""
         named = {_called(self._inputs[at], at): one for at, one in enumerate(split)}
         if batch is not None:  # those of minibatches are only the chosen ones
             whole = {name: one for name, one in named.items() if not _is_minibatch(one)}
@@ -250,7 +250,7 @@ class Function:
         return [*modes, *(MODES[one.mode] for one in self._graph.array_updates if sliced)]
 
     def _number(self, cut: str | None, *, sliced: bool) -> int:
-        """The number of a compiled function in the team, which gets it if it has it not yet."""
+        """Return the number of a compiled function in the team, which gets it if it has none."""
         team = _session.team(self.name)
         if self._team is not team:
             self._team, self._numbers = team, {}
@@ -265,7 +265,7 @@ class Function:
 
 
 class CallOptions(NamedTuple):
-    """What a call takes besides inputs."""
+    """The options of a call."""
 
     output_subset: Sequence[int] | None = None
     batch: Batch | None = None
@@ -292,7 +292,7 @@ def _called(variable: Any, position: int) -> str:
 
 
 def _validate_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """The inputs' variables."""
+    """Return the inputs' variables. Raises InvalidType, InvalidValue."""
     variables = [getattr(one, "variable", one) for one in inputs]
     for position, (given, variable) in enumerate(zip(inputs, variables, strict=True)):
         if not hasattr(variable, "owner") or not hasattr(variable, "ndim"):

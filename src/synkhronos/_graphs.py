@@ -45,16 +45,16 @@ class Graph(NamedTuple):
 
     @property
     def array_updates(self) -> list[Update]:
-        """Those that can be combined."""
+        """Return the updates of arrays, which can be combined."""
         return [one for one in self.updates if hasattr(one.variable.type, "ndim")]
 
     @property
     def other_updates(self) -> list[Update]:
-        """Of random generators: every slice makes them."""
+        """Return the updates of random generators, which every slice makes."""
         return [one for one in self.updates if not hasattr(one.variable.type, "ndim")]
 
     def compile(self, cut: str | None = None, *, sliced: bool = False) -> Any:
-        """A compiled function of the inputs, which returns a list."""
+        """Return a compiled function of the inputs, which returns a list."""
         library = pytensor("synkhronos.function")
         if cut is None and not sliced:
             updates = [(one.variable, one.expression) for one in self.updates]
@@ -98,7 +98,7 @@ def _replaced(expressions: list[Any], replacements: dict[Any, Any]) -> list[Any]
 
 
 def read_outputs(outputs: Any) -> tuple[list[Any], list[str | None], bool]:
-    """The variables, their modes, and whether it was a single one."""
+    """Return the variables, their modes, and whether it was a single one."""
     if outputs is None:
         return [], [], False
     single = not isinstance(outputs, list) and not _is_several(outputs)
@@ -116,14 +116,14 @@ def read_outputs(outputs: Any) -> tuple[list[Any], list[str | None], bool]:
 
 
 def _is_several(outputs: Any) -> bool:
-    """Whether a tuple is one of outputs, rather than a variable and its mode."""
+    """Return whether a tuple is one of outputs, rather than a variable and its mode."""
     if not isinstance(outputs, tuple):
         return False
     return len(outputs) != 2 or not (outputs[1] is None or isinstance(outputs[1], str))
 
 
 def read_updates(updates: Any) -> list[Update]:
-    """Updates as a dict, or as pairs and triples."""
+    """Return the updates of a dict, or of pairs and triples."""
     items = list(updates.items() if isinstance(updates, Mapping) else updates or ())
     found = []
     for position, item in enumerate(items):
@@ -138,7 +138,7 @@ def read_updates(updates: Any) -> list[Update]:
 
 
 def validate_mode(mode: object, where: str) -> str | None:
-    """A mode as one of MODES."""
+    """Return a mode as one of MODES. Raises InvalidValue."""
     plain = mode[2:] if isinstance(mode, str) and mode.startswith("c_") else mode
     if not isinstance(plain, (str, type(None))) or plain not in MODES:
         known = ", ".join(repr(one) for one in MODES)

@@ -41,7 +41,7 @@ class Order:
 
 
 def run(member: Member, order: Order, /, **common: Any) -> Partial:
-    """Remote function: a rank's part of a call."""
+    """Compute a rank's part of a call (a remote function)."""
     order = replace(order, task=order.task.with_common(common))
     task = _with_rows(member, order) if order.sliceable else order.task
     found = compute(_as_numpy(member.registered[order.function]), task, order.modes)
@@ -55,7 +55,7 @@ def run(member: Member, order: Order, /, **common: Any) -> Partial:
 
 
 def _with_rows(member: Member, order: Order) -> Task:
-    """The task, with the rows of the sliceable variables: how many there are, if those of inputs
+    """Return the task with the rows of the sliceable variables: their number, if the inputs' rows
     do not count, and if they are cut, which ones, as one more argument."""
     variables = [member.registered[number] for number in order.sliceable]
     values = {str(one): models.read(one)[0] for one in variables}
@@ -79,8 +79,7 @@ def _with_rows(member: Member, order: Order) -> Task:
 
 
 def _as_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function of plain arrays, whose outputs are NumPy's, whichever library computes
-    them."""
+    """Return a compiled function that takes and returns NumPy arrays, on any backend."""
 
     def plain(value: Any) -> Any:
         return np.asarray(value) if hasattr(value, "__array__") else value

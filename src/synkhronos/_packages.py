@@ -8,7 +8,7 @@ from weft.errors import MissingPackage
 
 
 def pytensor(what: str) -> Any:
-    """The package, which `what` cannot do without."""
+    """Return the package, which `what` needs. Raises MissingPackage."""
     try:
         import pytensor as found
         import pytensor.tensor

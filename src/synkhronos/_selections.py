@@ -1,4 +1,4 @@
-"""The options of a call, read and checked. Functions of values."""
+"""The options of a call, read and validated. Functions of values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.errors import InvalidType, InvalidValue
 
 
 def validate_slices(slices: object, rows: int | None) -> None:
-    """`num_slices`, of so many rows if they are known."""
+    """Raise unless `num_slices` fits so many rows; None where they are not known."""
     if isinstance(slices, bool) or not isinstance(slices, (int, np.integer)):
         raise InvalidType(f"num_slices={slices!r}: expected a whole number")
     if slices < 1 or (rows is not None and slices > max(1, rows)):
@@ -21,7 +21,7 @@ def validate_slices(slices: object, rows: int | None) -> None:
 
 
 def cut_of(batch_s: Any, several: bool, sliceable: Sequence[Any]) -> str | None:
-    """How the sliceable variables are to be cut, if at all."""
+    """Return how the sliceable variables are to be cut: "bounds", "indexes", or None."""
     if batch_s is not None and not sliceable:
         raise InvalidValue(
             f"batch_s={batch_s!r} was given to a function without sliceable variables; build it "
@@ -34,7 +34,7 @@ def cut_of(batch_s: Any, several: bool, sliceable: Sequence[Any]) -> str | None:
 
 
 def selections(batch_s: Any, size: int) -> list[Any]:
-    """For each rank, its own choice of rows."""
+    """Return each rank's own choice of rows."""
     if not _is_one_each(batch_s):
         return [batch_s] * size
     if len(batch_s) != size:
@@ -46,7 +46,7 @@ def selections(batch_s: Any, size: int) -> list[Any]:
 
 
 def _is_one_each(batch_s: Any) -> bool:
-    """Whether it is a list of choices; one of numbers is one choice, of indexes."""
+    """Return whether it is a list of choices; a list of numbers is one choice, of indexes."""
     return isinstance(batch_s, (list, tuple)) and not all(
         isinstance(one, (int, np.integer)) for one in batch_s
     )
@@ -59,7 +59,7 @@ def _is_range(selection: Any) -> bool:
 
 
 def shifted(own: Any, rows: Any, length: int) -> Any:
-    """A rank's rows in an input that has only the rows of a batch: the lowest is its row 0."""
+    """Return a rank's rows in an input that has only the rows of a batch: the lowest is row 0."""
     if not count(rows):
         return own
     lowest, highest = (
@@ -74,7 +74,7 @@ def shifted(own: Any, rows: Any, length: int) -> Any:
 
 
 def subset_of(subset: Any, outputs: int) -> tuple[int, ...]:
-    """`output_subset`, of so many outputs."""
+    """Return `output_subset` as a tuple of positions. Raises InvalidType, InvalidValue."""
     if not isinstance(subset, (list, tuple)) or not all(
         isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in subset
     ):

@@ -30,10 +30,10 @@ class Built(Protocol):
 
     @property
     def shareds(self) -> list[Any]:
-        """The shared variables that it uses."""
+        """Return the shared variables that it uses."""
 
     def send(self) -> None:
-        """Have all processes know it."""
+        """Send it to all processes."""
 
 
 _functions: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -85,7 +85,7 @@ def end() -> None:
 
 
 def team(caller: str) -> weft.Team:
-    """The team. Raises NotInitialized, which names the caller, if there is none."""
+    """Return the team. Raises NotInitialized, which names the caller, if there is none."""
     if _team is None:
         when = "after synkhronos.close()" if _closed else "before synkhronos.fork()"
         raise NotInitialized(
@@ -105,7 +105,7 @@ def send_all() -> None:
 
 
 def variables() -> Iterator[Any]:
-    """The shared variables of all functions, each once."""
+    """Yield the shared variables of all functions, each once."""
     seen: set[int] = set()
     for function in sorted(_functions, key=lambda one: one.order):
         for variable in function.shareds:
@@ -115,20 +115,20 @@ def variables() -> Iterator[Any]:
 
 
 def together(variables: Sequence[Any]) -> Any:
-    """Variables as one object to replicate: the variable, or a list that is the same every time."""
+    """Return variables as one object to replicate: a single one, or always the same list."""
     if len(variables) == 1:
         return variables[0]
     return _together.setdefault(tuple(map(id, variables)), list(variables))
 
 
 def places(size: int) -> list[int]:
-    """For each rank, its rank in weft's team."""
+    """Return each rank's rank in weft's team."""
     others = iter(range(1, size))
     return [0 if rank == _master else next(others) for rank in range(size)]
 
 
 def place(rank: object, caller: str) -> int:
-    """A rank as the user gave it, as weft's. Raises InvalidType, InvalidValue."""
+    """Return the user's rank as weft's. Raises InvalidType, InvalidValue."""
     size = team(caller).size
     number = whole(rank)
     if number is None:
@@ -139,14 +139,14 @@ def place(rank: object, caller: str) -> int:
 
 
 def _gpus(n: int | None) -> list[str]:
-    """A GPU for each process, where there are several and enough of them; else none."""
-    found = visible_gpus(os.environ)
-    wanted = len(found) if n is None else n
-    return found[:wanted] if 1 < wanted <= len(found) else []
+    """Return a GPU for each process, where there are several and enough of them; else none."""
+    visible = visible_gpus(os.environ)
+    wanted = len(visible) if n is None else n
+    return visible[:wanted] if 1 < wanted <= len(visible) else []
 
 
 def _narrow(gpu: str) -> None:
-    """Have what this process loads from now on see one GPU."""
+    """Let what this process loads from now on see one GPU."""
     global _visible_before
     _visible_before = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu

@@ -1,4 +1,4 @@
-"""Shared variables: found among those that functions use, and kept by every rank."""
+"""Shared variables: found among those that functions use, and registered with every rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.errors import InvalidType, InvalidValue
 
 
 def register(team: weft.Team, variable: Any) -> None:
-    """Have every rank keep a copy of a shared variable."""
+    """Give every rank a copy of a shared variable."""
     if team.has_replica(variable):
         return
     if adapters.of_model(variable) is not None:
@@ -27,7 +27,7 @@ def register(team: weft.Team, variable: Any) -> None:
 
 
 def _own_stream(member: Member, number: int) -> None:
-    """Remote function: have random generators draw other numbers in each rank, for its rows."""
+    """Give each rank's random generator a stream of its own, for its rows (a remote function)."""
     generator = member.registered[number].get_value()
     if member.rank and hasattr(getattr(generator, "bit_generator", None), "jumped"):
         stream = generator.bit_generator.jumped(member.rank)
@@ -35,7 +35,7 @@ def _own_stream(member: Member, number: int) -> None:
 
 
 def find(given: Any, caller: str) -> tuple[list[Any], bool]:
-    """Variables as the user gave them, by themselves or by name; and whether it was a single one.
+    """Return the variables given as such or by name, and whether it was a single one.
 
     Raises InvalidValue for one that no function uses.
     """

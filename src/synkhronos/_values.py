@@ -1,4 +1,4 @@
-"""What fits a variable: up-casts are done, others refused unless they are asked for."""
+"""Values for a variable: casts that lose nothing are made, others refused unless asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.errors import InvalidType, InvalidValue
 
 
 def fit(value: Any, dtype: Any, ndim: int | None, what: str, *, force_cast: bool = False) -> Any:
-    """A value as an array of this dtype and number of axes.
+    """Return a value as an array of this dtype and number of axes.
 
     Numbers and lists have no dtype of their own: they take this one if it is of their kind. An
     array of the right form is returned as it is.

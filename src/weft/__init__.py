@@ -4,13 +4,13 @@
       errors.py      every exception
       resources.py   the plan: cores, threads and memory for each worker
       faults.py      named points at which tests make things fail
-      kernels.py     loops in C, where they were compiled
+      kernels.py     the loops in C, if they were compiled
       cli.py         the command `weft`
-      doctor/        the machine as weft sees it, and what would go wrong
+      doctor/        what the machine offers, and what would go wrong
       _api/          what you call
-      _core/         what a call passes through; knows no processes
+      _core/         what a call passes through: pure functions of values
       engines/       where it runs: serial, local
-      adapters/      whose arrays and models: NumPy's, PyTorch's, JAX's, Keras's, PyTensor's
+      adapters/      whose arrays and models: NumPy, PyTorch, JAX, Keras, PyTensor
 
 Names are loaded when they are first used: `import weft` alone loads no engine,
 no framework, and not even NumPy.
@@ -214,7 +214,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
-    # `updaters` is a module, and no attribute before it is loaded
+    # `updaters` is a module: no attribute of its package before it is imported
     value = getattr(home, name, None) or importlib.import_module(f"{_HOMES[name]}.{name}")
     globals()[name] = value
     return value

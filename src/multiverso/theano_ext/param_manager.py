@@ -38,7 +38,7 @@ class MVModelParamManager(ABC):
 
     @abstractmethod
     def get_all_param_values(self) -> Sequence[Any]:
-        """The values of the model's parameters, in an order that does not change."""
+        """Return the values of the model's parameters, always in the same order."""
 
     @abstractmethod
     def set_all_param_values(self, params: Sequence[NDArray[Any]]) -> None:

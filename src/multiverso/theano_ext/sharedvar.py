@@ -17,8 +17,8 @@ from weft.errors import NotInitialized
 
 
 def mv_shared(*args: Any, **options: Any) -> Any:
-    """A shared variable: what `pytensor.shared` returns for the same arguments, which also has
-    `mv_sync()`: add the change since the last sync to the table, and take the latest value.
+    """Return what `pytensor.shared` returns for the same arguments, with a method `mv_sync()`
+    that adds the change since the last sync to the table and takes the latest value.
 
     It starts with the master's value on every worker; what the others pass is ignored, but for its
     name, shape and dtype. All workers make their variables in the same order.
@@ -36,7 +36,7 @@ def mv_shared(*args: Any, **options: Any) -> Any:
 
 
 def sync_all_mv_shared_vars() -> None:
-    """`mv_sync()` of every variable that `mv_shared` has made since `init`."""
+    """Call `mv_sync()` of every variable that `mv_shared` has made since `init`."""
     for table in _session.shared_variables:
         table.sync()
 

@@ -23,7 +23,7 @@ def make_train_function(  # noqa: PLR0917  as `function` has them
     sliceable_shareds: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
-    """A function that trains by one step: `train(x, y)` returns the outputs before the step.
+    """Return a function that trains by one step: `train(x, y)` returns the outputs before it.
 
     `updates` is what one of `extensions.updates` returns, for a loss that is a mean over rows; the
     others are those of `synkhronos.function`, and so are the options of a call. Gradients are
@@ -53,7 +53,7 @@ def make_train_function(  # noqa: PLR0917  as `function` has them
 
 
 class TrainFunction:
-    """What `make_train_function` returns."""
+    """A training step: what `make_train_function` returns."""
 
     def __init__(self, gradients: Function, step: Function, gradient: Any) -> None:
         self.name = gradients.name
@@ -82,7 +82,7 @@ class TrainFunction:
         return self.gradients.collect(results, output_subset)
 
     def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
-        """The same step, made by this process alone on all rows; the others' variables stay."""
+        """Make the same step in this process alone, on all rows; other ranks' variables stay."""
         found = self.gradients.as_theano(*inputs, **by_name)
         self.step.as_theano()
         return found
@@ -91,7 +91,8 @@ class TrainFunction:
 def _train(
     member: Member, order: Order | None, gradient: int, step: Order, /, **common: Any
 ) -> Partial | None:
-    """Remote function: a rank's gradients, their mean over all rows, and the step."""
+    """Compute a rank's gradients, average them over all rows, and make the step (a remote
+    function)."""
     found = None
     if order is not None:
         try:

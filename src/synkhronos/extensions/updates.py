@@ -29,14 +29,15 @@ Rule = Callable[[Any], tuple[Any, Updates]]
 
 
 def sgd(loss_or_grads: Any, params: Sequence[Any], learning_rate: Any) -> Result:
-    """Step = - learning_rate x gradient."""
+    """Return updates by gradient descent: step = - learning_rate x gradient."""
     return _two_steps(loss_or_grads, params, lambda flat: (-learning_rate * flat, []))
 
 
 def momentum(
     loss_or_grads: Any, params: Sequence[Any], learning_rate: Any, momentum: Any = 0.9
 ) -> Result:
-    """Velocity = momentum x velocity - learning_rate x gradient; step = velocity."""
+    """Return updates with momentum: velocity = momentum x velocity - learning_rate x gradient;
+    step = velocity."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         velocity = _zeros(flat, "velocity")
@@ -49,7 +50,8 @@ def momentum(
 def nesterov_momentum(
     loss_or_grads: Any, params: Sequence[Any], learning_rate: Any, momentum: Any = 0.9
 ) -> Result:
-    """Velocity as in `momentum`; step = momentum x velocity - learning_rate x gradient."""
+    """Return updates with Nesterov's momentum: velocity as in `momentum`; step = momentum x
+    velocity - learning_rate x gradient."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         velocity = _zeros(flat, "velocity")
@@ -62,7 +64,7 @@ def nesterov_momentum(
 def adagrad(
     loss_or_grads: Any, params: Sequence[Any], learning_rate: Any = 1.0, epsilon: float = 1e-6
 ) -> Result:
-    """The gradient over the root of the sum of its squares so far."""
+    """Return Adagrad's updates: the gradient over the root of the sum of its squares so far."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         squares = _zeros(flat, "squares")
@@ -79,7 +81,7 @@ def rmsprop(
     rho: Any = 0.9,
     epsilon: float = 1e-6,
 ) -> Result:
-    """The gradient over the root of the moving average of its squares."""
+    """Return RMSProp's updates: the gradient over the root of the moving mean of its squares."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         squares = _zeros(flat, "squares")
@@ -96,7 +98,8 @@ def adadelta(
     rho: Any = 0.95,
     epsilon: float = 1e-6,
 ) -> Result:
-    """`rmsprop` in the unit of the parameters: times the root of the mean square of the steps."""
+    """Return Adadelta's updates: `rmsprop` in the unit of the parameters, that is, times the root
+    of the mean square of the steps."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         squares, steps = _zeros(flat, "squares"), _zeros(flat, "steps")
@@ -118,7 +121,8 @@ def adam(  # noqa: PLR0917  they were all positional
     beta2: Any = 0.999,
     epsilon: float = 1e-8,
 ) -> Result:
-    """Moving averages of the gradient and of its squares, both corrected for their start."""
+    """Return Adam's updates: moving averages of the gradient and of its squares, both corrected for
+    their start."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         first, second, count = _zeros(flat, "first"), _zeros(flat, "second"), _count(flat)
@@ -140,7 +144,8 @@ def adamax(  # noqa: PLR0917  they were all positional
     beta2: Any = 0.999,
     epsilon: float = 1e-8,
 ) -> Result:
-    """`adam` with the largest gradient so far, which fades, in the place of the mean square."""
+    """Return AdaMax's updates: `adam` with the largest gradient so far, which decays, in place of
+    the mean square."""
 
     def rule(flat: Any) -> tuple[Any, Updates]:
         maximum = pytensor("extensions.updates").tensor.maximum
@@ -155,7 +160,7 @@ def adamax(  # noqa: PLR0917  they were all positional
 
 
 def _two_steps(loss_or_grads: Any, params: Sequence[Any], rule: Rule) -> Result:
-    """A method's updates: of the flat gradient, and from it of the parameters."""
+    """Return a method's updates: of the flat gradient, and from it of the parameters."""
     library = pytensor("extensions.updates")
     parameters = _validate_params(params)
     gradients = _gradients(library, loss_or_grads, parameters)
@@ -196,11 +201,11 @@ def _validate_params(params: Sequence[Any]) -> list[Any]:
 
 
 def _zeros(flat: Any, name: str) -> Any:
-    """A method's memory, of the gradient's size."""
+    """Return a method's memory, of the gradient's size."""
     value = flat.get_value(borrow=True)
     return pytensor("extensions.updates").shared(np.zeros_like(value), name=name)
 
 
 def _count(flat: Any) -> Any:
-    """How many steps there have been."""
+    """Return a variable that counts the steps."""
     return pytensor("extensions.updates").shared(np.zeros((), flat.dtype), name="count")
