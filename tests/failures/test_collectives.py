@@ -22,11 +22,7 @@ WAYS = {
     "small": ("collective.filled", "collective.met", "collective.carried"),  # in the slots
     "middle": ("collective.filled", "collective.met", "collective.carried"),  # work is shared
     "large": ("collective.met", "collective.block", "collective.carried"),  # memory to memory
-    "pipelined": (
-        "collective.block",
-        "collective.block@2",
-        "collective.block@4",
-    ),  # by a kernel in C
+    "pipelined": ("collective.block", "collective.block@2", "collective.block@4"),  # by kernels
     "mapped": ("collective.met", "collective.block", "collective.carried"),  # shared memory
     "rounds": ("collective.met", "collective.round", "collective.carried"),  # slot by slot
 }

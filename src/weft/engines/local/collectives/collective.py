@@ -257,7 +257,7 @@ class Collectives:
             meeting,
             slots=transport.Slots(block, rank=rank, size=size),
             peers=peers if all(answer[0] for answer in answers) else None,
-            loops=all(answer[1] for answer in answers),
+            kernels=all(answer[1] for answer in answers),
         )
         return self._transport
 

@@ -116,13 +116,15 @@ class Located(NamedTuple):
 class Transport:
     """The data paths of one rank of a group."""
 
-    def __init__(self, meeting: Meeting, *, slots: Slots, peers: Peers | None, loops: bool) -> None:
-        """Set up. `peers` is None where some rank cannot read another's memory; `loops` tells
+    def __init__(
+        self, meeting: Meeting, *, slots: Slots, peers: Peers | None, kernels: bool
+    ) -> None:
+        """Set up. `peers` is None where some rank cannot read another's memory; `kernels` tells
         whether all ranks have the kernels in C."""
         self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
         #: whether all ranks have the kernels
-        self.can_pipeline = loops and self.size > 1
+        self.can_pipeline = kernels and self.size > 1
         #: made at the first call that needs it
         self.pipelined_memory: PipelinedMemory | None = None
         self.mapped = Mapped()
