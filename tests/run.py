@@ -71,6 +71,14 @@ class Part:
         return shlex.join([*variables, *command])
 
 
+#: where there is no compiler NumPy does what the kernels do; two ranks show it
+WITHOUT_KERNELS = Part(
+    "contracts without kernels",
+    (*PYTEST, "tests/contracts", "-k", "run-2 and (collectives or tables or tensors)"),
+    {"WEFT_KERNELS": "0"},
+)
+
+
 @dataclass(frozen=True)
 class Result:
     """How a part ended: the commands that repeat what failed."""
@@ -112,6 +120,7 @@ def parts() -> tuple[list[Part], list[Part]]:
         *(pytest(path) for path in slow if path not in alone),
         Part("types", (sys.executable, "-m", "mypy")),
         *(pytest(*short[start : start + BUNDLE]) for start in range(0, len(short), BUNDLE)),
+        WITHOUT_KERNELS,
         Part("lint", (sys.executable, "-m", "ruff", "check", ".")),
         Part("format", (sys.executable, "-m", "ruff", "format", "--check", ".")),
     ]

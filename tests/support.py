@@ -18,9 +18,11 @@ MARK = "WEFT_TEST_MARK"
 #: seconds after which whatever was started is taken to hang; no test measures anything by it
 HANGS = 120.0
 
-#: what each rank of `run_ranks` executes: join, call, keep the result
-_RUNNER = """
+#: what each rank of `run_ranks` executes: join, call, keep the result. Helpers of other files of
+#: tests are found as pytest finds them
+_RUNNER = f"""
 import os, pickle, sys
+sys.path.append({str(Path(__file__).parent.parent)!r})
 import weft
 import cloudpickle
 
@@ -28,7 +30,7 @@ with open(sys.argv[1], "rb") as file:
     function, arguments = pickle.load(file)
 group = weft.init()
 result = function(group, *arguments)
-with open(f"{sys.argv[1]}.{group.rank}", "wb") as file:
+with open(f"{{sys.argv[1]}}.{{group.rank}}", "wb") as file:
     cloudpickle.dump(result, file)
 """
 
