@@ -39,7 +39,7 @@ def hosts_of(size: int) -> tuple[str, ...]:
 def on_two_hosts(group: LocalGroup, function: Callable[..., Any], *arguments: Any) -> Any:
     """In a rank: call a function with the group of `weft.init`, on two hosts from now on."""
     weft.shutdown()
-    roster._OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
+    roster.OUTSIDE[on_two_hosts.__code__.co_filename] = False  # as a part of weft
     join = local_group.join
     local_group.join = lambda *place, **options: as_two_hosts(join(*place, **options))
     return function(weft.init(timeout=group.timeout), *arguments)
