@@ -151,14 +151,20 @@ def test_what_is_known_to_be_short_goes_together() -> None:
     """A worker gets its share of trivial items of a function that was seen before, the last ones
     one by one; of one that took long, or of whose items nothing is known, all go one by one."""
     for cost, sizes in (
-        (Cost(1e-6), [4, 2, 1, 1]),
-        (Cost(0.1), [1] * 8),
-        (UNKNOWN, [1] * 8),
-        (Cost(1e-6, nbytes=2 << 20), [2, 2, 2, 1, 1]),  # no more than 4 MB at a time
+        (Cost(1e-6), [2, 7, 4, 2, 1]),
+        (Cost(0.1), [1] * 16),
+        (UNKNOWN, [1] * 16),
+        (Cost(1e-6, nbytes=2 << 20), [2, 2, 2, 2, 2, 2, 2, 1, 1]),  # no more than 4 MB at a time
     ):
-        schedule = Schedule(range(8), 2, expected=cost)
-        chunks = list(iter(schedule.next, None))
-        assert [len(chunk.items) for chunk in chunks] == sizes
+        schedule = Schedule(range(16), 2, expected=cost)
+        sizes_seen = []
+        while chunk := schedule.next():
+            sizes_seen.append(len(chunk.items))
+            items = len(chunk.items)
+            schedule.done(
+                items, items * (cost.seconds if cost.is_known else 0.1), items * int(cost.nbytes)
+            )
+        assert sizes_seen == sizes
 
 
 def test_what_items_cost_is_expected_until_it_is_known() -> None:
@@ -281,9 +287,25 @@ def test_items_that_are_slow_to_come_are_not_waited_for() -> None:
 
     for seconds, least, most in ((0.1, 1, 1), (0.001, 3, 5), (1e-6, 10, 1000)):
         schedule = Schedule(items(seconds), 2, clock=lambda: now)
-        first = schedule.next()
-        assert first is not None
-        schedule.done(len(first.items), 1e-7, 0)
-        second = schedule.next()
-        assert second is not None
-        assert least <= len(second.items) <= most
+        for _ in range(12):
+            chunk = schedule.next()
+            assert chunk is not None
+            schedule.done(len(chunk.items), 1e-7, 0)
+        assert least <= len(chunk.items) <= most
+
+
+def test_nobody_gets_more_than_a_share_of_what_is_not_known() -> None:
+    """A chunk is not given to another worker later, so it must not hold all that proves long: of a
+    generator at most a worker's share of what has ended, and first little of what is expected."""
+    schedule = Schedule(iter(range(10_000)), 4)
+    ended = 0
+    for _ in range(40):
+        chunk = schedule.next()
+        assert chunk is not None
+        assert len(chunk.items) <= max(1, ended // 4)
+        ended += len(chunk.items)
+        schedule.done(len(chunk.items), 1e-7, 0)
+    assert ended > 1000
+    expected = Schedule(range(48), 4, expected=Cost(1e-6))
+    chunks = [expected.next() for _ in range(4)]
+    assert all(chunk is not None and len(chunk.items) == 3 for chunk in chunks)

@@ -26,6 +26,8 @@ _UNDELIVERED = 3
 _GROWTH = 32
 #: a worker's share over the size of a first chunk: if its items prove long, only these few are late
 _FIRST = 64
+#: the same where earlier jobs tell what items take
+_FIRST_EXPECTED = 4
 
 #: returns at most so many of the next items: none at the end, None if none has come yet
 Draw = Callable[[int], list[Any] | None]
@@ -186,6 +188,12 @@ class Schedule:
             size = min(size, self._longest * _GROWTH)
         if cost.nbytes > 0:
             size = min(size, int(MOST_BYTES / cost.nbytes))
-        if self.total is not None:
-            size = min(size, -(-(self.total - self._taken) // self._workers))
-        return max(1, size)
+        return max(1, min(size, self._share()))
+
+    def _share(self) -> int:
+        """Return the most that one worker gets: nothing that it has is given to another later."""
+        if self.total is None:  # of what is to come perhaps as much as has ended
+            return self._done // self._workers
+        if not self._done:  # earlier jobs say little of these items
+            return self.total // (_FIRST_EXPECTED * self._workers)
+        return -(-(self.total - self._taken) // self._workers)

@@ -191,13 +191,25 @@ class Transport:
             location.block: array
             for location, array in zip(by_rank[self.rank], arrays, strict=True)
         }
-        mine = [export(own[block]) for block in new if owners[block] == self.rank]
-        texts = self.exchange(_END.join(mine), headers)
-        references = [iter(text.split(_END)) for text in texts]
+        handles: dict[int, bytes] = {}
         attached, trouble = [], b""
+        try:
+            handles = {block: export(own[block]) for block in new if owners[block] == self.rank}
+        except TROUBLES as error:
+            trouble = in_words(error)
+        try:
+            texts = self.exchange(_END.join(handles.values()), headers)
+        except BaseException:  # an interrupt too
+            for (
+                handle
+            ) in handles.values():  # nobody will: attach them here, or they are never freed
+                attach(handle, headers.seconds)
+            raise
+        references = [iter(text.split(_END) if text else ()) for text in texts]
         for block in new:  # all, even after a failure: a block that nobody attaches is never freed
             try:
-                attached.append(attach(next(references[owners[block]]), headers.seconds / 2))
+                if handle := next(references[owners[block]], b""):
+                    attached.append(attach(handle, headers.seconds / 2))
             except TROUBLES as error:
                 trouble = in_words(error)
         troubles = self.exchange(trouble, headers)

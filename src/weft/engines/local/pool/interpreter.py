@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 from weft.resources import THREAD_VARIABLES
 
@@ -31,15 +32,30 @@ _ENDING = 2.0
 _ready: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
+#: whether one was ever taken: what is started early is for the first workers
+_taken = False
+#: several threads may map first
+_lock = threading.RLock()
+
+
 def prestart() -> None:
-    """Start an interpreter for whoever takes it next."""
-    if not _ready:
-        _ready.append(_start())
+    """Start an interpreter for whoever takes it next, unless one was taken before."""
+    with _lock:
+        if not _ready and not _taken:
+            _ready.append(_start())
 
 
 def take() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Return the prestarted interpreter, or a new one: this end of its connection, its process."""
-    return _ready.pop() if _ready else _start()
+    global _taken
+    with _lock:
+        _taken = True
+        while _ready:
+            connection, process = _ready.pop()
+            if process.poll() is None:
+                return connection, process
+            connection.close()  # it was killed while it waited
+    return _start()
 
 
 def drop() -> None:
@@ -96,6 +112,8 @@ def _translated(error: OSError) -> Exception:
 
 
 def _in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent's may have held it
     for connection, process in _ready:
         connection.close()
         process.returncode = 0  # it is not this process's child
