@@ -84,7 +84,7 @@ class PipelinedMemory:
             return False
         self._left_to_system -= 1
         if not self._left_to_system:
-            self._memory.use_cache()
+            kernels.pipelined_use_cache(self._memory.address, self._memory.rank)
         return True
 
     def _carry_out(self, work: PipelinedWork, deadline: float) -> None:
@@ -175,10 +175,6 @@ class Memory(NamedTuple):
     address: int
     rank: int
     ranks: int
-
-    def use_cache(self) -> None:
-        """Have the next work measure again whether cores share a cache."""
-        kernels.pipelined_use_cache(self.address, self.rank)
 
 
 class PipelinedWork:

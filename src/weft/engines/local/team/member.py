@@ -104,12 +104,12 @@ def pack_for_registration(
     """
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-        def persistent_id(self, mentioned: Any) -> PersistentId | None:
-            return persistent_id_of(id(mentioned))  # called for every object, lists and dicts too
+        def persistent_id(self, part: Any) -> PersistentId | None:
+            return persistent_id_of(id(part))  # called for every object, lists and dicts too
 
-        def reducer_override(self, mentioned: Any) -> Any:
-            reduced = reduce(mentioned)
-            return super().reducer_override(mentioned) if reduced is None else reduced
+        def reducer_override(self, part: Any) -> Any:
+            reduced = reduce(part)
+            return super().reducer_override(part) if reduced is None else reduced
 
     payload = _RegisteredPayload()
     try:
