@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import HANGS
-from weft import __version__
-from weft.cli import parse_run
+from weft import __version__, cli
+from weft.engines.base import Command
 from weft.errors import LaunchError
 
 
@@ -22,6 +22,10 @@ def weft(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
         timeout=HANGS,
         cwd=cwd,
     )
+
+
+def parse_run(arguments: list[str]) -> Command:
+    return cli._command(cli._parser().parse_args(["run", *arguments]))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
       errors.py      every exception
       resources.py   the plan: cores, threads and memory for each worker
       faults.py      named points at which tests make things fail
-      kernels.py     the loops in C, if they were compiled
+      kernels.py     loops in C, if they were compiled
       cli.py         the command `weft`
       doctor/        what the machine offers, and what would go wrong
       _api/          what you call

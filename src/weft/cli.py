@@ -157,12 +157,8 @@ def _doctor(options: argparse.Namespace) -> int:
     return report(in_json=options.json)
 
 
-def parse_run(arguments: Sequence[str]) -> Command:
-    """Return the arguments of `weft run`. All after the script or module are the program's."""
-    return _command(_parser().parse_args(["run", *arguments]))
-
-
 def _command(options: argparse.Namespace) -> Command:
+    """Return the arguments of `weft run`. All after the script or module are the program's."""
     if options.ranks is None:
         raise LaunchError(
             "how many ranks? -n goes before the script, for example: weft run -n 2 script.py"

@@ -22,9 +22,9 @@ Copy = Callable[[int, int, int], None]
 Add = Callable[[int, int, int], None]
 #: sum_in_place(arrays, count): add arrays of `count` numbers in their order; each becomes the sum
 SumInPlace = Callable[[Sequence[int], int], None]
-#: go_on(work, steps, looks): advance a pipelined collective by `steps` steps at most, or until
-#: there was nothing to do for `looks` spins; return whether it is done
-GoOn = Callable[["Joint", int, int], bool]
+#: advance(work, steps, spins): advance a pipelined collective by `steps` steps at most, or until
+#: there was nothing to do for `spins` spins; return whether it is done
+Advance = Callable[["PipelinedState", int, int], bool]
 #: add_rows(table, n_rows, ids, n_ids, deltas, n_columns): add a delta to the row of each id, which
 #: may repeat; return how many were added: fewer than all if an id is outside the table
 AddRows = Callable[[int, int, int, int, int, int], int]
@@ -47,7 +47,7 @@ _FLOATS = ("float32", "float64")
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
-class Joint(ctypes.Structure):
+class PipelinedState(ctypes.Structure):
     """A pipelined collective as one rank sees it; kernels.c explains the fields."""
 
     _fields_ = (
@@ -69,7 +69,7 @@ class Joint(ctypes.Structure):
     )
 
 
-_JOINT = (ctypes.POINTER(Joint), _NUMBER, _NUMBER)
+_ADVANCE = (ctypes.POINTER(PipelinedState), _NUMBER, _NUMBER)
 
 
 def copy_kernel() -> Copy | None:
@@ -100,41 +100,41 @@ def sum_in_place_kernel(kind: str) -> SumInPlace | None:
     return sum_in_place
 
 
-def joint_sum_kernel(kind: str) -> GoOn | None:
+def pipelined_sum_kernel(kind: str) -> Advance | None:
     """Return the kernel that advances a pipelined sum."""
-    go_on: GoOn | None = _kernel("joint_sum", kind, _JOINT, ctypes.c_int)
-    return go_on
+    advance: Advance | None = _kernel("joint_sum", kind, _ADVANCE, ctypes.c_int)
+    return advance
 
 
-def joint_broadcast_kernel() -> GoOn | None:
+def pipelined_broadcast_kernel() -> Advance | None:
     """Return the kernel that advances a pipelined broadcast."""
     if _library is None:
         return None
     kernel: Any = _library.joint_broadcast
-    kernel.argtypes, kernel.restype = _JOINT, ctypes.c_int
-    go_on: GoOn = kernel
-    return go_on
+    kernel.argtypes, kernel.restype = _ADVANCE, ctypes.c_int
+    advance: Advance = kernel
+    return advance
 
 
-def joint_bytes(ranks: int, chunk: int) -> int:
+def pipelined_bytes(ranks: int, chunk: int) -> int:
     """Return the size of the memory for pipelined collectives in chunks of so many bytes."""
     size = _loaded().joint_bytes
     size.restype = _NUMBER
     return int(size(_NUMBER(ranks), _NUMBER(chunk)))
 
 
-def joint_is_done(work: Joint, rank: int) -> bool:
+def pipelined_is_done(work: PipelinedState, rank: int) -> bool:
     """Return whether a rank has finished its part of a pipelined collective."""
     return bool(_loaded().joint_is_done(ctypes.byref(work), _NUMBER(rank)))
 
 
-def joint_past_cache(work: Joint) -> bool:
+def pipelined_past_cache(work: PipelinedState) -> bool:
     """Return whether a finished pipelined collective used non-temporal stores, as cores share no
     cache. All ranks that ask before they meet again get the same answer."""
     return bool(_loaded().joint_past_cache(ctypes.byref(work)))
 
 
-def joint_use_cache(memory: int, rank: int) -> None:
+def pipelined_use_cache(memory: int, rank: int) -> None:
     """Have a rank measure again, in this memory, whether cores share a cache."""
     _loaded().joint_use_cache(_POINTER(memory), _NUMBER(rank))
 
@@ -181,7 +181,7 @@ def _kernel(name: str, kind: str, arguments: tuple[type, ...], result: type | No
 
 def _loaded() -> ctypes.CDLL:
     if _library is None:
-        raise RuntimeError(f"the loops in C are not there: {_missing}")
+        raise RuntimeError(f"the kernels are not there: {_missing}")
     return _library
 
 

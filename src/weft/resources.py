@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -101,21 +101,19 @@ def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]
     return {name: str(threads) for name in THREAD_VARIABLES if name not in environ}
 
 
-def limit_threads(
-    threads: int, environ: MutableMapping[str, str] = os.environ
-) -> Callable[[], None]:
+def limit_threads(threads: int) -> Callable[[], None]:
     """Limit this process to `threads` threads; return a function that undoes it.
 
     For ranks that another launcher started: variables limit the libraries that are loaded later,
     threadpoolctl those that are loaded already.
     """
-    added = thread_variables(threads, environ)
-    environ.update(added)
+    added = thread_variables(threads, os.environ)
+    os.environ.update(added)
     undo = set_threads(threads) if "OMP_NUM_THREADS" in added else None
 
     def restore() -> None:
         for name in added:
-            environ.pop(name, None)
+            os.environ.pop(name, None)
         if undo is not None:
             undo()
 
@@ -183,9 +181,9 @@ def count_cores() -> tuple[int, str]:
     return cores, reason
 
 
-def count_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> int:
+def count_gpus(environ: Mapping[str, str]) -> int:
     """Return how many NVIDIA GPUs this process may use."""
-    return len(visible_gpus(environ, devices))
+    return len(visible_gpus(environ))
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> list[str]:
@@ -213,8 +211,8 @@ def available_memory() -> tuple[int, str]:
     return best, reason
 
 
-def _mem_available(meminfo: Path = "/proc/meminfo") -> int:
-    for line in _read(meminfo).splitlines():
+def _mem_available() -> int:
+    for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     # not Linux: the free pages, on macOS all pages; Windows has no sysconf, so there is no limit

@@ -275,7 +275,7 @@ def _parameters_of(fun: Callable[..., Any]) -> list[inspect.Parameter]:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):  # some built-in functions
         return [inspect.Parameter(f"any{kind}", kind) for kind in _REST]
-    clash = [one.name for one in parameters if one.name in OPTIONS and one.kind not in _REST]
+    clash = [p.name for p in parameters if p.name in OPTIONS and p.kind not in _REST]
     if clash:
         raise InvalidValue(
             f"the function has a parameter {clash[0]!r}, which is an option of the call; rename "
@@ -292,13 +292,13 @@ def parse_argument_names(
     given = [which] if isinstance(which, str) or whole(which) is not None else which
     if not isinstance(given, Iterable):
         raise InvalidType(f"{option}={which!r}: expected a list of names or positions of arguments")
-    return {_argument(parameters, one, option) for one in given}
+    return {_argument(parameters, name, option) for name in given}
 
 
 def _argument(parameters: Sequence[inspect.Parameter], which: object, option: str) -> str | int:
-    names = [one.name for one in parameters if one.kind not in _REST]
-    ordered = [one.name for one in parameters if one.kind in _BY_POSITION]
-    any_position, any_name = (any(one.kind is kind for one in parameters) for kind in _REST)
+    names = [p.name for p in parameters if p.kind not in _REST]
+    ordered = [p.name for p in parameters if p.kind in _BY_POSITION]
+    any_position, any_name = (any(p.kind is kind for p in parameters) for kind in _REST)
     position = whole(which)
     if position is None and not isinstance(which, str):
         raise InvalidType(

@@ -105,12 +105,12 @@ class Replica:
         """Set one rank's values."""
         rank = self._validate_rank(rank)
         own = (self._number, _as_list(self.value, values))
-        self._everywhere(_write_replica, [own if one == rank else None for one in self._ranks])
+        self._everywhere(_write_replica, [own if other == rank else None for other in self._ranks])
 
     def get(self, rank: int) -> Any:
         """Return a copy of one rank's values."""
         rank = self._validate_rank(rank)
-        own = [(self._number,) if one == rank else None for one in self._ranks]
+        own = [(self._number,) if other == rank else None for other in self._ranks]
         values = self._everywhere(_read_replica, own)[rank]
         return self._as_value([array.copy() for array in values] if rank == 0 else values)
 
@@ -249,7 +249,7 @@ def _as_list(value: Any, values: Any) -> Arrays:
         given = list(values)  # lists of numbers are arrays too
     if len(given) != len(own):
         raise InvalidValue(f"the object has {len(own)} arrays; got values for {len(given)}")
-    return [_as_array(one, like.dtype) for one, like in zip(given, own, strict=True)]
+    return [_as_array(leaf, like.dtype) for leaf, like in zip(given, own, strict=True)]
 
 
 def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -266,9 +266,9 @@ def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
 
 def _join(arrays: Sequence[Any], *, stack: bool) -> Any:
     try:
-        return np.stack(arrays) if stack else np.concatenate([np.atleast_1d(one) for one in arrays])
+        return np.stack(arrays) if stack else np.concatenate([*map(np.atleast_1d, arrays)])
     except ValueError:
-        shapes = ", ".join(f"rank {rank} has {one.shape}" for rank, one in enumerate(arrays))
+        shapes = ", ".join(f"rank {rank} has {array.shape}" for rank, array in enumerate(arrays))
         raise InvalidValue(
             f"gather(stack={stack}) of values that do not fit together: {shapes}; get(rank) has "
             "each alone"

@@ -176,9 +176,11 @@ _LARGE = 16 << 20
 
 def copy_to(array: Array, source: Array) -> None:
     """Assign: array[...] = source."""
-    loop = kernels.copy_kernel() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
-    if loop is not None and kernel_applies(array, source):
-        loop(address(array), address(source), source.nbytes)
+    kernel = (
+        kernels.copy_kernel() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
+    )
+    if kernel is not None and kernel_applies(array, source):
+        kernel(address(array), address(source), source.nbytes)
     else:
         np.copyto(array, source)
 
@@ -191,9 +193,9 @@ _LARGE_ADD = 2 << 20
 def add_to(array: Array, delta: Array) -> None:
     """Add in place: array += delta."""
     faster = array.nbytes >= _LARGE_ADD and kernels.adding_side_by_side_pays()
-    loop = kernels.add_kernel(array.dtype.name) if faster else None
-    if loop is not None and kernel_applies(array, delta):
-        loop(address(array), address(delta), array.size)
+    kernel = kernels.add_kernel(array.dtype.name) if faster else None
+    if kernel is not None and kernel_applies(array, delta):
+        kernel(address(array), address(delta), array.size)
     else:
         np.add(array, delta, out=array)
 
@@ -210,10 +212,10 @@ def sum_in_place(arrays: Sequence[Array]) -> None:
 
     They are contiguous and have one shape and dtype. Raises TypeError if there is no kernel for it.
     """
-    loop = kernels.sum_in_place_kernel(arrays[0].dtype.name)
-    if loop is None:
+    kernel = kernels.sum_in_place_kernel(arrays[0].dtype.name)
+    if kernel is None:
         raise TypeError(f"there is no kernel that sums arrays of {arrays[0].dtype} in place")
-    loop([address(array) for array in arrays], arrays[0].size)
+    kernel([address(array) for array in arrays], arrays[0].size)
 
 
 def same_buffer(source: Array, target: Array) -> bool:

@@ -296,23 +296,23 @@ def _shape_of(outputs: Any) -> str:
 _TOLERANCE = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
 
 
-def is_close(one: Any, other: Any, modes: Modes) -> bool:
+def is_close(output: Any, other: Any, modes: Modes) -> bool:
     """Return whether outputs are equal up to rounding, except those that have the mode None."""
     if modes is None:
         return True
-    if isinstance(one, Mapping):
-        return all(is_close(one[key], other[key], _mode_of(modes, key)) for key in one)
-    if isinstance(one, (list, tuple)):
-        pairs = enumerate(zip(one, other, strict=False))
-        return len(one) == len(other) and all(
+    if isinstance(output, Mapping):
+        return all(is_close(output[key], other[key], _mode_of(modes, key)) for key in output)
+    if isinstance(output, (list, tuple)):
+        pairs = enumerate(zip(output, other, strict=False))
+        return len(output) == len(other) and all(
             is_close(*pair, _mode_of(modes, index)) for index, pair in pairs
         )
-    if None in (adapters.of_array_or_number(one), adapters.of_array_or_number(other)):
-        return bool(np.all(one == other))
-    left, right = _readable(one), _readable(other)
+    if None in (adapters.of_array_or_number(output), adapters.of_array_or_number(other)):
+        return bool(np.all(output == other))
+    left, right = _readable(output), _readable(other)
     if left.shape != right.shape or left.dtype.kind not in NUMERIC:
         return bool(np.array_equal(left, right))
-    tolerance = max(_TOLERANCE.get(element, 1e-6) for element in map(_element, (one, other)))
+    tolerance = max(_TOLERANCE.get(element, 1e-6) for element in map(_element, (output, other)))
     return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance / 100, equal_nan=True))
 
 

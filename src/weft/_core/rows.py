@@ -143,15 +143,15 @@ class Adder(Protocol):
 
 def make_adder(n_rows: int, dtype: np.dtype[Any]) -> Adder:
     """Return the fastest Adder for a table."""
-    loop = kernels.add_rows_kernel(dtype.name)
-    return NumpyAdder(n_rows, dtype) if loop is None else CompiledAdder(loop)
+    kernel = kernels.add_rows_kernel(dtype.name)
+    return NumpyAdder(n_rows, dtype) if kernel is None else CompiledAdder(kernel)
 
 
 class CompiledAdder:
     """An Adder in C: rows are not copied out and back, and ids may repeat."""
 
-    def __init__(self, loop: kernels.AddRows) -> None:
-        self._loop = loop
+    def __init__(self, kernel: kernels.AddRows) -> None:
+        self._kernel = kernel
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> None:
         """Do nothing: the kernel prefetches rows while it adds to those before."""
@@ -159,7 +159,7 @@ class CompiledAdder:
     def add(self, table: Array, ids: Ids, delta: Array, prepared: None) -> None:
         ids = ids if ids.flags.carray else ids.copy()
         places = address(table), len(table), address(ids), ids.size, address(delta)
-        done = self._loop(*places, prod(table.shape[1:]))
+        done = self._kernel(*places, prod(table.shape[1:]))
         if done < ids.size:
             raise InvalidValue(
                 f"the row ids were changed while they were in use: {ids[done]} is not in a table "

@@ -324,10 +324,10 @@ class Rule:
             # flattening would copy, and the update would be lost
             raise ValueError("an updater needs C-contiguous arrays; use numpy.ascontiguousarray")
         factors = self.factors(step, **options)
-        loop = kernels.rule_kernel(self.name, arrays[0].dtype.name)
+        kernel = kernels.rule_kernel(self.name, arrays[0].dtype.name)
         *changed, delta = arrays
-        if loop is not None and all(kernel_applies(array, delta) for array in changed):
-            loop([*map(address, arrays)], arrays[0].size, factors)
+        if kernel is not None and all(kernel_applies(array, delta) for array in changed):
+            kernel([*map(address, arrays)], arrays[0].size, factors)
         else:
             self._by_blocks([array.reshape(-1) for array in arrays], factors)
 

@@ -33,7 +33,7 @@ _SETS = 4
 def validate_optimizer(model: Any, optimizer: Any) -> None:
     """Raise InvalidValue for an optimizer of other parameters than the model's."""
     own = set(map(id, model.parameters()))
-    if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise InvalidValue(
             f"the {type(optimizer).__name__} has none of the {type(model).__name__}'s parameters, "
             "so no step would change it; make it with model.parameters()"
@@ -120,7 +120,7 @@ def step(
             (computed * fraction).backward()
             value = float(computed.detach()) * fraction
         parameters = [
-            one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+            p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
         gradients = gradients_for(optimizer, parameters, member.group)
         gradients.put(value, parameters)
@@ -130,7 +130,7 @@ def step(
     gradients.sum_in_place(member.group)
     value = gradients.take(parameters)
     # means over rows, such as those of batch normalisation, or equal in all ranks
-    buffers = [one for one in model.buffers() if one.numel()]
+    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
     if buffers:
         member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
     optimizer.step()
@@ -153,20 +153,20 @@ def _validate_loss(computed: Any) -> Any:
 
 #: by optimizer, then by size of the group and form of the parameters; weak, since they end with the
 #: optimizer
-_made: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
-_made = weakref.WeakKeyDictionary()
+_gradients: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
+_gradients = weakref.WeakKeyDictionary()
 
 
 def gradients_for(optimizer: Any, parameters: Sequence[Any], group: Any) -> Gradients:
     """Return the array for the gradients of an optimizer's parameters: at each step the same one,
     unless somebody still holds a gradient in it."""
-    key = (group.size, *((one.shape, one.dtype, one.stride()) for one in parameters))
-    made = _made.setdefault(optimizer, {})
-    if key not in made or made[key].in_use:
-        if len(made) >= _SETS:
-            made.clear()
-        made[key] = Gradients(parameters, group)
-    return made[key]
+    key = (group.size, *((p.shape, p.dtype, p.stride()) for p in parameters))
+    gradients = _gradients.setdefault(optimizer, {})
+    if key not in gradients or gradients[key].in_use:
+        if len(gradients) >= _SETS:
+            gradients.clear()
+        gradients[key] = Gradients(parameters, group)
+    return gradients[key]
 
 
 class Gradients:
@@ -174,17 +174,17 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[Any], group: Any) -> None:
         # half precision is summed in float32
-        self._dtype = reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
-        for one in parameters:
-            adapters.named("torch").view(one)  # raises InvalidType on a GPU
+        self._dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
+        for parameter in parameters:
+            adapters.named("torch").view(parameter)  # raises InvalidType on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
-        *starts, size = accumulate((one.numel() for one in parameters), initial=first)
+        *starts, size = accumulate((p.numel() for p in parameters), initial=first)
         self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
         #: shape, strides and start of each gradient, laid out as torch would, on which some
         #: optimizers rely
         self._forms = [
-            (one.shape, torch.empty_like(one, device="meta").stride(), start)
-            for one, start in zip(parameters, starts, strict=True)
+            (p.shape, torch.empty_like(p, device="meta").stride(), start)
+            for p, start in zip(parameters, starts, strict=True)
         ]
         self._parts: list[Any] = []
         #: a weak reference to the array under all gradients handed out: alive while one of them is

@@ -86,8 +86,8 @@ def threads_per_rank(cores: int | None, environment: Mapping[str, str]) -> Fact[
     return Fact(Plan(cores, cores).threads, "with a rank per core; cores // ranks, at least 1")
 
 
-def _processor(information: Path = Path("/proc/cpuinfo")) -> Fact[str]:
-    model = ""
+def _processor() -> Fact[str]:
+    information, model = Path("/proc/cpuinfo"), ""
     if information.exists():
         lines = [line.partition(":") for line in information.read_text().splitlines()]
         model = next((value for name, _, value in lines if name.strip() == "model name"), "")

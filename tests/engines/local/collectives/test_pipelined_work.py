@@ -228,7 +228,7 @@ def test_what_can_be_pipelined(op: str, dtype: str, element: str, joins: bool) -
 
 
 def test_an_array_without_a_loop_is_refused() -> None:
-    with pytest.raises(TypeError, match="no loop for complex128"):
+    with pytest.raises(TypeError, match="no kernel for complex128"):
         Ranks(2).sum(0, np.zeros(2, complex), None)
 
 

@@ -148,7 +148,11 @@ class Collectives:
         message = Header(small, call.common, b"").encode()
         self._persistent[op, value.dtype, value.shape] = (
             PersistentReduction(
-                transport, message=message, like=value, op=op, disagreement=self._disagreement
+                transport,
+                message=message,
+                like=value,
+                op=op,
+                disagreement_error=self._disagreement_error,
             )
             if memory is None
             else PersistentPipelinedSum(
@@ -214,7 +218,7 @@ class Collectives:
         match."""
         step, message, answers = headers
         if any(shared_part_of(answer) != call.common for answer in answers):
-            raise self._disagreement(answers)
+            raise self._disagreement_error(answers)
         lengths = [length_of(answer) for answer in answers]
         several_steps = max(lengths) > MAILBOX_BYTES
         if several_steps:
@@ -222,7 +226,7 @@ class Collectives:
         decoded = [Header.decode(answer) for answer in answers]
         return SettledHeaders(call, decoded, step, several_steps, deadline)
 
-    def _disagreement(self, answers: Sequence[bytes]) -> WeftError:
+    def _disagreement_error(self, answers: Sequence[bytes]) -> WeftError:
         """Return the error of ranks that made different calls."""
         calls = {rank: shared_part_of(answer).decode() for rank, answer in enumerate(answers)}
         return self._meeting.disagreement_error(calls)

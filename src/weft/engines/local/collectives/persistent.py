@@ -139,10 +139,10 @@ class PersistentReduction:
         message: bytes,
         like: Array,
         op: str,
-        disagreement: Callable[[Sequence[bytes]], WeftError],
+        disagreement_error: Callable[[Sequence[bytes]], WeftError],
     ) -> None:
         self._meeting, self._message, self._op = transport.meeting, message, op
-        self._disagreement = disagreement
+        self._disagreement_error = disagreement_error
         self._rank = transport.rank
         self._dtype, self._shape = like.dtype, like.shape
         self._element = like.dtype.name
@@ -178,7 +178,7 @@ class PersistentReduction:
             faults.reach("collective.filled")
         answers = meeting.exchange_if_equal(COLLECTIVE, self._message, seconds)
         if answers is not None:
-            raise self._disagreement(answers)
+            raise self._disagreement_error(answers)
         if faults.armed:
             faults.reach("collective.met")
         parts = self._parts[half]

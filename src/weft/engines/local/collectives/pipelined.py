@@ -84,7 +84,7 @@ class PipelinedMemory:
             return False
         self._left_to_system -= 1
         if not self._left_to_system:
-            self._memory.use_cache()
+            kernels.pipelined_use_cache(self._memory.address, self._memory.rank)
         return True
 
     def _carry_out(self, work: PipelinedWork, deadline: float) -> None:
@@ -152,14 +152,14 @@ def kernels_apply(op: str, arrays: Sequence[Array], elements: Sequence[str]) -> 
         array.dtype.isnative
         and array.dtype.name == element
         and (op == "sum" or element in _MEANS)
-        and kernels.joint_sum_kernel(element) is not None
+        and kernels.pipelined_sum_kernel(element) is not None
         for array, element in zip(arrays, elements, strict=True)
     )
 
 
 def bytes_for(ranks: int) -> int:
     """Return the bytes of the memory of so many ranks."""
-    return kernels.joint_bytes(ranks, _chunk_for(ranks))
+    return kernels.pipelined_bytes(ranks, _chunk_for(ranks))
 
 
 def _chunk_for(ranks: int) -> int:
@@ -176,10 +176,6 @@ class Memory(NamedTuple):
     rank: int
     ranks: int
 
-    def use_cache(self) -> None:
-        """Have the next work measure again whether cores share a cache."""
-        kernels.joint_use_cache(self.address, self.rank)
-
 
 class PipelinedWork:
     """One rank's part in one sum or broadcast.
@@ -191,21 +187,21 @@ class PipelinedWork:
         self,
         memory: Memory,
         before: int,
-        loop: kernels.GoOn | None,
+        kernel: kernels.Advance | None,
         *,
         source: Array | None,
         target: Array | None,
         **how: float,
     ) -> None:
-        if loop is None:
-            raise TypeError(f"there is no loop for {'any' if source is None else source.dtype}")
+        if kernel is None:
+            raise TypeError(f"there is no kernel for {'any' if source is None else source.dtype}")
         size = source.nbytes if source is not None else 0 if target is None else target.nbytes
         chunk = _chunk_for(memory.ranks)
         chunks = -(-size // chunk)
         self.after = before + chunks
-        self._loop = loop
+        self._kernel = kernel
         self._arrays = source, target  # the kernel has their addresses: keep them alive
-        self._work = kernels.Joint(
+        self._work = kernels.PipelinedState(
             rank=memory.rank,
             ranks=memory.ranks,
             source=None if source is None else address(source),
@@ -234,22 +230,22 @@ class PipelinedWork:
         Arrays are aligned; source and target are the same or do not overlap; a rank without a
         target gets no result.
         """
-        loop = kernels.joint_sum_kernel(source.dtype.name)
+        kernel = kernels.pipelined_sum_kernel(source.dtype.name)
         divisor = memory.ranks if mean else 1
-        return cls(memory, before, loop, source=source, target=target, divisor=divisor)
+        return cls(memory, before, kernel, source=source, target=target, divisor=divisor)
 
     @classmethod
     def broadcast(
         cls, memory: Memory, before: int, *, root: int, source: Array | None, target: Array | None
     ) -> PipelinedWork:
         """Return the work of copying the root's source to the others' targets."""
-        loop = kernels.joint_broadcast_kernel()
-        return cls(memory, before, loop, source=source, target=target, root=root)
+        kernel = kernels.pipelined_broadcast_kernel()
+        return cls(memory, before, kernel, source=source, target=target, root=root)
 
     def advance(self, steps: int, spins: int) -> bool:
         """Write, sum or read up to `steps` chunks; stop after `spins` spins in a row without
         progress. Return whether all is done."""
-        return bool(self._loop(self._work, steps, spins))
+        return bool(self._kernel(self._work, steps, spins))
 
     @property
     def progress(self) -> int:
@@ -261,8 +257,8 @@ class PipelinedWork:
     def past_cache(self) -> bool:
         """Return, when all is done, whether cores were found to share no cache and non-temporal
         stores are used. The same on all ranks, if asked before their next meeting."""
-        return kernels.joint_past_cache(self._work)
+        return kernels.pipelined_past_cache(self._work)
 
     def is_done_by(self, rank: int) -> bool:
         """Return whether a rank has finished its part."""
-        return kernels.joint_is_done(self._work, rank)
+        return kernels.pipelined_is_done(self._work, rank)

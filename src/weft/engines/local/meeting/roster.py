@@ -284,7 +284,7 @@ class Roster:
         """Note that this rank fails because it lost `rank`: the launcher looks for the first."""
         self._words[self._row(self.rank) + _CAUSE] = rank + 1
 
-    def publish_end(self, rank: int, code: int, *, out_of_memory: bool = False) -> None:
+    def publish_end(self, rank: int, code: int, *, out_of_memory: bool) -> None:
         """Publish how a rank ended: its exit code, or the negative signal number."""
         flags = _PUBLISHED | (_BY_SIGNAL if code < 0 else 0)
         flags |= _OUT_OF_MEMORY if out_of_memory else 0

@@ -399,13 +399,13 @@ class SegmentClient:
 
     @property
     def need_thread(self) -> bool:
-        """Whether `release_unused` has to be called in time."""
+        """Return whether `release_unused` has to be called in time."""
         return bool(self._warm) or self._crowded
 
     @property
     def _crowded(self) -> bool:
-        """Whether the releases of all references might not fit into a socket at once, beside what
-        is there already."""
+        """Return whether the releases of all references might not fit into a socket at once, beside
+        what is there already."""
         held = len(self._remote_references)
         unread = max((owner.unread for owner in self._owners.copy().values()), default=0)
         return held > 0 and held + unread > _FIT_INTO_A_SOCKET

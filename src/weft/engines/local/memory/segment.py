@@ -144,12 +144,12 @@ class Block:
 
     @cached_property
     def address(self) -> int:
-        """The block's address in this process, for the kernel and libc."""
+        """Return the block's address in this process, for the kernel and libc."""
         return ctypes.addressof(self.buffer)
 
     @cached_property
     def words(self) -> memoryview:
-        """The block as unsigned 8-byte integers."""
+        """Return the block as unsigned 8-byte integers."""
         return memoryview(self.buffer).cast("B").cast("Q")
 
     def clear(self, first: int = 0, last: int | None = None) -> None:

@@ -545,7 +545,7 @@ class Arenas:
 
     @property
     def needs_trimming(self) -> bool:
-        """Whether there is memory that should go back to the system once it is unused."""
+        """Return whether there is memory that should go back to the system once it is unused."""
         return self.size > _KEPT
 
     @property
@@ -587,7 +587,7 @@ class Allocation:
 
     @property
     def range(self) -> BlockRange:
-        """The same in numbers, for other processes."""
+        """Return the same in numbers, for other processes."""
         return BlockRange(self.arena, self.offset, self.length)
 
 
@@ -608,7 +608,7 @@ class FreeList:
     """Which ranges of [0, size) are free. Pure: knows numbers only."""
 
     def __init__(self, size: int, taken: Iterable[tuple[int, int]] = ()) -> None:
-        """`taken` are the starts and lengths of the ranges that are in use."""
+        """Begin with the ranges in `taken`, by start and length, in use."""
         self.size = size
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -657,5 +657,5 @@ class FreeList:
 
     @property
     def unused(self) -> bool:
-        """Whether nothing is taken."""
+        """Return whether nothing is taken."""
         return self._starts == [0] and self._ends == [self.size]

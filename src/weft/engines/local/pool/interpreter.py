@@ -74,7 +74,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
-        raise _translated(error) from error
+        raise _os_error(error) from error
     numpy = "numpy" if "numpy" in sys.modules else ""
     try:
         process = subprocess.Popen(
@@ -86,7 +86,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         )
     except OSError as error:
         ours.close()
-        raise _translated(error) from error
+        raise _os_error(error) from error
     finally:
         theirs.close()
     return ours, process
@@ -105,7 +105,7 @@ def server_environment() -> dict[str, str]:
     return environment
 
 
-def _translated(error: OSError) -> Exception:
+def _os_error(error: OSError) -> Exception:
     from weft.engines.local.processes.linux import translate_os_error
 
     return translate_os_error(error)

@@ -138,31 +138,31 @@ def _small(data: bytes, letter: str, shape: tuple[int, ...]) -> Any:
     return np.ndarray(shape, letter, data).copy()
 
 
-def as_view(reference: BlockHandle, *arguments: Any) -> Any:
+def as_view(handle: BlockHandle, *arguments: Any) -> Any:
     """Return a plain array over a block."""
-    return attach(reference, *arguments).view(np.ndarray)
+    return attach(handle, *arguments).view(np.ndarray)
 
 
-def copied(reference: BlockHandle, *arguments: Any) -> Any:
+def copied(handle: BlockHandle, *arguments: Any) -> Any:
     """Return a copy of an array in a block."""
-    shared = attach(reference, *arguments)
+    shared = attach(handle, *arguments)
     copy = np.array(shared, order="K", subok=False)
     copy.flags.writeable = shared.flags.writeable
     return copy
 
 
-def copy_on_write_view(reference: BlockHandle, *arguments: Any) -> Any:
+def copy_on_write_view(handle: BlockHandle, *arguments: Any) -> Any:
     """Return a writable array over a private mapping of a block, or a copy of a small one."""
-    block = blocks.attach(reference)
+    block = blocks.attach(handle)
     shape, dtype, offset, strides, _ = arguments
     if block.length >= _MAPPED:
         try:
             memory = _CopyOnWriteMapping.over(block)
         except (OSError, ValueError):  # no descriptor is left, or the segment's is closed
-            return copied(reference, *arguments)
+            return copied(handle, *arguments)
         begin = block.offset % mmap.ALLOCATIONGRANULARITY + offset
         return np.ndarray(shape, dtype, buffer=memory, offset=begin, strides=strides)
-    return copied(reference, *arguments)
+    return copied(handle, *arguments)
 
 
 class _CopyOnWriteMapping(mmap.mmap):

@@ -59,7 +59,7 @@ Check = Callable[[], None]
 class Workers:
     """This process's workers from one fork server: its own, or that behind a named pipe."""
 
-    def __init__(self, pipe: str | None = None) -> None:
+    def __init__(self, pipe: str | None) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._server: Channel | None = None

@@ -122,7 +122,7 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
 
 
-def clear_of_bars(stream: TextIO | None = None) -> contextlib.AbstractContextManager[None]:
+def clear_of_bars(stream: TextIO) -> contextlib.AbstractContextManager[None]:
     """Return a context in which tqdm hides its progress bars, so that text can be printed."""
     bar: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if not getattr(bar, "_instances", None):
@@ -187,7 +187,7 @@ def _as_values(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def replay(logged: Logged) -> None:
-    """In the driver: handle a record as if it had been logged here."""
+    """Handle a worker's record, in the driver, as if it had been logged here."""
     record = logging.makeLogRecord(logged.record)
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):

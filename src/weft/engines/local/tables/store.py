@@ -132,7 +132,7 @@ class LocalStore(Store):
         if timeout is not None:
             validate_seconds(timeout)
         try:
-            found = self._get(ids, out, timeout)
+            copied = self._get(ids, out, timeout)
         except BaseException:
             # another signal may come meanwhile: the first exception is the one that is raised
             while self._in_turn != threading.get_ident():
@@ -143,7 +143,7 @@ class LocalStore(Store):
                     continue
             raise
         self.staleness = self._clocks.staleness()
-        return found
+        return copied
 
     def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         if self._bsp:
@@ -168,20 +168,20 @@ class LocalStore(Store):
         for _ in range(_TRIES):
             before = write_done.tolist()
             if write_begun.tolist() == before:
-                found = rows.read(self._rows, ids, out)
+                copied = rows.read(self._rows, ids, out)
                 if faults.armed:
                     faults.reach("table.copied")
                 if write_begun.tolist() == before:
-                    return found
+                    return copied
         with self._table.exclusive(timeout=timeout):
             self._changes.mark_dead_writers()
             return rows.read(self._rows, ids, out)
 
     def _read_stripes(self, out: Array | None, deadline: float) -> Array:
         """Copy the whole table, several stripes at a time."""
-        memory, found = self._memory, out
-        if found is None:
-            found = np.empty(self.spec.shape, self.spec.dtype)
+        memory, copied = self._memory, out
+        if copied is None:
+            copied = np.empty(self.spec.shape, self.spec.dtype)
         chunks = min(max(1, self.spec.nbytes // _CHUNK), memory.stripes)
         for chunk in range(chunks):
             stripes = range(*part_of(memory.stripes, chunks, chunk))
@@ -190,8 +190,8 @@ class LocalStore(Store):
                 self._table.shared(timeout=seconds_until(deadline)),
                 self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
             ):
-                copy_to(found[low:high], self._rows[low:high])
-        return found
+                copy_to(copied[low:high], self._rows[low:high])
+        return copied
 
     @contextmanager
     def _all_shared(self, locks: list[Lock], deadline: float) -> Iterator[None]:

@@ -45,7 +45,7 @@ def enter(name: str, rank: int, size: int, timeout: float, start: float) -> Memb
 
 
 def enter_as_worker(name: str, rank: int, size: int, timeout: float, start: float) -> None:
-    """Remote function: join the group of a team. Returns None: a member cannot be sent."""
+    """Join the group of a team (a remote function). Return None: a member cannot be sent."""
     enter(name, rank, size, timeout, start)
 
 
@@ -69,15 +69,15 @@ def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, A
 
 
 def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
-    """Remote function: load an object and register it under its number; drop some others."""
+    """Load an object, register it under its number, and drop some others (a remote function)."""
     member.registered[number] = _Unpickler(member, payload).load()
     for other in dropped:
         member.registered.pop(other, None)
 
 
 def renew(member: Member) -> None:
-    """Remote function: form the group's next generation after a failure, which may have left a
-    collective half way."""
+    """Form the group's next generation after a failure, which may have left a collective half way
+    (a remote function)."""
     member.group = member.group.survivors()
 
 
@@ -104,12 +104,12 @@ def pack_for_registration(
     """
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-        def persistent_id(self, mentioned: Any) -> PersistentId | None:
-            return persistent_id_of(id(mentioned))  # called for every object, lists and dicts too
+        def persistent_id(self, part: Any) -> PersistentId | None:
+            return persistent_id_of(id(part))  # called for every object, lists and dicts too
 
-        def reducer_override(self, mentioned: Any) -> Any:
-            reduced = reduce(mentioned)
-            return super().reducer_override(mentioned) if reduced is None else reduced
+        def reducer_override(self, part: Any) -> Any:
+            reduced = reduce(part)
+            return super().reducer_override(part) if reduced is None else reduced
 
     payload = _RegisteredPayload()
     try:

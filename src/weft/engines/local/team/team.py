@@ -256,9 +256,9 @@ class LocalTeam(Team):
             # each time: the parameters may have been replaced
             parts.update(part_ids(model, self._objects[model][0]))
 
-        def persistent_id_of(mentioned: int) -> PersistentId | None:
-            known = self._numbers.get(mentioned)
-            return parts.get(mentioned) if known is None else (known, None)
+        def persistent_id_of(identity: int) -> PersistentId | None:
+            known = self._numbers.get(identity)
+            return parts.get(identity) if known is None else (known, None)
 
         payload = None
         try:
