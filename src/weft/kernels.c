@@ -553,7 +553,7 @@ ADD_ROWS(int64, uint64_t)
 
 
 /* The rules of updaters: all terms for one number before the next, so that memory is read and
-   written once. `arrays` are rows, state and delta; `factors` are what _core/rules.py makes of an
+   written once. `arrays` are rows, state and delta; `factors` are what _core/updaters.py makes of an
    updater's options, in its order. Roundings are the same as there: each operation rounds to its
    type, as the compiler is told not to join a product and a sum. */
 

@@ -519,3 +519,46 @@ print("passed")
     assert outcome.code != 0, outcome
     assert "passed" not in outcome.out, outcome
     assert not marked_processes()
+
+
+def test_no_descriptors_to_export_a_shared_array() -> None:
+    """A rank cannot offer its array to the others: every rank gets the same error, what the others
+    offered is given back, and the group works again."""
+    outcome = run(
+        """
+import gc
+from weft.engines.local.collectives import transport
+from weft.engines.local.memory import blocks
+from weft.errors import OutOfDescriptors
+group = weft.init(timeout=60)
+check_all(group)
+export, turn = transport.export, 0
+
+def failing(array):
+    if group.rank == 1 and turn < 3:
+        raise OutOfDescriptors("none is left")
+    return export(array)
+
+def mapped():
+    lines = [line for line in open("/proc/self/maps") if "memfd" in line]
+    ends = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    return sum(end - start for start, end in ends) >> 20
+
+transport.export = failing
+sizes = []
+for turn in range(3):
+    own = weft.share(np.ones(8 << 20))  # 64 MB
+    try:
+        group.all_reduce(own, out=own)
+    except SetupError as error:
+        print("SetupError", "rank 1: " in str(error))
+    del own
+    gc.collect()
+    blocks.clear()
+    sizes.append(mapped())
+turn = 3
+own = weft.share(np.ones(8 << 20))
+print("sum", group.all_reduce(own, out=own)[-1], sizes[2] < sizes[0] + 64 or sizes)
+"""
+    )
+    assert sorted(printed(outcome)) == ["SetupError True"] * 6 + ["sum 2.0 True"] * 2, outcome

@@ -276,3 +276,51 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
         found = int(file.read())
     assert found not in (before, os.getpid(), child)
     assert distributed([0]) == [before]
+
+
+def test_threads_that_map_first_share_one_fork_server() -> None:
+    """However many come at the same moment."""
+    outcome = run_python(
+        """
+import os, threading
+import weft
+together = threading.Barrier(8)
+
+def go():
+    together.wait()
+    assert weft.map(abs, [-1, -2], n=2) == [1, 2]
+
+threads = [threading.Thread(target=go) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+def is_fork_server(pid):
+    parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+    return int(parent) == os.getpid() and "fork_server" in open(f"/proc/{pid}/cmdline").read()
+
+servers = 0
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        servers += is_fork_server(pid)
+    except OSError:
+        pass  # it has ended
+print(servers)
+"""
+    )
+    assert outcome.out.strip() == "1", outcome
+
+
+def test_a_prestarted_fork_server_that_was_killed_is_replaced() -> None:
+    """The first map does not fail for what happened before it."""
+    outcome = run_python(
+        """
+import weft
+from weft.engines import registry
+registry.prestart(None)
+from weft.engines.local.pool import interpreter
+process = interpreter._ready[0][1]
+process.kill()
+process.wait()
+print(weft.map(abs, [-1, -2]))
+"""
+    )
+    assert outcome.out.strip() == "[1, 2]", outcome
