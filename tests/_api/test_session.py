@@ -256,19 +256,19 @@ def test_an_engine_without_its_package_prints_the_pip_line() -> None:
     outcome = run_python(
         """
 import sys
-sys.modules["ray"] = None
+sys.modules["mpi4py"] = None
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "ray" else found(name, *rest)
+importlib.util.find_spec = lambda name, *rest: None if name == "mpi4py" else found(name, *rest)
 import weft
 try:
-    weft.init(engine="ray")
+    weft.init(engine="mpi")
 except weft.WeftError as error:
     print(type(error).__name__, isinstance(error, ImportError), error)
 """
     )
     assert outcome.out.startswith("MissingPackage True"), outcome
-    assert "pip install 'weft[ray]'" in outcome.out
+    assert "pip install 'weft[mpi]'" in outcome.out
 
 
 def test_an_engine_that_is_not_here_yet_says_so() -> None:

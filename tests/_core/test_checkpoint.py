@@ -83,6 +83,8 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 texts = st.text(max_size=8)
+#: what the format itself writes into the metadata
+OWN = {"weft_format", "checksum", "header_checksum", "complex"}
 
 
 @st.composite
@@ -100,7 +102,7 @@ def tables(draw: st.DrawFn) -> dict[str, Array]:
 
 
 @settings(deadline=None)
-@given(st.dictionaries(texts, texts, max_size=4), tables())
+@given(st.dictionaries(texts.filter(lambda key: key not in OWN), texts, max_size=4), tables())
 def test_what_is_read_is_what_was_written(header: dict[str, str], arrays: dict[str, Array]) -> None:
     """Any metadata and any arrays come back as they were, and safetensors reads the same."""
     path = Path(os.environ["WEFT_TEST_FOLDER"]) / "table"
@@ -118,6 +120,14 @@ def test_what_is_read_is_what_was_written(header: dict[str, str], arrays: dict[s
         assert back[name].flags.c_contiguous
         assert others.pop(name).tobytes() == same.tobytes()
     assert not others
+
+
+@pytest.mark.parametrize("field", sorted(OWN))
+def test_fields_of_the_format_cannot_be_given(field: str, tmp_path: Path) -> None:
+    """Metadata that would be taken for the format's own is refused, and nothing is written."""
+    with pytest.raises(InvalidValue, match=field):
+        write(tmp_path / "table", {field: "1"}, sample())
+    assert not (tmp_path / "table").exists()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -63,7 +63,11 @@ def test_a_name_that_is_not_known(name: object, offer: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "offer", "fit"),
-    [("mpi", "pool", "'local', 'serial'"), ("serial", "launch", "'local'")],
+    [
+        ("mpi", "pool", "'local', 'serial'"),
+        ("ray", "group", "'local', 'serial'"),
+        ("serial", "launch", "'local'"),
+    ],
 )
 def test_an_engine_that_does_not_offer_it(name: str, offer: str, fit: str) -> None:
     """Those that do are listed."""

@@ -46,6 +46,7 @@ from weft._core.tables import (
 )
 from weft.engines.background import Background
 from weft.engines.base import Group, Handle
+from weft.engines.refusals import validate_memory
 from weft.errors import DamagedFile, InvalidType, InvalidValue, UsageError
 
 _LONGEST_NAME = 100
@@ -362,11 +363,15 @@ def _spec(
     name = options.name
     if name is None:
         name = f"table {session.count_tables() + 1}"
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise InvalidValue(f"name={name!r}: expected up to {_LONGEST_NAME} printable characters")
+    _validate_name(name)
     consistency = tables.resolve(options.consistency)
     spec = TableSpec(kind, shape, dtype, updater, consistency, options.exact, name)
     return spec, None if start is None else as_delta(start, shape, dtype, what=_START)
+
+
+def _validate_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidValue(f"name={name!r}: expected up to {_LONGEST_NAME} printable characters")
 
 
 # saving and loading
@@ -451,7 +456,11 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
         def read_header() -> dict[str, Any]:
             saved = files.enter_context(contextlib.closing(checkpoint.SavedTable(where)))
             opened.append(saved)
-            return _parse_header(where, saved)
+            header = _parse_header(where, saved)
+            sizes = [entry.nbytes for entry in saved.entries.values()]
+            piece = max(entry.piece_nbytes for entry in saved.entries.values())
+            validate_memory(f"the table of {where}", sum(sizes) + piece, "free some memory")
+            return header
 
         header = _by_master(group, read_header)
         try:
@@ -459,12 +468,11 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
         except Exception as error:
             group.refuse("load", error)
             raise
-        slack = header["slack"]
         table: Table = _KINDS[header["kind"]][0](
             *header["shape"],
             dtype=header["dtype"],
             updater=rule,
-            consistency=ssp(slack) if slack else header["consistency"],
+            consistency=header["consistency"],
             exact=header["exact"],
             name=header["name"],
             check_finite=header["check_finite"],
@@ -530,6 +538,10 @@ def _parse_header(where: Path, saved: checkpoint.SavedTable) -> dict[str, Any]:
             raise ValueError("shape")
         if not 0 <= fields["steps"] < 2**62 or not 0 <= fields["slack"] < 2**62:
             raise ValueError("steps or slack")
+        _validate_name(fields["name"])
+        updaters.from_saved(fields["updater"], fields["options"].items())
+        name, slack = fields["consistency"], fields.pop("slack")
+        fields["consistency"] = ssp(slack) if name == "ssp" else tables.resolve(name)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise DamagedFile(
             f"{where} holds no table that this release knows ({error!r:.100}); was it saved by it?"

@@ -67,6 +67,8 @@ _COMPLEX: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 _FLOATS = {pair: single for single, pair in _COMPLEX.items()}
 _BLANK = "0" * 64
+#: the fields of the metadata that this module writes itself
+_OWN_FIELDS = {"weft_format", "checksum", "header_checksum", "complex"}
 #: what precedes the header's checksum, and occurs nowhere else: in strings quotes are escaped
 _SEAL = b'"header_checksum":"'
 #: how files began before they were safetensors files
@@ -84,6 +86,12 @@ class Entry(NamedTuple):
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def piece_nbytes(self) -> int:
+        """Return the bytes of the largest piece, which has at least one row."""
+        row = prod(self.shape[1:]) * self.dtype.itemsize
+        return min(self.nbytes, max(1, PIECE // row) * row)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield where each piece starts and stops, in rows."""
@@ -122,6 +130,8 @@ def write(
 
 def _header(metadata: Mapping[str, str], entries: Mapping[str, Entry], *, checksum: str) -> bytes:
     """Return all that precedes the arrays, with zeros in place of its own checksum."""
+    if taken := _OWN_FIELDS & metadata.keys():
+        raise InvalidValue(f"metadata has {sorted(taken)}, which the format uses itself")
     described: dict[str, Any] = {"__metadata__": {}}
     offset, paired = 0, []
     for name, entry in entries.items():

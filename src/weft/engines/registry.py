@@ -90,7 +90,7 @@ ENGINES = {
             obstacle=system_obstacle,
         ),
         Engine("mpi", "", frozenset({"group"}), requires="mpi4py", obstacle=_later("mpi")),
-        Engine("ray", "", frozenset({"group", "pool"}), requires="ray", obstacle=_later("ray")),
+        Engine("ray", "", frozenset({"pool"}), requires="ray", obstacle=_later("ray")),
     )
 }
 

@@ -200,9 +200,7 @@ class Transport:
         try:
             texts = self.exchange(_END.join(handles.values()), headers)
         except BaseException:  # an interrupt too
-            for (
-                handle
-            ) in handles.values():  # nobody will: attach them here, or they are never freed
+            for handle in handles.values():  # or they are never freed: nobody else attaches them
                 attach(handle, headers.seconds)
             raise
         references = [iter(text.split(_END) if text else ()) for text in texts]

@@ -340,7 +340,7 @@ class SegmentClient:
 
         Raises SegmentGone, Stalled.
         """
-        self._mapped.catch_up()  # the next finalizer may be a long time off
+        self._mapped.release_pending()  # the next finalizer may be a long time off
         while self._borrowed:
             with self._lock:
                 if not self._borrowed:

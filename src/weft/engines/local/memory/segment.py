@@ -14,7 +14,7 @@ the pages stay small.
 reference on a block's buffer tells when that is. A signal handler may raise inside any callback
 written in Python, and the rest of that callback would be lost. So the first callback is the
 `append` of a queue, which no handler can interrupt, and the second works off the queue. If the
-second is interrupted, the next one does its work, or `catch_up`.
+second is interrupted, the next one does its work, or `release_pending`.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class MappedBlocks:
         """Return the name of the block that a buffer belongs to, or None."""
         return self._names.get(id(buffer))
 
-    def catch_up(self) -> None:
+    def release_pending(self) -> None:
         """Finish what an interrupted finalizer has left undone."""
         if self._ended:
             self._work_off(None)

@@ -550,7 +550,7 @@ class Arenas:
 
     @property
     def size(self) -> int:
-        """Bytes reserved, in use or warm."""
+        """Return the bytes reserved, in use or warm."""
         return sum(arena.segment.size for arena in self._arenas.values())
 
     def _candidates(self, length: int) -> list[_Arena]:
