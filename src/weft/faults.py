@@ -100,7 +100,6 @@ def _parse_fault(text: str) -> _Fault:
 
 _faults = parse(os.environ.get(VARIABLE, ""))
 _rank: int | None = None
-
 #: False unless WEFT_FAULT is set: points are skipped without a call
 armed = bool(_faults)
 

@@ -91,22 +91,18 @@ def _affinity(pid: int) -> set[int]:
 
 
 def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that limit libraries to so many threads.
-
-    A variable that the user has set stays as it is. Libraries fall back on OMP_NUM_THREADS, so
-    nothing is added if the user has set that one.
-    """
+    """Return the variables that limit libraries to so many threads. A variable that the user has
+    set stays as it is. Libraries fall back on OMP_NUM_THREADS, so nothing is added if the user has
+    set that one."""
     if "OMP_NUM_THREADS" in environ:
         return {}
     return {name: str(threads) for name in THREAD_VARIABLES if name not in environ}
 
 
 def limit_threads(threads: int) -> Callable[[], None]:
-    """Limit this process to `threads` threads; return a function that undoes it.
-
-    For ranks that another launcher started: variables limit the libraries that are loaded later,
-    threadpoolctl those that are loaded already.
-    """
+    """Limit this process to `threads` threads; return a function that undoes it. For ranks that
+    another launcher started: variables limit the libraries that are loaded later, threadpoolctl
+    those that are loaded already."""
     added = thread_variables(threads, os.environ)
     os.environ.update(added)
     undo = set_threads(threads) if "OMP_NUM_THREADS" in added else None

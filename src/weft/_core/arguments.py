@@ -18,10 +18,8 @@ from typing import Any
 from weft.errors import InvalidType, InvalidValue
 
 VARIABLE = "WEFT_TIMEOUT"
-
 #: seconds; long enough for a master that evaluates while the others wait at a barrier
 DEFAULT = 1800.0
-
 #: seconds that a group without an explicit timeout has to assemble
 START = 120.0
 
@@ -46,10 +44,8 @@ def whole(value: Any) -> int | None:
 
 
 def validate_count(value: Any, where: str, name: str, *, least: int | None = None) -> int:
-    """Return the option `name` of the call `where` as an int of at least `least`.
-
-    Raises InvalidType for anything but a whole number, InvalidValue for one that is too small.
-    """
+    """Return the option `name` of the call `where` as an int of at least `least`. Raises
+    InvalidType for anything but a whole number, InvalidValue for one that is too small."""
     rule = "a whole number" + ("" if least is None else f", {least} or more")
     number = whole(value)
     if number is None:

@@ -46,7 +46,6 @@ OPERATIONS: dict[str, np.ufunc] = {
 
 #: the kinds of dtypes that can be reduced
 NUMERIC = "biufc"
-
 BFLOAT16 = "bfloat16"
 
 
@@ -209,9 +208,8 @@ def can_sum_in_place(array: Array, element: str) -> bool:
 
 def sum_in_place(arrays: Sequence[Array]) -> None:
     """Replace each of several arrays by the sum of all, in their order, in one pass over memory.
-
-    They are contiguous and have one shape and dtype. Raises TypeError if there is no kernel for it.
-    """
+    They are contiguous and have one shape and dtype. Raises TypeError if there is no kernel for
+    it."""
     kernel = kernels.sum_in_place_kernel(arrays[0].dtype.name)
     if kernel is None:
         raise TypeError(f"there is no kernel that sums arrays of {arrays[0].dtype} in place")

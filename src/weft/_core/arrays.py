@@ -73,9 +73,7 @@ class Arrays:
     @classmethod
     def of(cls, value: Any, find: Callable[[Any], Any] = adapters.of) -> Arrays | None:
         """Return those of an array, or of a list, tuple or dict of arrays; None for anything else.
-
-        `find` returns the adapter of an array, None for what is none.
-        """
+        `find` returns the adapter of an array, None for what is none."""
         if type(value) is np.ndarray:
             known = _plain.get((value.dtype, value.shape))
             if known is not None:
@@ -162,10 +160,8 @@ def flat(view: Array) -> Array:
 
 
 def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
-    """Return the sources, copied where writing to a target would change what is still to be read.
-
-    A source may be its own target. It may not overlap it in any other way, nor another's target.
-    """
+    """Return the sources, copied where writing to a target would change what is still to be read. A
+    source may be its own target. It may not overlap it in any other way, nor another's target."""
     safe = []
     for index, source in enumerate(sources):
         for position, target in enumerate(targets):

@@ -51,10 +51,8 @@ class Call(ABC):
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Plan:
-        """Return what is to be done, given every rank's part.
-
-        Raises InvalidValue and UnlikeArrays where the parts do not fit together, on every rank.
-        """
+        """Return what is to be done, given every rank's part. Raises InvalidValue and UnlikeArrays
+        where the parts do not fit together, on every rank."""
 
     def finish(self) -> None:  # noqa: B027  most calls have nothing left to do
         """Bring results to where they belong: the last step of carrying out the plan."""
@@ -329,9 +327,7 @@ class Layout:
 
     def blocks_of(self, rank: int, size: int, block: int) -> Iterator[Piece]:
         """Yield the blocks that one of `size` ranks works on; each byte is in one of one rank.
-
-        Blocks are cut on lines, so that no element is in two of them; each is of one array.
-        """
+        Blocks are cut on lines, so that no element is in two of them; each is of one array."""
         lines = -(-self.size // LINE)
         first, last = part_of(lines, size, rank)
         for index, start, stop, _ in self.window(first * LINE, last * LINE):

@@ -183,9 +183,7 @@ def _write_all(file: int, data: memoryview) -> None:
 
 class SavedTable:
     """A saved table, open for reading: its metadata, what arrays there are, and their pieces.
-
-    Raises DamagedFile for a file that is not exactly as it was written, and OSError.
-    """
+    Raises DamagedFile for a file that is not exactly as it was written, and OSError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
@@ -205,10 +203,8 @@ class SavedTable:
         self._file.close()
 
     def pieces(self) -> Iterator[tuple[str, int, Array]]:
-        """Yield each array's name, the row a piece of it starts at, and the piece.
-
-        Whether they are as they were written is known only at the end: raises DamagedFile then.
-        """
+        """Yield each array's name, the row a piece of it starts at, and the piece. Whether they are
+        as they were written is known only at the end: raises DamagedFile then."""
         checksum = hashlib.sha256()
         for name, entry in self.entries.items():
             for start, stop in entry.pieces():
@@ -301,11 +297,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse_entries(
     header: Mapping[str, Any], metadata: dict[str, Any]
 ) -> tuple[dict[str, Entry], int]:
-    """Return the arrays of a file, and how many bytes they take.
-
-    Raises ValueError, TypeError or KeyError unless they are described as `write` does it: none
-    empty, one after the other, without gaps.
-    """
+    """Return the arrays of a file, and how many bytes they take. Raises ValueError, TypeError or
+    KeyError unless they are described as `write` does it: without gaps, none of them empty."""
     if not all(isinstance(value, str) for value in metadata.values()):
         raise TypeError("metadata other than strings")
     paired = json.loads(metadata.pop("complex", "[]"))
@@ -337,11 +330,9 @@ def _parse_entries(
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
-    """Return a path with its links resolved.
-
-    Raises PermissionError for a link that another user planted where everybody may write, such as
-    in /tmp. Linux refuses to follow these too, but only when it resolves the path itself.
-    """
+    """Return a path with its links resolved. Raises PermissionError for a link that another user
+    planted where everybody may write, such as in /tmp. Linux refuses to follow these too, but only
+    when it resolves the path itself."""
     given = os.fsdecode(path)
     if not hasattr(os, "geteuid"):  # Windows
         return os.path.realpath(given)
@@ -409,9 +400,7 @@ def _replacing(target: str) -> Iterator[int]:
 
 def _permissions(target: str) -> int | None:
     """Return the permissions of the file to be replaced, if it exists and is the caller's own.
-
-    Raises PermissionError if the caller may not write to it.
-    """
+    Raises PermissionError if the caller may not write to it."""
     try:
         status = os.stat(target, follow_symlinks=False)
     except FileNotFoundError:

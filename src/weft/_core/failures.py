@@ -46,11 +46,8 @@ def describe(error: BaseException) -> Failure:
 
 
 def _packed(error: Exception) -> bytes | None:
-    """Return a pickle from which the exception can be restored, or None.
-
-    It is pickled in parts if its own pickle cannot be loaded, as where a class takes other
-    arguments than it passes to Exception.
-    """
+    """Return a pickle from which the exception can be restored, or None. It is pickled in parts if
+    its own pickle cannot be loaded: a class may take other arguments than it gives Exception."""
     import cloudpickle  # every rank loads this module, and few of them fail
 
     for in_parts in (False, True):
@@ -73,11 +70,9 @@ def _message(error: BaseException) -> str:
 
 
 def restore(failure: Failure, where: str, item: int | None = None, *, host: str = "") -> Exception:
-    """Return the exception, with its remote traceback as its cause.
-
-    `where` and `host` name the worker. The exception has its own class; one that cannot be pickled,
-    or that would end this process (SystemExit), becomes a RemoteError.
-    """
+    """Return the exception, with its remote traceback as its cause. `where` and `host` name the
+    worker. The exception has its own class; one that cannot be pickled, or that would end this
+    process (SystemExit), becomes a RemoteError."""
     error: object = None
     if failure.error is not None:
         try:

@@ -40,7 +40,6 @@ class Ancestor(NamedTuple):
 
 
 VARIABLES = ("WEFT_RANK", "WEFT_SIZE", "WEFT_JOB", "WEFT_MEMORY", "WEFT_LAUNCHER")
-
 TAKEN = "WEFT_TAKEN"
 
 
@@ -144,9 +143,7 @@ def launched(
     environ: MutableMapping[str, str], ancestors: Callable[[], Iterable[Ancestor]]
 ) -> Launched | None:
     """Take this process's place. Return it, or None if no launcher started this process.
-
-    `ancestors` returns the ancestors of this process, the parent first.
-    """
+    `ancestors` returns the ancestors of this process, the parent first."""
     places = {
         launcher: place for launcher in _LAUNCHERS if (place := launcher.place(environ)) != ""
     }

@@ -41,11 +41,8 @@ Batch = int | slice | Sequence[int] | Any
 
 @dataclass(frozen=True)
 class RowSlice:
-    """Some rows of an array, taken where they are needed.
-
-    It is pickled with these rows only; an engine whose workers have the array anyway may pickle it
-    by `reduce_whole`.
-    """
+    """Some rows of an array, taken where they are needed. It is pickled with these rows only; an
+    engine whose workers have the array anyway may pickle it by `reduce_whole`."""
 
     array: Any
     #: a slice, or an array of indexes
@@ -84,10 +81,8 @@ class Bounds:
 
 
 def choose(batch: Batch | None, length: int, option: str = "batch") -> slice | np.ndarray[Any, Any]:
-    """Return the rows of a batch of an array of this length: a slice, or indexes from 0 on.
-
-    Raises InvalidType and InvalidValue, which call the batch `option`.
-    """
+    """Return the rows of a batch of an array of this length: a slice, or indexes from 0 on. Raises
+    InvalidType and InvalidValue, which call the batch `option`."""
     if batch is None:
         return slice(0, length)
     if isinstance(batch, (int, np.integer)) and not isinstance(batch, bool):
@@ -152,10 +147,8 @@ def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
 
 #: for a single column NumPy and BLAS may use other code, and differ in the last bit
 _FEWEST = 2
-
 #: how many parts an array is cut into where that must not depend on the number of workers
 FIXED = 32
-
 #: elements of an array that are rows, which NumPy could not make a matrix of
 _ROWS = (list, tuple, np.ndarray)
 

@@ -56,10 +56,8 @@ class Repeats(NamedTuple):
 
 
 def repeats(ids: Ids, scratch: Array | None = None) -> Repeats | None:
-    """Return where ids are repeated; None if no id is.
-
-    `scratch`, integers of any value for all rows of the table, makes it several times faster.
-    """
+    """Return where ids are repeated; None if no id is. `scratch`, integers of any value for all
+    rows of the table, makes it several times faster."""
     if scratch is not None:
         positions = np.arange(ids.size, dtype=scratch.dtype)
         scratch[ids] = positions  # of the positions of one id the last one stays
@@ -133,10 +131,8 @@ class Adder(Protocol):
     """What adds to some rows of a table, one after the other. For one thread at a time."""
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Any:
-        """Do what can be done before the table is locked. Return what `add` needs of it.
-
-        `touch`: bring the rows into this processor's cache, so that `add` takes less time.
-        """
+        """Do what can be done before the table is locked. Return what `add` needs of it. `touch`:
+        bring the rows into this processor's cache, so that `add` takes less time."""
 
     def add(self, table: Array, ids: Ids, delta: Array, prepared: Any) -> None: ...
 

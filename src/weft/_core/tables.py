@@ -35,9 +35,7 @@ from weft._core.updaters import BUILT_IN, Updater
 from weft.errors import InvalidType, InvalidValue
 
 Ids = NDArray[np.intp]
-
 _NUMBERS = "iufc"
-
 _INDEX, _UNSIGNED = np.dtype(np.intp), np.dtype(np.uintp)
 
 
@@ -122,10 +120,8 @@ def _is_torch(value: object) -> bool:
 
 
 def as_array(value: Any, what: str) -> Array:
-    """Return numbers as users give them (a list, a range, an array) as a NumPy array.
-
-    Raises InvalidType and InvalidValue for anything else; they call it `what`.
-    """
+    """Return numbers as users give them (a list, a range, an array) as a NumPy array. Raises
+    InvalidType and InvalidValue for anything else; they call it `what`."""
     adapter = adapters.of(value)
     if adapter is not None:
         view, element = adapter.view(value)
@@ -154,10 +150,8 @@ def as_delta(
     what: str = "delta",
 ) -> Array:
     """Return a delta as an array of the table's dtype and of this shape; it may be given flat.
-
     Raises InvalidType where numbers would lose more than their last digits, InvalidValue for
-    another size and, with `check_finite`, for NaN and infinity.
-    """
+    another size and, with `check_finite`, for NaN and infinity."""
     if type(value) is np.ndarray and value.dtype is dtype:
         array = value  # the usual case
     else:
@@ -288,7 +282,6 @@ class Consistency:
 
 
 ASYNC = Consistency("async")
-
 BSP = Consistency("bsp")
 
 

@@ -299,7 +299,6 @@ def _update_by_user(
 #:     adam, float32        50     39     36     37     43     47
 #:     adam, float64        80     73     75     84     95     98
 BLOCK = 32 * 1024
-
 #: what a rule works on: rows, state, delta, and scratch memory
 _Block = tuple[Array, list[Array], Array, Array]
 
@@ -317,9 +316,7 @@ class Rule:
 
     def apply(self, arrays: Sequence[Array], step: int, **options: float) -> None:
         """Change rows and state in place. `arrays` are the rows, then the state, then the delta.
-
-        All have one shape and dtype and are C-contiguous. `step` counts from 1.
-        """
+        All have one shape and dtype and are C-contiguous. `step` counts from 1."""
         if not all(array.flags.c_contiguous for array in arrays):
             # flattening would copy, and the update would be lost
             raise ValueError("an updater needs C-contiguous arrays; use numpy.ascontiguousarray")

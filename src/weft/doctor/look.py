@@ -200,10 +200,8 @@ def complaint(text: str) -> str:
 
 
 def ask(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end. Raises OSError, TimeoutError.
-
-    It gets a session of its own, so that its children can be killed with it.
-    """
+    """Run a program to its end. Raises OSError, TimeoutError. It gets a session of its own, so that
+    its children can be killed with it."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

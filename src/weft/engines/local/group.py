@@ -74,10 +74,7 @@ _unfinished: dict[Meeting, tuple[Any, ...]] = {}
 
 
 def join(identity: rendezvous.Identity, *, timeout: float, start_timeout: float) -> LocalGroup:
-    """Return the world group of a launch, when every rank has joined.
-
-    Raises MissingRank, Refused, PeerLost.
-    """
+    """Return the world group once every rank has joined. Raises MissingRank, Refused, PeerLost."""
     joined = rendezvous.assemble(identity, start_timeout)
     ranks = range(identity.size)
     world = Meeting(
@@ -255,9 +252,7 @@ class LocalGroup(Group):
         line: str = "",
     ) -> Any:
         """Do the work of a collective. Afterwards the ranks are in step, or this one has given up.
-
-        `line` is the source line of an async call.
-        """
+        `line` is the source line of an async call."""
         current = [self._operations.get(name) or self._operation(name)]
         try:
             self._begin(current, depth, line)

@@ -24,7 +24,6 @@ from weft.engines.local.processes import linux
 
 #: a value, None if unknown, and the reason for it
 Answer = tuple[bool | None, str]
-
 _BEFORE, _AFTER = b"weft before", b"weft after "
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _FAILED = 255  # no errno

@@ -62,10 +62,8 @@ class Path(Enum):
 
 
 def choose_path(*, in_slots: bool, in_place: bool, pipelined: bool, reachable: bool) -> Path:
-    """Return the quickest of the paths that are open. Pure.
-
-    Each argument follows from what all ranks know, so all ranks choose the same path.
-    """
+    """Return the quickest of the paths that are open. Pure. Each argument follows from what all
+    ranks know, so all ranks choose the same path."""
     if in_slots:
         return Path.SLOTS
     if in_place:

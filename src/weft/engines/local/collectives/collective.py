@@ -58,10 +58,8 @@ from weft.engines.local.memory.arrays import block_of
 from weft.errors import WeftError
 
 _SECRET = struct.Struct("QQ")
-
 #: persistent reductions that are kept
 _MOST_REDUCTIONS = 256
-
 #: persistent sums in place that are kept, and with them the mappings of other ranks' arrays
 _MOST_SUMS = 4
 
@@ -78,11 +76,9 @@ class Collectives:
         self._sums: dict[tuple[Any, ...], PersistentSum] = {}
 
     def carry_out(self, call: Call, seconds: float) -> None:
-        """Carry out a call until it has its result. Every rank makes the same call.
-
-        Raises Disagreement and InvalidValue on every rank, at the end of a step; any other
-        exception leaves the ranks out of step.
-        """
+        """Carry out a call until it has its result. Every rank makes the same call. Raises
+        Disagreement and InvalidValue on every rank, at the end of a step; any other exception
+        leaves the ranks out of step."""
         deadline = time.monotonic() + seconds
         transport = self._transport or self._set_up(deadline)
         self._after_meeting(transport, call, self._meet(transport, call, deadline), deadline)

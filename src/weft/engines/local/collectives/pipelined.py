@@ -20,23 +20,18 @@ from weft.engines.local.memory.segment import Block
 
 #: chunks that a kernel writes, sums or reads before it returns to Python, which handles signals
 _STEPS = 64
-
 #: spins without progress before sleeping, where every rank has a core: some 100 us
 _SPINS = 2000
-
 #: seconds of the first sleep; each further one without progress is twice as long
 _NAP = 5e-5
-
 #: broadcasts between 2 ranks that are left to the operating system, once their cores were found to
 #: share no cache, before that is tried again
 _LEFT_TO_SYSTEM = 15
 
 
 class PipelinedMemory:
-    """The pipelined sums and broadcasts of one group, on one rank.
-
-    They read and write only this memory: no rank accesses another's arrays.
-    """
+    """The pipelined sums and broadcasts of one group, on one rank. They read and write only this
+    memory: no rank accesses another's arrays."""
 
     def __init__(self, meeting: Meeting, seconds: float) -> None:
         """Make the memory, with all ranks. Raises SetupError, on every rank, if one cannot."""
@@ -119,14 +114,11 @@ class PipelinedMemory:
 
 #: bytes of a chunk: several of them fit a cache of a few megabytes. Measured (docs/performance.md).
 _CHUNK = 512 << 10
-
 #: bytes of one chunk of every rank together, where there are many ranks
 _ALL_CHUNKS = 32 << 20
-
 #: cores share a cache if writing a chunk takes at most so many times as long as reading one: about
 #: as long if they do, 5 to 10 times as long if they do not
 _SLOW = 4
-
 _MEANS = ("float32", "float64")
 
 
@@ -178,10 +170,8 @@ class Memory(NamedTuple):
 
 
 class PipelinedWork:
-    """One rank's part in one sum or broadcast.
-
-    `before` is the `after` of the previous work in the same memory. Arrays are flat.
-    """
+    """One rank's part in one sum or broadcast. `before` is the `after` of the previous work in the
+    same memory. Arrays are flat."""
 
     def __init__(
         self,
@@ -225,11 +215,8 @@ class PipelinedWork:
         target: Array | None,
         mean: bool = False,
     ) -> PipelinedWork:
-        """Return the work of a sum, or a mean, of all ranks' sources.
-
-        Arrays are aligned; source and target are the same or do not overlap; a rank without a
-        target gets no result.
-        """
+        """Return the work of a sum, or a mean, of all ranks' sources. Arrays are aligned; source
+        and target are the same or do not overlap; a rank without a target gets no result."""
         kernel = kernels.pipelined_sum_kernel(source.dtype.name)
         divisor = memory.ranks if mean else 1
         return cls(memory, before, kernel, source=source, target=target, divisor=divisor)

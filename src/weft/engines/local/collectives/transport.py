@@ -74,9 +74,7 @@ from weft.errors import PeerLost
 
 #: bytes that are read, combined and written at a time: few enough to stay in the cache
 BLOCK = 512 << 10
-
 _LENGTH = struct.Struct("Q")
-
 _END = b"\0"
 
 
@@ -136,10 +134,8 @@ class Transport:
         self.meeting.meet(UNDER_WAY, seconds)
 
     def ready_pipelined_memory(self, headers: SettledHeaders) -> PipelinedMemory:
-        """Return the memory of pipelined calls; make it, with all ranks, at the first call.
-
-        Only where `can_pipeline` holds. Raises SetupError, on every rank.
-        """
+        """Return the memory of pipelined calls; make it, with all ranks, at the first call. Only
+        where `can_pipeline` holds. Raises SetupError, on every rank."""
         if self.pipelined_memory is None:
             self.pipelined_memory = PipelinedMemory(self.meeting, headers.seconds)
         return self.pipelined_memory
@@ -174,11 +170,8 @@ class Transport:
         return self.peers
 
     def map_new(self, arrays: Sequence[Array], headers: SettledHeaders) -> None:
-        """Map the blocks of all ranks' arrays that are not mapped yet, on every rank.
-
-        `arrays` are this rank's sources and targets. Raises SetupError, on every rank, if one
-        cannot.
-        """
+        """Map the blocks of all ranks' arrays that are not mapped yet, on every rank. `arrays` are
+        this rank's sources and targets. Raises SetupError, on every rank, if one cannot."""
         by_rank = [(*header.sources, *header.targets) for header in headers.ranks]
         new = self.mapped.new(by_rank)
         if not new:
@@ -227,10 +220,8 @@ class Transport:
     def exchange_rest(
         self, text: bytes, beginnings: Sequence[bytes], lengths: Sequence[int], deadline: float
     ) -> list[bytes]:
-        """Return every rank's whole text: exchange the rest, a slot's worth per step.
-
-        `text` is this rank's; the `beginnings` of all have arrived already.
-        """
+        """Return every rank's whole text: exchange the rest, a slot's worth per step. `text` is
+        this rank's; the `beginnings` of all have arrived already."""
         texts = [bytearray(beginning) for beginning in beginnings]
         while any(len(got) < length for got, length in zip(texts, lengths, strict=True)):
             sent = len(texts[self.rank])
@@ -246,10 +237,8 @@ class Transport:
 
 #: Arrays up to this many bytes pass through the slots in one step. Measured (docs/performance.md).
 ROOM = 1 << 20
-
 #: bytes of all slots of a group together, where there are many ranks
 _ALL_SLOTS = 128 << 20
-
 _VIEWS_KEPT = 4096
 
 
@@ -292,9 +281,7 @@ class Slots:
 
 
 _HEAD = struct.Struct("=?Q")
-
 _COUNTS = struct.Struct("=II")
-
 _HEADER_END = b"\0"
 
 
@@ -351,13 +338,10 @@ def length_of(message: bytes) -> int:
 #: whether ranks try to read each other's memory; tests set it to False, to have large arrays go
 #: through the slots in rounds
 ALLOWED = True
-
 #: bytes of one system call: signals are handled between two
 _MOST = 32 << 20
-
 #: seconds for which a peer that was seen alive is not checked again
 _FRESH = 0.05
-
 #: seconds that the kernel may take from freeing a process's memory to ending it
 _ENDING = 30.0
 
@@ -429,10 +413,8 @@ class Peers:
 
 
 def allow_ptrace() -> None:
-    """Allow the launcher's other children to read this process's memory, where Yama forbids it.
-
-    A process without a launcher, whose parent is process 1, allows nobody.
-    """
+    """Allow the launcher's other children to read this process's memory, where Yama forbids it. A
+    process without a launcher, whose parent is process 1, allows nobody."""
     parent = os.getppid()
     if parent > 1 and _yama_scope() == "1":
         allow_ptrace_by(parent)

@@ -42,19 +42,13 @@ from weft.resources import plan
 
 #: seconds from the failure of a rank until the others get SIGTERM: time to report their own errors
 _PATIENCE = 0.7
-
 #: seconds from SIGTERM until SIGKILL
 _GRACE = 1.0
-
 #: seconds that ranks get to save their work after a signal from outside
 _SIGNAL_GRACE = 10.0
-
 _LAST_LINES = 30
-
 _LONGEST_LINE = 300
-
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 

@@ -43,7 +43,6 @@ from weft.engines.local.processes import linux
 from weft.errors import Stalled, UsageError
 
 _HOLDER, _DIED, _FLAGS = 8, 9, 10
-
 #: tries before sleeping, where every rank has a core: some 400 us, in which a table's change of a
 #: thousand rows ends
 _TRIES = 1000
@@ -59,11 +58,8 @@ def _lines_at(size: int) -> int:
 
 
 class Lock:
-    """One process's handle on a lock between `members`, ranks of the launch.
-
-    Threads may share the handle. The lock is not reentrant: a thread that holds it, in either mode,
-    must not take it again.
-    """
+    """One process's handle on a lock between `members`, ranks of the launch. Threads may share it,
+    but it is not reentrant: a thread that holds it, in either mode, must not take it again."""
 
     def __init__(
         self,
@@ -166,10 +162,8 @@ class Lock:
             self._waiter.wake_sleepers(self._line + 1)
 
     def _take(self, deadline: float) -> int | None:
-        """Take the mutex. Return the place of a dead exclusive holder not yet reported, or None.
-
-        If this raises, the mutex is not held.
-        """
+        """Take the mutex. Return the place of a dead exclusive holder not yet reported, or None. If
+        this raises, the mutex is not held."""
         words = self._words
         try:
             code = linux.raw_try(self._address)
@@ -199,11 +193,8 @@ class Lock:
             raise
 
     def _recover(self) -> None:
-        """Mark the mutex consistent, and note the last holder if it died.
-
-        A living holder clears its word before it unlocks, so a word that is still set names a dead
-        one.
-        """
+        """Mark the mutex consistent, and note the last holder if it died. A living holder clears
+        its word before it unlocks, so a word that is still set names a dead one."""
         words = self._words
         if words[_HOLDER]:
             words[_DIED] = words[_DIED] or words[_HOLDER]

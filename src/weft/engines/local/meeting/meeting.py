@@ -57,19 +57,14 @@ from weft.errors import (
 
 #: the calls that a step can belong to; a call's code is its index
 CALLS = ("", "barrier", "split", "table", "collective", "collective, under way")
-
 BARRIER, SPLIT, TABLE, COLLECTIVE, UNDER_WAY = range(1, len(CALLS))
-
 #: added to a call's code by a rank that refused its arguments
 REFUSED = 0x80
 
 
 class Meeting:
-    """One generation of a group, as seen from one rank.
-
-    `ranks` are the launch's ranks by place in the block; `places` those that take part in this
-    generation, in the order of the group's ranks.
-    """
+    """One generation of a group, as seen from one rank. `ranks` are the launch's ranks by place in
+    the block; `places` those of this generation, in the order of the group's ranks."""
 
     def __init__(
         self,
@@ -120,10 +115,8 @@ class Meeting:
         )
 
     def meet(self, call: int, timeout: float) -> None:
-        """Wait until every rank has come to this step.
-
-        Raises PeerLost, Stalled, or Disagreement if a rank came for another call.
-        """
+        """Wait until every rank has come to this step. Raises PeerLost, Stalled, or Disagreement if
+        a rank came for another call."""
         step = self.begin_step(timeout)
         value = step << 8 | call
         if faults.armed:
@@ -169,10 +162,8 @@ class Meeting:
         return None
 
     def refuse(self, call: int, reason: str, timeout: float) -> None:
-        """Come to the step of a call that this rank refuses, without waiting for the others.
-
-        They raise Disagreement with the reason.
-        """
+        """Come to the step of a call that this rank refuses, without waiting for the others. They
+        raise Disagreement with the reason."""
         self._fill_mailbox(reason.encode()[:MAILBOX_BYTES], timeout)
         step = self.step + 1
         self._waiter.publish(self._own[step & 1], step << 8 | call | REFUSED)
@@ -181,10 +172,8 @@ class Meeting:
 
     def begin_step(self, timeout: float) -> int:
         """Return the number of the next step, once this rank may write its mailbox and slot for it.
-
         After a step that this rank refused, wait for the others there first: until they have come,
-        they may still read its mailbox and slot of the step before.
-        """
+        they may still read its mailbox and slot of the step before."""
         if self._arrived_without_waiting:
             self._await_all(self.step, timeout)
             self._arrived_without_waiting = False
@@ -383,10 +372,8 @@ class Meeting:
         )
 
     def disagreement_error(self, words: Mapping[int, str] | None = None) -> Disagreement:
-        """Return the error of ranks whose calls at the last step do not match.
-
-        It shows each rank's call: as `words` has it, else as the rank's recorder has it.
-        """
+        """Return the error of ranks whose calls at the last step do not match. It shows each rank's
+        call: as `words` has it, else as the rank's recorder has it."""
         calls = []
         for rank, place in enumerate(self.places):
             entries = self.roster.entries(self.ranks[place])
@@ -417,10 +404,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 _MAILBOX = 128
-
 #: bytes of a rank's message in one step
 MAILBOX_BYTES = 8 * (_MAILBOX - 1)
-
 #: the words of a head
 PRESENT, DECIDED, LEFT, GAVE_UP = range(4)
 

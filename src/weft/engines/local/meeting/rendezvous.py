@@ -71,10 +71,8 @@ def create_memory(size: int) -> Segment:
 
 
 def assemble(identity: Identity, seconds: float) -> Joined:
-    """Wait until all ranks are here, and return what they share. Called by every rank.
-
-    Raises MissingRank, Refused, PeerLost.
-    """
+    """Wait until all ranks are here, and return what they share. Called by every rank. Raises
+    MissingRank, Refused, PeerLost."""
     if faults.armed:
         faults.reach("join.start")
     deadline = time.monotonic() + seconds
@@ -240,11 +238,8 @@ def _wait_for_any(listener: Listener, members: dict[int, Channel], deadline: flo
 
 
 def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster) -> None:
-    """Raise PeerLost if a rank has ended.
-
-    A member sends nothing after its Hello, so a readable channel means its end. The ends of absent
-    ranks are known only to the launcher.
-    """
+    """Raise PeerLost if a rank has ended. A member sends nothing after its Hello, so a readable
+    channel means its end. The ends of absent ranks are known only to the launcher."""
     for rank, channel in members.items():
         if channel.wait(0.0):
             raise _ended_error(rank, channel)

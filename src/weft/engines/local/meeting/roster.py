@@ -53,22 +53,14 @@ from weft.errors import NotInitialized, OutOfDescriptors, RankState, Refused, Us
 from weft.resources import Plan, count_sharing, host_name, plan
 
 _RING = 16
-
 _ENTRY = 5
-
 _TEXTS = 64
-
 _TEXT_WORDS = 24
-
 _TEXTS_AT = _RING * _ENTRY
-
 #: words of one rank's strip
 STRIP_WORDS = -(-(_TEXTS_AT + _TEXTS * _TEXT_WORDS) // 8) * 8
-
 _NO_CALL: tuple[str, CodeType | None, int, int] = ("", None, -1, 0)
-
 _pack_entry = struct.Struct(f"{_ENTRY}Q").pack_into
-
 _getframe = sys._getframe
 
 
@@ -214,24 +206,16 @@ def _text(words: memoryview, at: int, index: int) -> str:
 
 
 _MAGIC = int.from_bytes(b"weftjob\0", "little")
-
 _LAYOUT = 1
-
 _HEADER = 8
-
 _PID, _START, _STATE, _ENDED, _CAUSE = range(5)
-
 _ROW = 8 + STRIP_WORDS
-
 LEFT, FAILED = 1, 2
-
 #: flags in the word `ended`, beside the low byte with the code or signal
 _PUBLISHED, _BY_SIGNAL, _OUT_OF_MEMORY = 0x100, 0x200, 0x400
-
 #: how long a survivor waits for the end of peers that have left, which takes an interpreter some
 #: tens of milliseconds, and for the launcher to publish how a rank ended
 _ENDING_SECONDS, _CAUSE_SECONDS = 0.15, 0.03
-
 #: what `describe_end` returns for a rank that is not known to have failed
 _ENDED_WELL = ("exit code 0", "left, then ended", "ended, cause unknown")
 

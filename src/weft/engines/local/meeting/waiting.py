@@ -49,17 +49,14 @@ from weft.engines.local.processes.linux import futex_wait, futex_wake
 
 #: seconds between two checks of peers and deadline
 SLICE = 0.02
-
 #: spins on a counter before sleeping, where every rank has a core: some 80 us
 _SPINS = 2000
 
 
 class Waiter:
     """One process's access to the counters of a block: publish its own, wait for the others'.
-
     `flags_at` is the byte offset of the sleepers' flags, one for each of `size` places; this
-    process writes only that of its own `place`. One thread waits at a time.
-    """
+    process writes only that of its own `place`. One thread waits at a time."""
 
     def __init__(
         self, block: Block, *, flags_at: int, size: int, place: int, free_cores: bool

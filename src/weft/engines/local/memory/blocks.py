@@ -81,13 +81,10 @@ from weft.errors import InvalidValue, SegmentGone, Stalled
 
 #: seconds that an owner may take to end an in-flight reference, or to lend a block before a fork
 _SHORT_TIMEOUT = 1.0
-
 #: in one message
 _MOST_RELEASES = 1000
-
 #: messages that a socket certainly takes while nobody reads them (some 280 were seen to fit)
 _FIT_INTO_A_SOCKET = 100
-
 #: after so many messages without an answer the next one is a question: its answer tells that all
 #: were read
 _MOST_UNREAD = 50
@@ -154,11 +151,9 @@ def attach_timeout(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def borrowing() -> Iterator[None]:
-    """Borrow the blocks that this thread attaches, if their segments are mapped here already.
-
-    Their owners are not asked, because the sender of the handles holds the blocks until it has the
-    answer for which it waits.
-    """
+    """Borrow the blocks that this thread attaches, if their segments are mapped here already. Their
+    owners are not asked, because the sender of the handles holds the blocks until it has the answer
+    for which it waits."""
     before, _options.borrow = _options.borrow, True
     try:
         yield
@@ -168,18 +163,13 @@ def borrowing() -> Iterator[None]:
 
 def retain_borrowed() -> None:
     """Replace borrowed references that are still in use by remote ones, before the answer is sent.
-
-    Raises SegmentGone, Stalled.
-    """
+    Raises SegmentGone, Stalled."""
     _here.client.retain_borrowed()
 
 
 def attach(handle: BlockHandle, timeout: float | None = None) -> Block:
-    """Map the block of a handle. Raises SegmentGone, Stalled.
-
-    Waits for its owner for `timeout` seconds, by default as long as `attach_timeout` or
-    WEFT_TIMEOUT says.
-    """
+    """Map the block of a handle. Raises SegmentGone, Stalled. Waits for its owner for `timeout`
+    seconds, by default as long as `attach_timeout` or WEFT_TIMEOUT says."""
     if timeout is None:
         timeout = _options.timeout
     if faults.armed:
@@ -270,10 +260,8 @@ class SegmentClient:
                 raise
 
     def _attach_known(self, name: int, in_flight: int, address: ServerAddress) -> Block | None:
-        """Return a block that this process has from that address already, else None.
-
-        The owner, which may be busy, is told and not asked.
-        """
+        """Return a block that this process has from that address already, else None. The owner,
+        which may be busy, is told and not asked."""
         block, owner = self._mapped.get(name), self._owners.get(address)
         if block is None or owner is None or self._origins.get(name) != address:
             return None
@@ -313,10 +301,8 @@ class SegmentClient:
         self.wake()
 
     def borrow(self, handle: BlockHandle) -> Block | None:
-        """Return a block whose segment is mapped here already, else None. No message is sent.
-
-        It is valid for as long as the handle is; call `retain_borrowed` before that ends.
-        """
+        """Return a block whose segment is mapped here already, else None. No message is sent. It is
+        valid for as long as the handle is; call `retain_borrowed` before that ends."""
         block_range, address = handle.range, handle.servers[0]
         if block_range is None:
             return None
@@ -336,10 +322,8 @@ class SegmentClient:
             )
 
     def retain_borrowed(self, timeout: float | None = None) -> None:
-        """Replace borrowed references that are still in use here by remote ones.
-
-        Raises SegmentGone, Stalled.
-        """
+        """Replace borrowed references that are still in use here by remote ones. Raises
+        SegmentGone, Stalled."""
         self._mapped.release_pending()  # the next finalizer may be a long time off
         while self._borrowed:
             with self._lock:
@@ -373,11 +357,9 @@ class SegmentClient:
         self._mapped.when_dropped(name, partial(self._drop, name, request, owner))
 
     def export(self, name: int, server: SegmentServer, *, owned: bool) -> BlockHandle:
-        """Return a handle to a block of another process; `server` is this process's own.
-
-        If `owned`, the owner adds an in-flight reference; if it has ended, `server` does. Otherwise
-        the handle is valid while the block is in use here, and the owner need not know of it.
-        """
+        """Return a handle to a block of another process; `server` is this process's own. If
+        `owned`, the owner adds an in-flight reference; if it has ended, `server` does. Otherwise
+        the handle is valid while the block is in use here, and the owner need not know of it."""
         if not owned:
             origin = self._origins.get(name)
             known = () if origin is None else (origin,)
@@ -415,11 +397,9 @@ class SegmentClient:
         self._warm.clear()
 
     def release_unused(self) -> tuple[bool, float | None]:
-        """Send releases that could not be sent before, and unmap what nobody has used for long.
-
-        The idle hook of the segment server: returns whether its thread is still needed, and in how
-        many seconds to call this again.
-        """
+        """Send releases that could not be sent before, and unmap what nobody has used for long. The
+        idle hook of the segment server: returns whether its thread is still needed, and in how many
+        seconds to call this again."""
         cold = time.monotonic() - WARM_SECONDS
         for segment, last_used in self._warm.copy().items():
             if last_used <= cold:
@@ -465,11 +445,9 @@ class SegmentClient:
     def _ask(
         self, owner: _Owner, message: Attach | Retain, timeout: float | None = None
     ) -> tuple[Any, list[int]]:
-        """Send a message and return its answer, with the descriptors. Raises Closed, Stalled.
-
-        After a timeout the connection stays open, as closing it would end the references to blocks
-        that are still in use here. An answer that comes late is known by its request number.
-        """
+        """Send a message and return its answer, with the descriptors. Raises Closed, Stalled. After
+        a timeout the connection stays open, as closing it would end the references to blocks that
+        are still in use here. An answer that comes late is known by its request number."""
         if timeout is None:
             timeout = arguments.from_environment(os.environ)
         deadline = time.monotonic() + (arguments.DEFAULT if timeout is None else timeout)
@@ -547,7 +525,6 @@ class _Memory:
 
 
 _here = _Memory()
-
 #: in a forked child: what keeps the parent's connections open, and with them its references
 _inherited: list[object] = []
 

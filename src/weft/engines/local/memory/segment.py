@@ -35,17 +35,14 @@ from weft.engines.refusals import validate_memory
 
 #: bytes that are reserved at a time
 PIECE = 64 << 20
-
 #: bytes of a huge page
 HUGE = 2 << 20
 
 
 class Segment:
-    """A descriptor, its size, and the mapping in this process.
-
-    The mapping lives as long as anything refers to it. The descriptor, which other processes need
-    to map the segment, is closed with this object or before.
-    """
+    """A descriptor, its size, and the mapping in this process. The mapping lives as long as
+    anything refers to it. The descriptor, which other processes need to map the segment, is closed
+    with this object or before."""
 
     descriptor = -1
 
@@ -60,10 +57,8 @@ class Segment:
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """Return a new segment of at least `size` zero bytes, with all its pages reserved.
-
-        Raises OutOfMemory, OutOfDescriptors.
-        """
+        """Return a new segment of at least `size` zero bytes, its pages reserved. Raises
+        OutOfMemory, OutOfDescriptors."""
         size = whole_pages(size)
         validate_memory(
             "shared memory", size, "share less, or drop shared arrays that are not used"
@@ -123,12 +118,9 @@ class Segment:
 
 
 class Block:
-    """A part of a segment in use.
-
-    NumPy arrays, torch tensors and slices of them all hold `buffer`, so the block is in use for
-    exactly as long as `buffer` lives (a finalizer on an array would run while views of that array
-    are alive).
-    """
+    """A part of a segment in use. NumPy arrays, torch tensors and slices of them all hold `buffer`,
+    so the block is in use for exactly as long as `buffer` lives (a finalizer on an array would run
+    while views of that array are alive)."""
 
     def __init__(
         self,
@@ -244,11 +236,8 @@ class MappedBlocks:
     def open(
         self, name: int, segment: Segment, offset: int, length: int, dropped: Callable[[], None]
     ) -> Block:
-        """Return the block, and call `dropped()` when its last user is gone.
-
-        `dropped` runs in a finalizer, so it must not take a lock or start anything, and it may be
-        called twice.
-        """
+        """Return the block, and call `dropped()` when its last user is gone. `dropped` runs in a
+        finalizer, so it must not take a lock or start anything, and it may be called twice."""
         block = self.get(name)
         if block is None:
             block = Block(segment, offset, length)

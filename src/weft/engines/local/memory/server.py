@@ -69,29 +69,21 @@ from weft.errors import OutOfMemory, WeftError
 
 #: what a program does between two calls often takes more than a second, and seldom more than this
 WARM_SECONDS = 5.0
-
 #: seconds between two tries of something that is impossible just now
 PAUSE = 0.02
-
 #: blocks are cut in cache lines
 LINE = 64
-
 #: from this size on a block has a segment of its own
 LARGE = 32 << 20
-
 #: arenas grow from the first to the second size as more is shared
 _SMALLEST_ARENA, _LARGEST_ARENA = 1 << 20, 64 << 20
-
 #: unused memory of at most this much is kept for good
 _KEPT = 16 << 20
 
 
 class SegmentServer:
-    """This process as the owner of blocks.
-
-    The server's thread calls `idle_hook` for the segment client of this process. The hook returns
-    whether it will have anything to do, and in how many seconds.
-    """
+    """This process as the owner of blocks. The thread calls `idle_hook` for this process's segment
+    client; it returns whether it will have anything to do, and in how many seconds."""
 
     def __init__(
         self, mapped: MappedBlocks, idle_hook: Callable[[], tuple[bool, float | None]]
@@ -143,11 +135,8 @@ class SegmentServer:
         return name in self._entries
 
     def export(self, name: int, *, owned: bool) -> BlockHandle:
-        """Return a handle to a block of this process.
-
-        If `owned`, the handle has an in-flight reference. Otherwise it is valid for as long as the
-        block is in use here.
-        """
+        """Return a handle to a block of this process. If `owned`, the handle has an in-flight
+        reference. Otherwise it is valid for as long as the block is in use here."""
         with self._lock:
             address = self._serve()
             entry = self._entries[name]
@@ -171,10 +160,8 @@ class SegmentServer:
         self.wake()  # the thread may no longer be needed
 
     def forward(self, name: int) -> ServerAddress:
-        """Return this server's address for a block of another owner.
-
-        The server answers for the block while it is in use here.
-        """
+        """Return this server's address for a block of another owner. The server answers for the
+        block while it is in use here."""
         with self._lock:
             self._forwarded.add(name)
             return self._serve()
@@ -427,10 +414,8 @@ class ServerSockets:
         self.channels: dict[int, Channel] = {}
 
     def wait(self, seconds: float | None, watched: list[int]) -> list[Channel]:
-        """Wait for messages. Return the channels that have one.
-
-        Returns early when woken, and when a `watched` descriptor is readable.
-        """
+        """Wait for messages. Return the channels that have one. Returns early when woken, and when
+        a `watched` descriptor is readable."""
         poll = select.poll()
         always = (self._listener.fileno(), self._wake_up_descriptor)
         for descriptor in (*always, *watched, *self.channels):
@@ -478,10 +463,7 @@ class Arenas:
         self._warm = True
 
     def take(self, size: int) -> Allocation:
-        """Allocate at least `size` bytes, warm ones if possible.
-
-        Raises OutOfMemory, OutOfDescriptors.
-        """
+        """Allocate `size` bytes or more, warm if possible. Raises OutOfMemory, OutOfDescriptors."""
         self._warm = True
         length = whole_pages(size) if size >= LARGE else -(-max(size, 1) // LINE) * LINE
         for arena in self._candidates(length):
@@ -513,10 +495,7 @@ class Arenas:
             arena.free = FreeList(arena.segment.size, used[number])
 
     def clear(self) -> bool:
-        """Return all unused memory to the system, now and until more is taken.
-
-        Returns whether there was any.
-        """
+        """Return unused memory to the system, until more is taken. Return whether there was any."""
         self._warm = False
         idle = [arena for arena in self._arenas.values() if arena.free.unused]
         for arena in idle:
@@ -524,11 +503,8 @@ class Arenas:
         return bool(idle)
 
     def trim(self) -> float | None:
-        """Return to the system what has been unused for `WARM_SECONDS`.
-
-        Returns the seconds until there is more to return, or None. Arenas of up to `_KEPT` bytes
-        in all are kept.
-        """
+        """Return to the system what has been unused for `WARM_SECONDS`. Returns the seconds until
+        there is more to return, or None. Arenas of up to `_KEPT` bytes in all are kept."""
         now = time.monotonic()
         idle = sorted(
             (a for a in self._arenas.values() if a.free.unused), key=lambda a: a.segment.size
@@ -554,10 +530,8 @@ class Arenas:
         return sum(arena.segment.size for arena in self._arenas.values())
 
     def _candidates(self, length: int) -> list[_Arena]:
-        """List the arenas of the right kind, tightest first.
-
-        A small block never goes into a large segment, which it would keep from being reused.
-        """
+        """List the arenas of the right kind, tightest first. A small block never goes into a large
+        segment, which it would keep from being reused."""
         if length < LARGE:
             return [arena for arena in self._arenas.values() if not arena.large]
         fitting = (a for a in self._arenas.values() if a.large and a.segment.size <= 2 * length)
@@ -620,10 +594,7 @@ class FreeList:
             end = start + length
 
     def take(self, length: int) -> int | None:
-        """Take a range out of the tightest free one that fits.
-
-        Returns its start, or None if none fits.
-        """
+        """Take a range out of the tightest free one that fits; return its start, or None."""
         fitting = [
             (end - start, index)
             for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True))

@@ -41,7 +41,6 @@ from weft.engines.local.processes.linux import translate_os_error
 from weft.errors import Refused
 
 _LARGEST = 1 << 15
-
 _MOST_DESCRIPTORS = 8
 
 
@@ -97,10 +96,8 @@ class Channel:
             raise Closed(str(error)) from None
 
     def send_now(self, message: Message) -> bool:
-        """Send without blocking and without raising. Return False if the socket was full.
-
-        Safe in a finalizer: one system call, no locks.
-        """
+        """Send without blocking and without raising. Return False if the socket was full. Safe in a
+        finalizer: one system call, no locks."""
         try:
             self._socket.send(encode(message), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -110,10 +107,8 @@ class Channel:
         return True
 
     def receive(self, *expected: type[Message]) -> tuple[Any, list[int]]:
-        """Return the next message, one of the expected kinds, and its descriptors.
-
-        Raises Closed at the end of the connection, Refused for any other message.
-        """
+        """Return the next message, one of the expected kinds, and its descriptors. Raises Closed at
+        the end of the connection, Refused for any other message."""
         room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(
@@ -137,10 +132,8 @@ class Channel:
             raise
 
     def wait(self, deadline: float, watched: int = -1) -> bool:
-        """Wait for a message. Return False at the deadline.
-
-        Raises Closed if the process of the pidfd `watched` ends first.
-        """
+        """Wait for a message. Return False at the deadline. Raises Closed if the process of the
+        pidfd `watched` ends first."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if watched >= 0:

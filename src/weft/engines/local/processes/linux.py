@@ -25,18 +25,12 @@ from weft.engines.launched import stat_fields
 from weft.errors import OutOfDescriptors, OutOfMemory, format_bytes
 
 _FUTEX = 202  # on x86-64, the only processor on which the local engine runs
-
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-
 _PR_SET_PDEATHSIG = 1
-
 _PR_SET_PTRACER = 0x59616D61
-
 _CLOCK_MONOTONIC = 1
-
 #: CDLL lets other threads run during the call, PyDLL does not and is faster
 _libc = ctypes.CDLL(None, use_errno=True)
-
 _libc_holding_gil = ctypes.PyDLL(None)
 
 
@@ -81,25 +75,17 @@ def end_with_parent(signal: int) -> None:
 # Mappings at a given address, and huge pages.
 
 _PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_POPULATE = 0x3, 0x1, 0x10, 0x8000
-
 _MADV_COLLAPSE = 25  # since Linux 6.1
-
 _mmap: Any = _libc.mmap
-
 _mmap.restype = ctypes.c_void_p
-
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long]
-
 _madvise: Any = _libc.madvise
-
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def map_over(address: int, descriptor: int, size: int, *, populate: bool = False) -> None:
     """Map a file in place of what is mapped at `address`, which must be a page boundary.
-
-    `populate`: map its pages now, not when they are touched. Raises OSError.
-    """
+    `populate`: map its pages now, not when they are touched. Raises OSError."""
     flags = _MAP_SHARED | _MAP_FIXED | (_MAP_POPULATE if populate else 0)
     if _mmap(address, size, _PROT_READ_WRITE, flags, descriptor, 0) != address:
         code = ctypes.get_errno()
@@ -108,9 +94,7 @@ def map_over(address: int, descriptor: int, size: int, *, populate: bool = False
 
 def make_huge(address: int, size: int) -> bool:
     """Have the kernel collapse mapped small pages into huge ones. Return whether all of them were.
-
-    Nothing else changes if it cannot.
-    """
+    Nothing else changes if it cannot."""
     failed: int = _madvise(address, size, _MADV_COLLAPSE)
     return not failed
 
@@ -125,7 +109,6 @@ class _Range(ctypes.Structure):
 
 
 _process_vm_readv: Any = _libc.process_vm_readv
-
 _process_vm_writev: Any = _libc.process_vm_writev
 
 for _function in (_process_vm_readv, _process_vm_writev):
@@ -141,11 +124,9 @@ for _function in (_process_vm_readv, _process_vm_writev):
 
 
 def allow_ptrace_by(pid: int) -> None:
-    """Let that process and its descendants read and write this process's memory.
-
-    Where Yama restricts ptrace (scope 1), ranks could otherwise not read their siblings. Elsewhere,
-    and when that process has ended, it changes nothing; `read_memory` raises where it is forbidden.
-    """
+    """Let that process and its descendants read and write this process's memory. Where Yama
+    restricts ptrace (scope 1), ranks could otherwise not read their siblings. Elsewhere, and when
+    that process has ended, it changes nothing; `read_memory` raises where it is forbidden."""
     _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
 
@@ -178,18 +159,13 @@ def _validate_copied(copied: int, attempt: str) -> int:
 # does not hold, is an error and no deadlock, so that unlocking to clean up is always safe.
 
 _ROBUST, _PROCESS_SHARED, _ERROR_CHECK = 1, 1, 2
-
 _OWNER_BITS = 0x3FFFFFFF
-
 #: 0 (taken), EOWNERDEAD (taken, the last holder died), EBUSY, or another error
 raw_try: Any = _libc_holding_gil.pthread_mutex_trylock
-
 #: 0, or EPERM when this thread does not hold it. "Raw": one C call, so that no signal handler can
 #: run between the caller's last statement and the unlocking
 raw_unlock: Any = _libc_holding_gil.pthread_mutex_unlock
-
 _consistent: Any = _libc_holding_gil.pthread_mutex_consistent
-
 _timed: Any = getattr(_libc, "pthread_mutex_clocklock", None)
 
 for _function in (raw_try, raw_unlock, _consistent):
@@ -222,18 +198,14 @@ def mutex_wait(address: int, until: float) -> int:
 
 
 def mutex_consistent(address: int) -> None:
-    """Declare consistent the state that a dead holder left, if there was one.
-
-    For the thread that holds the mutex only.
-    """
+    """Declare consistent the state that a dead holder left, if there was one. For the thread that
+    holds the mutex only."""
     _consistent(address)
 
 
 def mutex_is_mine(address: int) -> bool:
-    """Return whether this thread holds the mutex.
-
-    Robust mutexes contain their holder's thread id, because the kernel must find it.
-    """
+    """Return whether this thread holds the mutex. Robust mutexes contain their holder's thread id,
+    because the kernel must find it."""
     return ctypes.c_uint32.from_address(address).value & _OWNER_BITS == threading.get_native_id()
 
 

@@ -23,10 +23,8 @@ from weft.engines.interruption import by_signal_handler
 
 #: a line longer than this is printed in pieces
 _LONGEST = 1 << 16
-
 #: bytes of output read at once, as many as a pipe holds, and how often before others get a turn
 _READ, _READS = 1 << 16, 16
-
 #: the types of a log record's values that are sent
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -79,10 +77,8 @@ class OutputRelay:
         os.set_blocking(descriptor, False)
 
     def read(self) -> bool:
-        """Print the lines that have come. Return whether there may be more to come.
-
-        Returns after some reads even if the worker prints without a pause: others need a turn.
-        """
+        """Print the lines that have come. Return whether there may be more to come. Returns after
+        some reads even if the worker prints without a pause: others need a turn."""
         for _ in range(_READS):
             try:
                 data = os.read(self.descriptor, _READ)

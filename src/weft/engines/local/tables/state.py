@@ -57,23 +57,16 @@ from weft.errors import Stalled
 
 #: words at the beginning
 APPLIED, PROGRESS = 0, 1
-
 #: words of a rank
 ADDS, INTERRUPTED, LOWEST, HIGHEST, COUNT = range(5)
-
 #: instead of a number of rows: all of them
 WHOLE = 2**63 - 1
-
 #: rows that an interrupted add can name one by one
 NAMED = 504
-
 _LINE = 8
-
 _PAGE = 4096
-
 #: Large enough that taking two locks for each costs a hundredth of the pass (docs/performance.md).
 _STRIPE = 4 << 20
-
 _MOST_STRIPES = 64
 
 
@@ -305,9 +298,7 @@ class Changes:
 
     def mark_dead_writers(self) -> None:
         """Mark the writes of ranks that died within one as done, so that readers stop retrying.
-
-        Only for the holder of the table's lock.
-        """
+        Only for the holder of the table's lock."""
         for rank in range(self._memory.size):
             if self._died_within(rank):
                 self._words[self._memory.word(rank, INTERRUPTED)] = 1

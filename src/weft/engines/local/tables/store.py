@@ -45,7 +45,6 @@ from weft.errors import OutOfMemory, Stalled
 
 #: bytes that are read at a time: only large copies are non-temporal, which is twice as fast
 _CHUNK = 32 << 20
-
 #: how often a reader copies rows before it takes the lock
 _TRIES = 3
 
@@ -54,9 +53,7 @@ def make_store(
     meeting: Meeting, recorder: Recorder, spec: TableSpec, values: Array | None, *, timeout: float
 ) -> LocalStore:
     """Make a table of the meeting's ranks: rank 0 allocates its memory, and all of them map it.
-
-    Raises, on every rank, Disagreement, which shows what each asked for, and OutOfMemory.
-    """
+    Raises, on every rank, Disagreement, which shows what each asked for, and OutOfMemory."""
     nbytes = TableMemory(spec, len(meeting.members)).nbytes
     trouble = ""
     if meeting.rank == 0:
@@ -247,10 +244,8 @@ class LocalStore(Store):
             raise reentrant_error(self.spec.name)
 
     def _add_all(self, delta: Array, deadline: float) -> None:
-        """Update every stripe. Ranks begin at different ones, to keep out of each other's way.
-
-        Once begun, it continues to the end, even past the call's own deadline.
-        """
+        """Update every stripe. Ranks begin at different ones, to keep out of each other's way. Once
+        begun, it continues to the end, even past the call's own deadline."""
         count, rank, changes = len(self._stripes), self._rank, self._changes
         first, turn = count * rank // self._size, 0
         try:
