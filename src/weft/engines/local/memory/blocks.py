@@ -31,10 +31,6 @@ view itself and no in-flight or remote reference is left.
     that has ended          server._orphans           reference
     forked child            parent: all buffers in    the child ends, or runs    none: the end of a
                             server._children          another program            socket pair closes
-
-In this file: the interface; `SegmentClient`, which attaches the blocks of other processes and is
-the other side of `server.SegmentServer`; the one server and one client that a process has, which
-start anew in a forked child.
 """
 
 from __future__ import annotations
@@ -422,11 +418,10 @@ class SegmentClient:
             raise Closed(f"process {address.pid} has ended")
         try:
             channel = Channel.connect(address.socket)
-        except ConnectionRefusedError:
+        except BaseException as error:
             os.close(pidfd)
-            raise Closed(f"process {address.pid} serves no blocks") from None
-        except BaseException:
-            os.close(pidfd)
+            if isinstance(error, ConnectionRefusedError):
+                raise Closed(f"process {address.pid} serves no blocks") from None
             raise
         owner = self._owners[address] = _Owner(address, channel, pidfd)
         return owner

@@ -8,8 +8,6 @@ and use huge pages wherever a whole one fits. The kernel makes these on request 
 of one small page each, which takes a tenth of the time that small pages take; where it refuses,
 the pages stay small.
 
-`Block`: a part of a segment that is in use. `BlockHandle`: what stands for a block in a pickle.
-
 `MappedBlocks`: the blocks that this process uses, and a callback when it stops using one. A weak
 reference on a block's buffer tells when that is. A signal handler may raise inside any callback
 written in Python, and the rest of that callback would be lost. So the first callback is the
@@ -26,9 +24,8 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weft.engines.local.processes.linux import make_huge, map_over, translate_os_error
 from weft.engines.refusals import validate_memory
@@ -37,6 +34,7 @@ from weft.engines.refusals import validate_memory
 PIECE = 64 << 20
 #: bytes of a huge page
 HUGE = 2 << 20
+Buffer = ctypes.Array[ctypes.c_ubyte]
 
 
 class Segment:
@@ -103,7 +101,7 @@ class Segment:
     def _address(self) -> int:
         return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory, self._offset))
 
-    def view(self, offset: int, length: int) -> ctypes.Array[ctypes.c_ubyte]:
+    def view(self, offset: int, length: int) -> Buffer:
         """Return a buffer over some of its memory, which stays mapped while the buffer lives."""
         return (ctypes.c_ubyte * length).from_buffer(self._memory, self._offset + offset)
 
@@ -123,15 +121,9 @@ class Block:
     while views of that array are alive)."""
 
     def __init__(
-        self,
-        segment: Segment,
-        offset: int,
-        length: int,
-        buffer: ctypes.Array[ctypes.c_ubyte] | None = None,
+        self, segment: Segment, offset: int, length: int, buffer: Buffer | None = None
     ) -> None:
-        self.segment = segment
-        self.offset = offset
-        self.length = length
+        self.segment, self.offset, self.length = segment, offset, length
         self.buffer = buffer or segment.view(offset, length)
 
     @cached_property
@@ -164,8 +156,7 @@ def whole_pages(size: int) -> int:
 NO_REFERENCE = 0
 
 
-@dataclass(frozen=True)
-class BlockHandle:
+class BlockHandle(NamedTuple):
     """What stands for a block in a pickle, and in another process until that has attached it."""
 
     block: int
@@ -178,34 +169,23 @@ class BlockHandle:
     #: readers have to ask
     range: BlockRange | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BlockHandle, (self.block, self.in_flight, self.servers, self.range)
-
     def encode(self) -> bytes:
         """Return the handle as JSON."""
-        servers = [asdict(server) for server in self.servers]
-        values = {"block": self.block, "in_flight": self.in_flight, "servers": servers}
-        return json.dumps(values).encode()
+        return json.dumps([self.block, self.in_flight, self.servers]).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> BlockHandle:
         """Return the handle that `encode` wrote."""
-        values = json.loads(data)
-        servers = tuple(ServerAddress(**server) for server in values["servers"])
-        return cls(values["block"], values["in_flight"], servers)
+        block, in_flight, servers = json.loads(data)
+        return cls(block, in_flight, tuple(ServerAddress(*server) for server in servers))
 
 
-@dataclass(frozen=True)
-class ServerAddress:
+class ServerAddress(NamedTuple):
     """The socket of a segment server, and the process behind it."""
 
     socket: str
     pid: int
     start: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle in a third of the time that dataclasses take."""
-        return ServerAddress, (self.socket, self.pid, self.start)
 
 
 class BlockRange(NamedTuple):
@@ -219,9 +199,6 @@ class BlockRange(NamedTuple):
 def new_name() -> int:
     """Return a random number that no other block or reference on this machine has."""
     return int.from_bytes(os.urandom(7), "little") + 1
-
-
-Buffer = ctypes.Array[ctypes.c_ubyte]
 
 
 class MappedBlocks:

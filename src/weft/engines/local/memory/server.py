@@ -18,13 +18,12 @@ The server's thread runs only while it is needed: for a block that others may as
 memory that goes back to the system when nobody uses it any longer, and for some seconds after a
 call that was sent an array, so that the next call finds the server at the same address. Finalizers
 may run anywhere, even while the lock is held, so they take none: they append to a queue and wake
-the thread. `ServerSockets` has the thread's sockets and its wake-up descriptor.
+the thread.
 
 `Arenas`: blocks of segments, recycled. Touching fresh pages costs as much as copying into them, so
 memory that is no longer used stays warm for the next block of its kind: small blocks are cut from
 arenas that many share (one descriptor each, not one per array), large ones have a segment of their
-own. What nobody has used for `WARM_SECONDS` goes back to the system. `FreeList` has the free ranges
-of one arena.
+own. What nobody has used for `WARM_SECONDS` goes back to the system.
 """
 
 from __future__ import annotations
@@ -146,8 +145,9 @@ class SegmentServer:
             if self._expected_until <= now:
                 self.wake()  # the thread has to work out anew how long it sleeps
             self._expected_until = now + WARM_SECONDS
-            entry.exported = True
-            return BlockHandle(name, NO_REFERENCE, (address,), entry.allocation.range)
+            entry.exported, part = True, entry.allocation
+            where = BlockRange(part.arena, part.offset, part.length)
+            return BlockHandle(name, NO_REFERENCE, (address,), where)
 
     def release(self, name: int, in_flight: int) -> None:
         """End an in-flight reference: nobody will attach its handle."""
@@ -224,14 +224,8 @@ class SegmentServer:
     # with the lock held
 
     def _open(self, name: int) -> Block:
-        allocation = self._entries[name].allocation
-        return self._mapped.open(
-            name,
-            allocation.segment,
-            allocation.offset,
-            allocation.length,
-            partial(self._drop, name),
-        )
+        part, dropped = self._entries[name].allocation, partial(self._drop, name)
+        return self._mapped.open(name, part.segment, part.offset, part.length, dropped)
 
     def _drop(self, name: int) -> None:
         """Note that the last view here is gone. Called in a finalizer, without the lock."""
@@ -355,31 +349,21 @@ class SegmentServer:
             channel.send(Retained(message.request, self._add_in_flight(entry)))
 
     def _attach_for(self, channel: Channel, message: Attach) -> None:
-        entry = self._entries.get(message.block)
-        if entry is not None:
-            allocation = entry.allocation
-            entry.remote.add((channel, message.request))
-            self._remote_references[channel, message.request] = message.block
-            entry.in_flight.discard(message.in_flight)
-            attached = Attached(
-                message.request,
-                message.block,
-                allocation.arena,
-                allocation.segment.size,
-                allocation.offset,
-                allocation.length,
-            )
-            channel.send(attached, [allocation.segment.descriptor])
-            return
-        block = self._mapped.get(message.block)
-        self._orphans.pop(message.in_flight, None)
-        if block is None:
-            channel.send(Gone(message.request))
+        request, name, in_flight = message
+        entry, arena = self._entries.get(name), 0
+        part: Allocation | Block | None = self._mapped.get(name)
+        if entry is None:
+            self._orphans.pop(in_flight, None)
         else:
-            attached = Attached(
-                message.request, message.block, 0, block.segment.size, block.offset, block.length
-            )
-            channel.send(attached, [block.segment.descriptor])
+            part, arena = entry.allocation, entry.allocation.arena
+            entry.remote.add((channel, request))
+            self._remote_references[channel, request] = name
+            entry.in_flight.discard(in_flight)
+        if part is None:
+            channel.send(Gone(request))
+        else:
+            attached = Attached(request, name, arena, part.segment.size, part.offset, part.length)
+            channel.send(attached, [part.segment.descriptor])
 
     def _end_remote(self, references: list[tuple[Channel, int]]) -> None:
         for reference in references:
@@ -539,15 +523,14 @@ class Arenas:
 
     def _grow(self, length: int) -> _Arena:
         large = length >= LARGE
-        segment = Segment.create(length if large else max(length, self._next_size()))
+        if not large:
+            shared = sum(a.segment.size for a in self._arenas.values() if not a.large)
+            length = max(length, _SMALLEST_ARENA, min(_LARGEST_ARENA, shared))
+        segment = Segment.create(length)
         self._last += 1
         arena = _Arena(self._last, segment, FreeList(segment.size), large)
         self._arenas[arena.number] = arena
         return arena
-
-    def _next_size(self) -> int:
-        shared = sum(a.segment.size for a in self._arenas.values() if not a.large)
-        return max(_SMALLEST_ARENA, min(_LARGEST_ARENA, shared))
 
 
 @dataclass(frozen=True)
@@ -558,11 +541,6 @@ class Allocation:
     segment: Segment
     offset: int
     length: int
-
-    @property
-    def range(self) -> BlockRange:
-        """Return the same in numbers, for other processes."""
-        return BlockRange(self.arena, self.offset, self.length)
 
 
 @dataclass(eq=False)
