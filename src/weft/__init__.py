@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING, Any
 from weft._version import __version__
 
 if TYPE_CHECKING:
-    from weft._api.collectives import (
-        all_gather,
-        all_reduce,
-        broadcast,
-        gather,
-        reduce,
-        scatter,
-    )
+    from weft._api.collectives import all_gather, all_reduce, broadcast, gather, reduce, scatter
     from weft._api.distributing import DistributedFunction, distribute
     from weft._api.functions import Function, function
     from weft._api.mapping import MapHandle, map, map_async
@@ -79,76 +72,34 @@ if TYPE_CHECKING:
         WorkerLost,
     )
 
+#: the module of each public name
 _HOMES = {
-    "AlreadyFinished": "weft.errors",
-    "AlreadyInitialized": "weft.errors",
-    "ArrayTable": "weft._api.tables",
-    "Cancelled": "weft.errors",
-    "DamagedFile": "weft.errors",
-    "Disagreement": "weft.errors",
-    "DistributedFunction": "weft._api.distributing",
-    "EngineUnavailable": "weft.errors",
-    "Function": "weft._api.functions",
-    "Group": "weft.engines.base",
-    "Handle": "weft.engines.base",
-    "Holder": "weft.adapters.holder",
-    "Interrupted": "weft._core.tables",
-    "InvalidType": "weft.errors",
-    "InvalidValue": "weft.errors",
-    "LaunchError": "weft.errors",
-    "MapHandle": "weft._api.mapping",
-    "MatrixTable": "weft._api.tables",
-    "Mismatch": "weft.errors",
-    "MissingPackage": "weft.errors",
-    "MissingRank": "weft.errors",
-    "ModelTable": "weft._api.models",
-    "NoSuchPipe": "weft.errors",
-    "NotInitialized": "weft.errors",
-    "OutOfDescriptors": "weft.errors",
-    "OutOfMemory": "weft.errors",
-    "PeerLost": "weft.errors",
-    "Refused": "weft.errors",
-    "RemoteError": "weft.errors",
-    "RemoteTraceback": "weft.errors",
-    "Replica": "weft._api.replicas",
-    "SegmentGone": "weft.errors",
-    "SetupError": "weft.errors",
-    "SharedArray": "weft._api.sharing",
-    "Stalled": "weft.errors",
-    "Team": "weft._api.team",
-    "TeamBroken": "weft.errors",
-    "UnknownEngine": "weft.errors",
-    "UsageError": "weft.errors",
-    "UsedAfterFork": "weft.errors",
-    "UsedConcurrently": "weft.errors",
-    "WeftError": "weft.errors",
-    "WorkerLost": "weft.errors",
-    "all_gather": "weft._api.collectives",
-    "all_reduce": "weft._api.collectives",
-    "barrier": "weft._api.session",
-    "broadcast": "weft._api.collectives",
-    "device": "weft._api.session",
-    "distribute": "weft._api.distributing",
-    "function": "weft._api.functions",
-    "gather": "weft._api.collectives",
-    "group": "weft._api.session",
-    "init": "weft._api.session",
-    "is_master": "weft._api.session",
-    "load": "weft._api.tables",
-    "map": "weft._api.mapping",
-    "map_async": "weft._api.mapping",
-    "rank": "weft._api.session",
-    "reduce": "weft._api.collectives",
-    "replicate": "weft._api.replicas",
-    "same": "weft._api.replicas",
-    "save_all": "weft._api.tables",
-    "scatter": "weft._api.collectives",
-    "share": "weft._api.sharing",
-    "shutdown": "weft._api.session",
-    "size": "weft._api.session",
-    "ssp": "weft._core.tables",
-    "train_step": "weft._api.training",
-    "updaters": "weft._core",
+    name: home
+    for home, names in {
+        "weft._api.collectives": "all_gather all_reduce broadcast gather reduce scatter",
+        "weft._api.distributing": "DistributedFunction distribute",
+        "weft._api.functions": "Function function",
+        "weft._api.mapping": "MapHandle map map_async",
+        "weft._api.models": "ModelTable",
+        "weft._api.replicas": "Replica replicate same",
+        "weft._api.session": "barrier device group init is_master rank shutdown size",
+        "weft._api.sharing": "SharedArray share",
+        "weft._api.tables": "ArrayTable MatrixTable load save_all",
+        "weft._api.team": "Team",
+        "weft._api.training": "train_step",
+        "weft._core": "updaters",
+        "weft._core.tables": "Interrupted ssp",
+        "weft.adapters.holder": "Holder",
+        "weft.engines.base": "Group Handle",
+        "weft.errors": """
+            AlreadyFinished AlreadyInitialized Cancelled DamagedFile Disagreement
+            EngineUnavailable InvalidType InvalidValue LaunchError Mismatch MissingPackage
+            MissingRank NoSuchPipe NotInitialized OutOfDescriptors OutOfMemory PeerLost
+            Refused RemoteError RemoteTraceback SegmentGone SetupError Stalled TeamBroken
+            UnknownEngine UsageError UsedAfterFork UsedConcurrently WeftError WorkerLost
+        """,
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [

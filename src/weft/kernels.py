@@ -74,23 +74,19 @@ _ADVANCE = (ctypes.POINTER(PipelinedState), _NUMBER, _NUMBER)
 
 def copy_kernel() -> Copy | None:
     """Return the kernel that copies large arrays."""
-    if _library is None:
-        return None
-    kernel: Any = _library.copy
-    kernel.argtypes, kernel.restype = (_POINTER, _POINTER, _NUMBER), None
-    copy: Copy = kernel
+    copy: Copy | None = _kernel("copy", None, (_POINTER, _POINTER, _NUMBER))
     return copy
 
 
 def add_kernel(kind: str) -> Add | None:
     """Return the kernel that adds one array to another."""
-    add: Add | None = _kernel("add", kind, (_POINTER, _POINTER, _NUMBER), None)
+    add: Add | None = _kernel("add", kind, (_POINTER, _POINTER, _NUMBER))
     return add
 
 
 def sum_in_place_kernel(kind: str) -> SumInPlace | None:
     """Return the kernel that sums several arrays, each of which becomes the sum."""
-    kernel = _kernel("add_up", kind, (_POINTER, _NUMBER, _NUMBER), None)
+    kernel = _kernel("add_up", kind, (_POINTER, _NUMBER, _NUMBER))
     if kernel is None:
         return None
 
@@ -108,35 +104,29 @@ def pipelined_sum_kernel(kind: str) -> Advance | None:
 
 def pipelined_broadcast_kernel() -> Advance | None:
     """Return the kernel that advances a pipelined broadcast."""
-    if _library is None:
-        return None
-    kernel: Any = _library.joint_broadcast
-    kernel.argtypes, kernel.restype = _ADVANCE, ctypes.c_int
-    advance: Advance = kernel
+    advance: Advance | None = _kernel("joint_broadcast", None, _ADVANCE, ctypes.c_int)
     return advance
 
 
 def pipelined_bytes(ranks: int, chunk: int) -> int:
     """Return the size of the memory for pipelined collectives in chunks of so many bytes."""
-    size = _loaded().joint_bytes
-    size.restype = _NUMBER
-    return int(size(_NUMBER(ranks), _NUMBER(chunk)))
+    return int(_kernel("joint_bytes", None, (_NUMBER, _NUMBER), _NUMBER)(ranks, chunk))
 
 
 def pipelined_is_done(work: PipelinedState, rank: int) -> bool:
     """Return whether a rank has finished its part of a pipelined collective."""
-    return bool(_loaded().joint_is_done(ctypes.byref(work), _NUMBER(rank)))
+    return bool(_library.joint_is_done(ctypes.byref(work), _NUMBER(rank)))
 
 
 def pipelined_past_cache(work: PipelinedState) -> bool:
     """Return whether a finished pipelined collective used non-temporal stores, as cores share no
     cache. All ranks that ask before they meet again get the same answer."""
-    return bool(_loaded().joint_past_cache(ctypes.byref(work)))
+    return bool(_library.joint_past_cache(ctypes.byref(work)))
 
 
 def pipelined_use_cache(memory: int, rank: int) -> None:
     """Have a rank measure again, in this memory, whether cores share a cache."""
-    _loaded().joint_use_cache(_POINTER(memory), _NUMBER(rank))
+    _library.joint_use_cache(_POINTER(memory), _NUMBER(rank))
 
 
 def add_rows_kernel(kind: str) -> AddRows | None:
@@ -148,9 +138,7 @@ def add_rows_kernel(kind: str) -> AddRows | None:
 
 def rule_kernel(rule: str, kind: str) -> ApplyRule | None:
     """Return the kernel that applies an updater's rule."""
-    if kind not in _FLOATS:
-        return None
-    kernel = _kernel(rule, kind, (_POINTER, _NUMBER, _POINTER), None)
+    kernel = _kernel(rule, kind, (_POINTER, _NUMBER, _POINTER)) if kind in _FLOATS else None
     if kernel is None:
         return None
 
@@ -171,21 +159,18 @@ def missing() -> str:
 
 
 @cache
-def _kernel(name: str, kind: str, arguments: tuple[type, ...], result: type | None) -> Any:
-    if _library is None or kind not in _KINDS:
+def _kernel(
+    name: str, kind: str | None, arguments: tuple[type, ...], result: type | None = None
+) -> Any:
+    """Return a kernel for a kind of number, or with None for all; None if there is none."""
+    if _library is None or (kind is not None and kind not in _KINDS):
         return None
-    function = getattr(_library, f"{name}_{_KINDS[kind]}")
+    function = getattr(_library, name if kind is None else f"{name}_{_KINDS[kind]}")
     function.argtypes, function.restype = arguments, result
     return function
 
 
-def _loaded() -> ctypes.CDLL:
-    if _library is None:
-        raise RuntimeError(f"the kernels are not there: {_missing}")
-    return _library
-
-
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def _load() -> tuple[Any, str]:
     if os.environ.get("WEFT_KERNELS") == "0":
         return None, "WEFT_KERNELS=0 is set; unset it"
     if ctypes.sizeof(_POINTER) != 8:
