@@ -1,12 +1,8 @@
 """The arrays of a call: what they are, where their memory is, and where its results go.
 
-    value   --Arrays.of-->  leaves, views, structure  --flat, coalesce-->  sources
-                                                                              |  an engine
-    result  <--deliver----  Target  <--scatter_back--------------------  early targets
-
-In this order: `Leaf` and `Arrays` describe what a value holds; `Target` is where results go, in
-fresh arrays or in `out=`; `Coalescing` treats many small arrays as one, since what is done for each
-array takes longer than to copy it; `read_only` makes views to which nothing can be written.
+value   --Arrays.of-->  leaves, views, structure  --flat, coalesce-->  sources
+                                                                          |  an engine
+result  <--deliver----  Target  <--scatter_back--------------------  early targets
 """
 
 from __future__ import annotations
@@ -74,14 +70,10 @@ class Arrays:
     def of(cls, value: Any, find: Callable[[Any], Any] = adapters.of) -> Arrays | None:
         """Return those of an array, or of a list, tuple or dict of arrays; None for anything else.
         `find` returns the adapter of an array, None for what is none."""
-        if type(value) is np.ndarray:
-            known = _plain.get((value.dtype, value.shape))
-            if known is not None:
-                return cls(known, (value,))
         adapter = find(value)
         if adapter is not None:
             leaf, view = _describe(value, adapter)
-            return cls(_remembered(leaf) if view is value else (leaf,), (view,))
+            return cls((leaf,), (view,))
         if not isinstance(value, (list, tuple, dict)):
             return None
         flattened = containers.flatten(value, lambda item: find(item) is not None)
@@ -91,16 +83,6 @@ class Arrays:
         described = [_describe(item, find(item)) for item in items]
         leaves, views = [leaf for leaf, _ in described], [view for _, view in described]
         return cls(tuple(leaves), views, structure)
-
-
-#: descriptions of plain NumPy arrays by dtype and shape: to make one takes longer than to reduce it
-_plain: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[Leaf]] = {}
-
-
-def _remembered(leaf: Leaf) -> tuple[Leaf]:
-    if len(_plain) >= 1024:
-        _plain.clear()
-    return _plain.setdefault((leaf.dtype, leaf.shape), (leaf,))
 
 
 def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
@@ -181,7 +163,8 @@ _LARGE = 256 << 10
 
 
 class Coalescing:
-    """Which arrays of a call are treated as one: the small ones of a dtype, in their order."""
+    """Which arrays of a call are treated as one: the small ones of a dtype, in their order. What is
+    done for each array takes longer than to copy it."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         small: dict[tuple[str, str], list[int]] = {}

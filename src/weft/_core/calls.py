@@ -10,8 +10,7 @@
     call.finish()                                 results go to where they belong
     call.result()                                 of the type of what was given
 
-In this order: `Call`, the two kinds of plans, `Reduce` (reduce and all_reduce), validation, and the
-`Layout` of a call's arrays as one buffer. `moves.py` has the calls that move.
+`Reduce` is here; `moves.py` has the calls that move.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class Reduce(Call):
         self._target = None
         if root is None or root == rank:
             results = None if out is None else out_arrays(name, out)
-            if results is not None and results.leaves is not given.leaves:
+            if results is not None:
                 validate_out(name, results.leaves, given.leaves)
             self._target = Target(given.leaves, given.structure, results)
             self.early_target = self._coalescing.targets(self.source, self._target.arrays)

@@ -1,10 +1,6 @@
 """What errors need: the way between processes, the part that cannot be pickled, the user's line.
 
-    worker:  exception  --describe-->  Failure, pickled  --restore-->  the exception  :driver
-
-In this order: `describe` and `restore` take an exception from the process that raised it to the one
-that asked; `path_to_fault` finds the part of a value that cannot be pickled; `caller_line` finds
-the line of the user's program that an error names.
+worker:  exception  --describe-->  Failure, pickled  --restore-->  the exception  :driver
 """
 
 from __future__ import annotations

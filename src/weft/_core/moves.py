@@ -54,14 +54,6 @@ class _Own(NamedTuple):
     offer: _Offer | None
     out: tuple[Leaf, ...] | None
 
-    def encode(self) -> bytes:
-        return _dumps(self)
-
-    @staticmethod
-    def decode(data: bytes) -> _Own:
-        own: _Own = pickle.loads(data)
-        return own
-
 
 class _Move(Call):
     """What the calls that move have in common."""
@@ -78,7 +70,7 @@ class _Move(Call):
         self.source = source
         self.layout = layout_of(tuple(array.nbytes for array in source))
         out = None if self._out_arrays is None else self._out_arrays.leaves
-        self.own = _Own(offer, out).encode()
+        self.own = _dumps(_Own(offer, out))
 
     def _movement(self, copies: Sequence[Copy], sizes: Sequence[Sequence[int]]) -> Movement:
         present = [copy for copy in copies if copy.length]
@@ -110,7 +102,7 @@ class _FromRoot(_Move):
             self._give(None, [])
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
-        ranks = [_Own.decode(own) for own in owns]
+        ranks: list[_Own] = [pickle.loads(own) for own in owns]
         offer = ranks[self._root].offer or _Offer()
         given = {rank: own.offer.leaves for rank, own in enumerate(ranks) if own.offer is not None}
         if offer.leaves and not all(_alike(leaves, offer.leaves) for leaves in given.values()):
@@ -245,7 +237,7 @@ class Gather(_Move):
         self.common = f"{name}({what}{where})".encode()
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
-        ranks = [_Own.decode(own) for own in owns]
+        ranks: list[_Own] = [pickle.loads(own) for own in owns]
         offers = [own.offer or _Offer() for own in ranks]
         whole = self._whole(offers)
         for rank, own in enumerate(ranks):

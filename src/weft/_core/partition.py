@@ -1,10 +1,8 @@
 """Which rows or columns are whose.
 
-    part_of                         so many rows, divided among ranks
-    choose, part_of_rows, RowSlice  the rows of a batch, and a rank's part of them as its input
-    cut, paste                      an array cut into columns for the workers, their results joined
-
-All are functions of values.
+part_of                         so many rows, divided among ranks
+choose, part_of_rows, RowSlice  the rows of a batch, and a rank's part of them as its input
+cut, paste                      an array cut into columns for the workers, their results joined
 """
 
 from __future__ import annotations
@@ -63,9 +61,8 @@ class RowSlice:
         """Return the rows."""
         if isinstance(self.array, (list, tuple)) and not isinstance(self.rows, slice):
             return type(self.array)([self.array[row] for row in self.rows])
-        return getattr(self.array, "iloc", self.array)[
-            self.rows
-        ]  # iloc: the rows of a pandas table
+        # iloc: the rows of a pandas table
+        return getattr(self.array, "iloc", self.array)[self.rows]
 
 
 def _between(array: Any, start: int, stop: int) -> RowSlice:

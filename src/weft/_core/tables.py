@@ -1,8 +1,5 @@
 """What a table is, what may be given to it, and which rank waits for which.
 
-In this order: `TableSpec`; the functions that validate and convert what users give, before a store
-is touched; and `Consistency`, the clocks behind async, bsp and ssp(k).
-
 Each rank counts its own adds. A rule says how many adds every other rank must have made before this
 one may go on; nobody waits for a rank that has left or died.
 
@@ -106,17 +103,14 @@ def validate_dtype(value: Any) -> np.dtype[Any]:
     if value is not None:  # None is float64 to NumPy
         # which of these NumPy raises for an invalid dtype depends on what it is given
         with contextlib.suppress(TypeError, ValueError, SyntaxError):
-            dtype = np.dtype(str(value).removeprefix("torch.") if _is_torch(value) else value)
+            of_torch = type(value).__module__ == "torch"
+            dtype = np.dtype(str(value).removeprefix("torch.") if of_torch else value)
     if dtype is None or dtype.kind not in _NUMBERS:
         raise InvalidType(
             f"dtype={value!r}: expected integers, floats or complex numbers, as NumPy names them, "
             "such as 'float32'"
         )
     return np.dtype(dtype.type)  # NumPy's singleton, which arrays in native byte order have too
-
-
-def _is_torch(value: object) -> bool:
-    return type(value).__module__ == "torch"
 
 
 def as_array(value: Any, what: str) -> Array:
