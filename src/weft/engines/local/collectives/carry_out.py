@@ -1,7 +1,5 @@
 """Carrying out a collective over the data paths of transport.py.
 
-`choose_path` decides how the numbers of a call get from rank to rank.
-
 Combinations. Small arrays go through the slots. Large ones are pipelined (pipelined.py) if there
 is a kernel in C for them. Otherwise they are combined directly, each rank combining its part of the
 blocks:
@@ -37,7 +35,6 @@ from weft.engines.local.collectives.transport import (
     BLOCK,
     Located,
     Location,
-    Peers,
     SettledHeaders,
     Transport,
 )
@@ -89,7 +86,7 @@ def carry_out_combination(transport: Transport, plan: Combination, headers: Sett
         in_slots=in_slots,
         in_place=sums is not None,
         pipelined=not in_slots and transport.can_pipeline and can_pipeline(call),
-        reachable=located and (transport.peers is not None or _all_mapped(transport, headers)),
+        reachable=located and (transport.reachable or _all_mapped(transport, headers)),
     )
     if path is Path.SLOTS:
         _combine_slots(transport, plan, call.layout.pieces, headers.step)
@@ -242,18 +239,17 @@ def carry_out_movement(transport: Transport, plan: Movement, headers: SettledHea
     """Move. Return whether others may still be using this rank's memory."""
     mover = _Mover(transport, plan, headers)
     mover.read_slots()
-    peers = transport.peers
     path = choose_path(
         in_slots=not mover.beyond_slots,
         in_place=False,
         pipelined=mover.is_pipelined(),
-        reachable=peers is not None,
+        reachable=transport.reachable,
     )
     if path is Path.PIPELINED:
         mover.broadcast_pipelined()
-    elif path is Path.DIRECT and peers is not None:
-        mover.write(peers)
-        mover.read(peers)
+    elif path is Path.DIRECT:
+        mover.write()
+        mover.read()
     elif path is Path.ROUNDS:
         mover.move_in_rounds()
     mover.copy_own()  # last: the others need not wait for it
@@ -288,13 +284,11 @@ class _Mover:
 
     def is_pipelined(self) -> bool:
         """Return whether this is a broadcast for the kernels. Asked once, on all ranks."""
-        transport = self._transport
-        if not self.beyond_slots or self._headers.call.name != "broadcast":
-            return False
-        if not transport.can_pipeline:
+        transport, broadcast = self._transport, self._headers.call.name == "broadcast"
+        if not self.beyond_slots or not broadcast or not transport.can_pipeline:
             return False
         memory = transport.ready_pipelined_memory(self._headers)
-        return transport.peers is None or not memory.leave_to_system()
+        return not transport.reachable or not memory.leave_to_system()
 
     def broadcast_pipelined(self) -> None:
         """Bring the root's arrays to all ranks by the kernels."""
@@ -323,7 +317,7 @@ class _Mover:
                     part = slots.view(step, copy.from_rank, low - first, high - low, _BYTES)
                     self._write(copy, low - begin, part)
 
-    def write(self, peers: Peers) -> None:
+    def write(self) -> None:
         """Write to the receivers what the senders carry of each copy."""
         if not self._written_of(1.0):
             return
@@ -339,17 +333,18 @@ class _Mover:
             skipped = copy.length - length
             remote = targets[copy.to_rank][copy.to_array] + copy.to_byte + skipped
             local = address(self._source[copy.from_array]) + copy.from_byte + skipped
-            peers.write(copy.to_rank, remote, local, length)
+            self._transport.peers.write(copy.to_rank, remote, local, length)
 
-    def read(self, peers: Peers) -> None:
+    def read(self) -> None:
         """Read from the senders what they do not write."""
         for copy in self._from_memory:
             if faults.armed:
                 faults.reach("collective.block")
             location = self._headers.ranks[copy.from_rank].sources[copy.from_array]
             local = address(self._target[copy.to_array]) + copy.to_byte
+            remote = location.address + copy.from_byte
             length = copy.length - int(self._written_of(copy.length))
-            peers.read(copy.from_rank, location.address + copy.from_byte, local, length)
+            self._transport.peers.read(copy.from_rank, remote, local, length)
 
     def copy_own(self) -> None:
         for copy in self._plan.incoming:

@@ -5,11 +5,7 @@
       step: exchange headers               unequal shared parts: Disagreement, on every rank
       settle                               the plan, the same on all ranks
       small: read the slots                done, after one step
-      large: carry out                     by one of these paths (carry_out.py)
-        in place                             sum arrays that all ranks map where they lie, step
-        pipelined                            in chunks, by a kernel in C, if there is one for it
-        direct                               copy from process to process, step
-        rounds                               a slot's worth at a time: fill, step, read
+      large: carry out                     by the quickest path that is open (carry_out.Path)
 
 All ranks take the same path, because they decide by what they all know. Sums are made in the order
 of ranks on every path, so the bits are the same too.
@@ -256,7 +252,8 @@ class Collectives:
         self._transport = Transport(
             meeting,
             slots=transport.Slots(block, rank=rank, size=size),
-            peers=peers if all(answer[0] for answer in answers) else None,
+            peers=peers,
+            reachable=all(answer[0] for answer in answers),
             kernels=all(answer[1] for answer in answers),
         )
         return self._transport

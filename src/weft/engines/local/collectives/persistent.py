@@ -5,10 +5,6 @@ of the same shape should describe them once. The same goes for one array in shar
 summed in place at each step of a training, between which this code falls out of the processor's
 cache. A persistent reduction sends and does exactly what `Collectives` does for such a call, so
 some ranks may have it and others not.
-
-    PersistentPipelinedSum   large arrays of one dtype and shape, by the kernels
-    PersistentSum            one array in shared memory, in place
-    PersistentReduction      small arrays of one dtype and shape, through the slots
 """
 
 from __future__ import annotations

@@ -207,13 +207,7 @@ class PipelinedWork:
 
     @classmethod
     def sum(
-        cls,
-        memory: Memory,
-        before: int,
-        *,
-        source: Array,
-        target: Array | None,
-        mean: bool = False,
+        cls, memory: Memory, before: int, *, source: Array, target: Array | None, mean: bool = False
     ) -> PipelinedWork:
         """Return the work of a sum, or a mean, of all ranks' sources. Arrays are aligned; source
         and target are the same or do not overlap; a rank without a target gets no result."""

@@ -1,9 +1,5 @@
 """The data paths from one rank to the others: Transport, and what it is made of.
 
-Headers. What the ranks exchange at the first step of a collective; `Header` is one rank's.
-
-Transport. All paths of one rank, and exchanges of texts that are longer than a mailbox.
-
 Slots. Memory through which small arrays pass, and large ones piece by piece:
 
     for even and for odd steps:
@@ -115,13 +111,13 @@ class Transport:
     """The data paths of one rank of a group."""
 
     def __init__(
-        self, meeting: Meeting, *, slots: Slots, peers: Peers | None, kernels: bool
+        self, meeting: Meeting, *, slots: Slots, peers: Peers, reachable: bool, kernels: bool
     ) -> None:
-        """Set up. `peers` is None where some rank cannot read another's memory; `kernels` tells
-        whether all ranks have the kernels in C."""
         self.meeting, self.slots, self.peers = meeting, slots, peers
         self.rank, self.size = meeting.rank, len(meeting.members)
-        #: whether all ranks have the kernels
+        #: whether all ranks can read and write each other's memory
+        self.reachable = reachable
+        #: whether all ranks have the kernels in C
         self.can_pipeline = kernels and self.size > 1
         #: made at the first call that needs it
         self.pipelined_memory: PipelinedMemory | None = None
@@ -152,7 +148,7 @@ class Transport:
         if there is not None:
             return there
         remote, length = location.address + piece.start, piece.stop - piece.start
-        self._reachable(rank).read(rank, remote, into.address, length)
+        self.peers.read(rank, remote, into.address, length)
         return into.array
 
     def write_block(self, rank: int, location: Location, start: int, block: Located) -> None:
@@ -161,13 +157,8 @@ class Transport:
         there = self.mapped.view(location, start, start + length, array.dtype)
         if there is not None:
             there[...] = array
-            return
-        self._reachable(rank).write(rank, location.address + start, block.address, length)
-
-    def _reachable(self, rank: int) -> Peers:
-        if self.peers is None:
-            raise RuntimeError(f"rank {rank}'s array is neither mapped nor reachable")
-        return self.peers
+        else:
+            self.peers.write(rank, location.address + start, block.address, length)
 
     def map_new(self, arrays: Sequence[Array], headers: SettledHeaders) -> None:
         """Map the blocks of all ranks' arrays that are not mapped yet, on every rank. `arrays` are
@@ -187,7 +178,8 @@ class Transport:
         handles: dict[int, bytes] = {}
         attached, trouble = [], b""
         try:
-            handles = {block: export(own[block]) for block in new if owners[block] == self.rank}
+            mine = [block for block in new if owners[block] == self.rank]
+            handles = {block: blocks.export(buffer_of(own[block])).encode() for block in mine}
         except TROUBLES as error:
             trouble = in_words(error)
         try:
@@ -239,7 +231,6 @@ class Transport:
 ROOM = 1 << 20
 #: bytes of all slots of a group together, where there are many ranks
 _ALL_SLOTS = 128 << 20
-_VIEWS_KEPT = 4096
 
 
 def room_for(size: int) -> int:
@@ -259,7 +250,6 @@ class Slots:
         self.room = room_for(size)
         self._rank, self._size = rank, size
         self._bytes = np.frombuffer(memoryview(block.buffer), np.uint8)
-        self._views: dict[tuple[int, int, int, int, Any], Array] = {}
 
     def fill(self, step: int, arrays: Sequence[Array], pieces: Iterable[Piece]) -> None:
         """Copy pieces of arrays into this rank's slot for a step."""
@@ -269,20 +259,12 @@ class Slots:
 
     def view(self, step: int, rank: int, at: int, length: int, dtype: np.dtype[Any]) -> Array:
         """Return `length` bytes of a rank's slot, from byte `at` on, as an array of `dtype`."""
-        key = (step & 1, rank, at, length, dtype)
-        view = self._views.get(key)
-        if view is None:
-            start = ((step & 1) * self._size + rank) * self.room + at
-            view = self._bytes[start : start + length].view(dtype)
-            if len(self._views) >= _VIEWS_KEPT:
-                self._views.clear()
-            self._views[key] = view
-        return view
+        start = ((step & 1) * self._size + rank) * self.room + at
+        return self._bytes[start : start + length].view(dtype)
 
 
 _HEAD = struct.Struct("=?Q")
 _COUNTS = struct.Struct("=II")
-_HEADER_END = b"\0"
 
 
 class Location(NamedTuple):
@@ -304,7 +286,7 @@ class Header(NamedTuple):
     targets: tuple[Location, ...] = ()
 
     def encode(self) -> bytes:
-        rest = self.shared_part + _HEADER_END
+        rest = self.shared_part + _END
         if not self.in_slot:
             table = np.array([*self.sources, *self.targets], np.uint64).tobytes()
             rest += _COUNTS.pack(len(self.sources), len(self.targets)) + table
@@ -315,7 +297,7 @@ class Header(NamedTuple):
     def decode(cls, message: bytes) -> Header:
         """Return the header that `encode` made this message of. It must be complete."""
         in_slot, _ = _HEAD.unpack_from(message)
-        shared_part, _, rest = message[_HEAD.size :].partition(_HEADER_END)
+        shared_part, _, rest = message[_HEAD.size :].partition(_END)
         if in_slot:
             return cls(True, shared_part, rest)
         sources, targets = _COUNTS.unpack_from(rest)
@@ -327,7 +309,7 @@ class Header(NamedTuple):
 
 def shared_part_of(message: bytes) -> bytes:
     """Return the shared part of an encoded header, of which the beginning is enough."""
-    return message[_HEAD.size :].partition(_HEADER_END)[0]
+    return message[_HEAD.size :].partition(_END)[0]
 
 
 def length_of(message: bytes) -> int:
@@ -364,12 +346,7 @@ class Peers:
         self._copy(write_memory, rank, remote, local, length)
 
     def _copy(
-        self,
-        copy: Callable[[int, int, int, int], int],
-        rank: int,
-        remote: int,
-        local: int,
-        length: int,
+        self, copy: Callable[..., int], rank: int, remote: int, local: int, length: int
     ) -> None:
         for done in range(0, length, _MOST):
             self._look_for(rank)
@@ -413,28 +390,16 @@ class Peers:
 
 
 def allow_ptrace() -> None:
-    """Allow the launcher's other children to read this process's memory, where Yama forbids it. A
-    process without a launcher, whose parent is process 1, allows nobody."""
-    parent = os.getppid()
-    if parent > 1 and _yama_scope() == "1":
+    """Allow the launcher's other children to read this process's memory, where Yama lets processes
+    read their descendants only (scope 1). Without a launcher, as a child of process 1, allow
+    nobody."""
+    parent, scope = os.getppid(), Path("/proc/sys/kernel/yama/ptrace_scope")
+    if parent > 1 and scope.exists() and scope.read_text().strip() == "1":
         allow_ptrace_by(parent)
-
-
-def _yama_scope() -> str:
-    """Return Yama's scope: a process may trace its user's others (0), descendants (1), or none."""
-    try:
-        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:  # a kernel without Yama
-        return "0"
 
 
 #: blocks of peers that stay mapped. One that its owner has dropped is freed when others replace it
 _BLOCKS_KEPT = 16
-
-
-def export(array: Array) -> bytes:
-    """Return an encoded handle of the block that an array lies in."""
-    return blocks.export(buffer_of(array)).encode()
 
 
 def attach(reference: bytes, seconds: float) -> Array:

@@ -16,8 +16,6 @@ Each rank writes only its own words; `applied`, `progress`, `steps` and the arra
 the locks. A stripe is a run of rows with a lock of its own, so that passes over the whole table
 follow each other instead of waiting for each other.
 
-Clocks. How many adds each rank has made, and waits until the others have made enough.
-
 Changes. Which rows each rank is changing: readers see it, and so do the others if the rank dies.
 
     writer                               reader without a lock
@@ -76,7 +74,7 @@ class TableMemory:
     def __init__(self, spec: TableSpec, size: int, block: Block | None = None) -> None:
         self.spec, self.size = spec, size
         self.stripes = min(max(1, spec.nbytes // _STRIPE), _MOST_STRIPES, spec.n_rows)
-        self._block = block
+        self._block: Any = block
         self._end = 8 * _LINE
         self._lines = self._take(8 * _LINE * size)
         self.write_begun_at = self._take(8 * size) // 8
@@ -112,14 +110,13 @@ class TableMemory:
 
     def lock_blocks(self) -> Iterator[Block]:
         """Yield the memory of the table's lock, then of the stripes'."""
-        block = self._mapped()
+        block, length = self._block, 8 * locks.words_for(self.size)
         for start in self._locks:
-            yield Block(block.segment, block.offset + start, 8 * locks.words_for(self.size))
+            yield Block(block.segment, block.offset + start, length)
 
     def format(self, values: Array | None) -> None:
         """Initialize memory, fresh or used, as a table with these rows and no adds."""
-        block = self._mapped()
-        block.clear(0, self._rows // 8)
+        self._block.clear(0, self._rows // 8)
         for lock in self.lock_blocks():
             locks.Lock.format(lock)
         self.rows[...] = 0 if values is None else values
@@ -153,14 +150,8 @@ class TableMemory:
         return whole[:1], whole[1:], self._array(deltas, self.spec.shape, self.spec.dtype)
 
     def _array(self, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        buffer = memoryview(self._mapped().buffer)
-        array: Array = np.ndarray(shape, dtype, buffer=buffer, offset=start)
+        array: Array = np.ndarray(shape, dtype, memoryview(self._block.buffer), start)
         return array
-
-    def _mapped(self) -> Block:
-        if self._block is None:
-            raise RuntimeError("this table has no memory yet")
-        return self._block
 
 
 class Clocks:
@@ -177,11 +168,7 @@ class Clocks:
         self._own = self._indexes[self._rank]
         self._others = [index for index in self._indexes if index != self._own]
         self._waiter = Waiter(
-            block,
-            flags_at=memory.flags_at,
-            size=memory.size,
-            place=self._rank,
-            free_cores=False,
+            block, flags_at=memory.flags_at, size=memory.size, place=self._rank, free_cores=False
         )
 
     @property

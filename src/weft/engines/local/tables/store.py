@@ -88,13 +88,7 @@ class LocalStore(Store):
     """One table, as one rank sees it."""
 
     def __init__(
-        self,
-        spec: TableSpec,
-        block: Block,
-        *,
-        meeting: Meeting,
-        recorder: Recorder,
-        timeout: float,
+        self, spec: TableSpec, block: Block, *, meeting: Meeting, recorder: Recorder, timeout: float
     ) -> None:
         self.spec = spec
         roster, members = meeting.roster, meeting.members
