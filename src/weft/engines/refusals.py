@@ -1,8 +1,4 @@
-"""Errors and checks that all engines share, so that a program gets the same ones wherever it runs.
-
-First the errors for a group or table that cannot be used, then the checks of `split`'s
-arguments and of free memory.
-"""
+"""Errors and checks that all engines share: a program gets the same ones wherever it runs."""
 
 from __future__ import annotations
 

@@ -219,7 +219,11 @@ class LocalGroup(Group):
             self._collectives.make_persistent(call)
 
     def _exchange(self, call: Call, seconds: float) -> None:
-        (self._collectives or self._new_collectives()).carry_out(call, seconds)
+        if self._collectives is None:
+            from weft.engines.local.collectives.collective import Collectives
+
+            self._collectives = Collectives(self._meeting)
+        self._collectives.carry_out(call, seconds)
 
     def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
         zeros = super().allocate(shape, dtype, device)
@@ -253,7 +257,7 @@ class LocalGroup(Group):
     ) -> Any:
         """Do the work of a collective. Afterwards the ranks are in step, or this one has given up.
         `line` is the source line of an async call."""
-        current = [self._operations.get(name) or self._operation(name)]
+        current = [self._operations.setdefault(name, name + self._suffix)]
         try:
             self._begin(current, depth, line)
             return work(*arguments)
@@ -274,19 +278,10 @@ class LocalGroup(Group):
                 self._current = None
                 self._recorder.leave(self._entry)
 
-    def _operation(self, name: str) -> str:
-        return self._operations.setdefault(name, name + self._suffix)
-
     def _close_collectives(self) -> None:
         if self._collectives is not None:
             self._collectives.close()
             self._collectives = None
-
-    def _new_collectives(self) -> Collectives:
-        from weft.engines.local.collectives.collective import Collectives
-
-        self._collectives = Collectives(self._meeting)
-        return self._collectives
 
     # before and after every call
 

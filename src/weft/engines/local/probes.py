@@ -97,24 +97,17 @@ def _seccomp() -> bool:
     return status.exists() and "\nSeccomp:\t2" in status.read_text()
 
 
-def _memfd() -> Answer:
+def _opens(function: str, argument: str | int) -> Answer:
+    """Try whether a function of `os` opens a descriptor."""
     try:
-        os.close(os.memfd_create("weft"))
+        os.close(getattr(os, function)(argument))
     except OSError as error:
-        return False, f"memfd_create: {error.strerror}"
-    return True, ""
-
-
-def _pidfd() -> Answer:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return False, f"pidfd_open: {error.strerror}"
+        return False, f"{function}: {error.strerror}"
     return True, ""
 
 
 PROBES: dict[str, Callable[[], tuple[Any, str]]] = {
-    "memfd": _memfd,
-    "pidfd": _pidfd,
+    "memfd": lambda: _opens("memfd_create", "weft"),
+    "pidfd": lambda: _opens("pidfd_open", os.getpid()),
     "reading": between_siblings,
 }

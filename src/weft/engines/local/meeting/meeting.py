@@ -28,9 +28,6 @@ and an area is
     lines       for each place 8 words: arrival at even steps | arrival at odd steps
     flags       for each place one byte: asleep
     mailboxes   for even and for odd steps, for each place: a length and 1,016 bytes
-
-make_block. Memory that one rank allocates and the others map, with an error on all ranks if one
-of them cannot.
 """
 
 from __future__ import annotations
@@ -107,8 +104,6 @@ class Meeting:
         self._others = tuple(
             [self._memory.arrival(half, place) for place in self._other_places] for half in (0, 1)
         )
-        #: the messages in this rank's mailboxes
-        self._sent: list[bytes | None] = [None, None]
         #: for even and odd steps, by rank: the index of the length, and the text
         self._boxes = tuple(
             [self._memory.mailbox(half, place) for place in places] for half in (0, 1)
@@ -183,14 +178,10 @@ class Meeting:
         """Write this rank's message of the next step. Return all ranks' mailboxes of that step."""
         if len(message) > MAILBOX_BYTES:
             raise InvalidValue(f"a message of {len(message)} bytes; {MAILBOX_BYTES} fit a mailbox")
-        half = self.begin_step(timeout) & 1
-        boxes = self._boxes[half]
-        if self._sent[half] is not message:
-            length_at, box = boxes[self.rank]
-            self._sent[half] = None  # a signal handler may raise before all is written
-            box[: len(message)] = message
-            self._words[length_at] = len(message)
-            self._sent[half] = message
+        boxes = self._boxes[self.begin_step(timeout) & 1]
+        length_at, box = boxes[self.rank]
+        box[: len(message)] = message
+        self._words[length_at] = len(message)
         return boxes
 
     def abandon_step(self) -> None:
@@ -384,8 +375,11 @@ class Meeting:
             called = (words or {}).get(rank) or (
                 entry.operation if entry else CALLS[code & ~REFUSED]
             )
-            where = f" at {entry.line}" if entry else ""
-            why = f", which refused: {self._reason(rank)}" if code & REFUSED else ""
+            where, why = f" at {entry.line}" if entry else "", ""
+            if code & REFUSED:
+                length_at, box = self._boxes[self.step & 1][rank]
+                reason = box[: self._words[length_at]].tobytes().decode(errors="replace")
+                why = f", which refused: {reason}"
             calls.append(f"rank {rank} called {called}{where}{why}")
         return Disagreement(
             f"the ranks of group {self.name!r} made different calls: {'; '.join(calls)}. "
@@ -393,10 +387,6 @@ class Meeting:
             range(len(self.places)),
             self.roster.states(self.members),
         )
-
-    def _reason(self, rank: int) -> str:
-        length_at, box = self._boxes[self.step & 1][rank]
-        return bytes(box[: self._words[length_at]]).decode(errors="replace")
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -539,11 +529,8 @@ def _raise_any(meeting: Meeting, call: int, troubles: Sequence[bytes], seconds: 
 
 def setup_error(meeting: Meeting, troubles: Sequence[bytes]) -> SetupError:
     """Return the same error on every rank, with the message of each rank that has one."""
-    lines = [
-        f"rank {rank}: {text.decode(errors='replace')}"
-        for rank, text in enumerate(troubles)
-        if text
-    ]
+    words = [text.decode(errors="replace") for text in troubles]
+    lines = [f"rank {rank}: {text}" for rank, text in enumerate(words) if text]
     return SetupError(
         f"group {meeting.name!r} could not get memory: {'; '.join(lines)}. The group can be "
         "used when there is more"

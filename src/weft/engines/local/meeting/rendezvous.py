@@ -112,7 +112,10 @@ def _join_as_rank_0(identity: Identity, deadline: float, seconds: float) -> tupl
             roster.enroll(rank, Process(members[rank].pid, hello.start))
         welcome = Welcome(identity.launcher)
         for rank, channel in members.items():
-            _welcome(rank, channel, welcome, segment)
+            try:
+                channel.send(welcome, [segment.descriptor])
+            except Closed:
+                raise _ended_error(rank, channel) from None
     except (MissingRank, PeerLost, Refused) as error:
         ranks = list(getattr(error, "ranks", ()))
         if isinstance(error, PeerLost):
@@ -248,13 +251,6 @@ def _notice_ends(members: dict[int, Channel], absent: list[int], roster: Roster)
             raise _never_came_error(rank, roster)
 
 
-def _welcome(rank: int, channel: Channel, welcome: Welcome, segment: Segment) -> None:
-    try:
-        channel.send(welcome, [segment.descriptor])
-    except Closed:
-        raise _ended_error(rank, channel) from None
-
-
 def _never_came_error(rank: int, roster: Roster) -> PeerLost:
     return PeerLost(
         f"rank {rank} ended before it came to weft.init(): {roster.describe_end(rank)}; every "
@@ -269,10 +265,9 @@ def _ended_error(rank: int, channel: Channel) -> PeerLost:
 
 def _rejection_error(answer: Rejected) -> Exception:
     """Return the error that rank 0 raised."""
-    if answer.error == MissingRank.__name__:
-        return MissingRank(answer.reason, answer.ranks)
-    if answer.error == PeerLost.__name__:
-        return PeerLost(answer.reason, answer.ranks)
+    for kind in (MissingRank, PeerLost):
+        if answer.error == kind.__name__:
+            return kind(answer.reason, answer.ranks)
     return Refused(answer.reason)
 
 

@@ -36,7 +36,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from types import CodeType, FrameType
+from types import CodeType
 
 from weft._core.failures import OUTSIDE, is_outside
 from weft._core.launch import Process
@@ -94,7 +94,7 @@ class Recorder:
         #: the texts by number, their numbers, and the two numbers of each call site
         self._by_number: list[str | None] = [None] * _TEXTS
         self._known: dict[str, int] = {}
-        self._sites: dict[tuple[str, str, int], int] = {}
+        self._sites: dict[tuple[str, str], int] = {}
         self._last = _NO_CALL
 
     def enter(self, operation: str, tag: int = 0, depth: int = 1) -> int:
@@ -117,16 +117,13 @@ class Recorder:
             or frame.f_lasti != last_instruction
             or operation is not last_operation
         ):
-            texts = self._look_up(operation, frame)
+            texts = self._texts_of(operation, f"{code.co_filename}:{frame.f_lineno}")
+            self._last = operation, code, frame.f_lasti, texts
         return self._note(texts, tag)
 
     def enter_at(self, operation: str, line: str, tag: int = 0) -> int:
         """Note, as `enter` does, an operation that was requested earlier, at `line`."""
-        site = (operation, line, 0)
-        texts = self._sites.get(site)
-        if texts is None:
-            texts = self._sites[site] = self._write_both(operation, line)
-        return self._note(texts, tag)
+        return self._note(self._texts_of(operation, line), tag)
 
     def _note(self, texts: int, tag: int) -> int:
         number = next(self._numbers)
@@ -140,20 +137,14 @@ class Recorder:
         """Note that the operation of the entry at this position has ended."""
         self._words[at + 3] = monotonic_ns()
 
-    def _look_up(self, operation: str, frame: FrameType) -> int:
+    def _texts_of(self, operation: str, line: str) -> int:
         """Return the numbers of the two texts of a call; write the texts if they are new."""
-        code = frame.f_code
-        site = (operation, code.co_filename, frame.f_lineno)
-        texts = self._sites.get(site)
+        texts = self._sites.get((operation, line))
         if texts is None:
-            line = f"{code.co_filename}:{frame.f_lineno}"
-            texts = self._sites[site] = self._write_both(operation, line)
-        self._last = operation, code, frame.f_lasti, texts
+            number = self._write(operation)
+            texts = number << 32 | self._write(line, keep=number)
+            self._sites[operation, line] = texts
         return texts
-
-    def _write_both(self, operation: str, line: str) -> int:
-        number = self._write(operation)
-        return number << 32 | self._write(line, keep=number)
 
     def _write(self, text: str, keep: int = -1) -> int:
         if text in self._known:
@@ -191,12 +182,6 @@ def entries(words: memoryview, at: int) -> list[Entry]:
             operation, line = _text(words, at, texts >> 32), _text(words, at, texts & 0xFFFFFFFF)
             whole.append(Entry(number, operation, line, began, ended, tag))
     return sorted(whole, key=lambda entry: entry.number)
-
-
-def current(words: memoryview, at: int) -> Entry:
-    """Return the operation that the strip's rank is in, or else its last one."""
-    noted = entries(words, at)
-    return next((entry for entry in noted if not entry.ended), noted[-1] if noted else NOTHING)
 
 
 def _text(words: memoryview, at: int, index: int) -> str:
@@ -321,9 +306,6 @@ class Roster:
             return forked_error(what, self._process)
         return left_error(what)
 
-    def mark_forked(self) -> None:
-        self.is_here, self._forked = False, True
-
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # not in leave(): another thread may still be polling these. `close` is an argument, because
         # module globals may be gone when the interpreter ends
@@ -356,7 +338,9 @@ class Roster:
         deadline = time.monotonic() + _ENDING_SECONDS
         rows = []
         for place, rank in enumerate(ranks):
-            entry = current(self._words, self._row(rank) + 8)
+            noted = self.entries(rank) or [NOTHING]
+            # the operation that the rank is in, or else its last one
+            entry = next((entry for entry in noted if not entry.ended), noted[-1])
             since = entry.ended or entry.began or now
             rows.append(
                 RankState(
@@ -417,7 +401,7 @@ _rosters: weakref.WeakSet[Roster] = weakref.WeakSet()
 
 def _mark_forked() -> None:
     for roster in list(_rosters):
-        roster.mark_forked()
+        roster.is_here, roster._forked = False, True
 
 
 os.register_at_fork(after_in_child=_mark_forked)

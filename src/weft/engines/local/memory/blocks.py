@@ -66,7 +66,6 @@ from weft.engines.local.processes.channel import (
     Channel,
     Closed,
     Gone,
-    Message,
     Release,
     ReleaseInFlight,
     Retain,
@@ -377,16 +376,11 @@ class SegmentClient:
 
     @property
     def need_thread(self) -> bool:
-        """Return whether `release_unused` has to be called in time."""
-        return bool(self._warm) or self._crowded
-
-    @property
-    def _crowded(self) -> bool:
-        """Return whether the releases of all references might not fit into a socket at once, beside
-        what is there already."""
+        """Return whether `release_unused` has to be called in time: segments are kept warm, or the
+        releases of all references might not fit into a socket beside what is there already."""
         held = len(self._remote_references)
         unread = max((owner.unread for owner in self._owners.copy().values()), default=0)
-        return held > 0 and held + unread > _FIT_INTO_A_SOCKET
+        return bool(self._warm) or (held > 0 and held + unread > _FIT_INTO_A_SOCKET)
 
     def clear(self) -> None:
         """Unmap what is only kept warm."""
@@ -453,7 +447,10 @@ class SegmentClient:
                 owner.unread = 0  # it reads in order
                 if answer.request == message.request:
                     return answer, descriptors
-                _discard(owner, answer, descriptors)
+                for descriptor in descriptors:  # of an answer that nobody waits for any more
+                    os.close(descriptor)
+                if isinstance(answer, Attached):
+                    owner.release(answer.request)
         except Closed:
             self._owners.pop(owner.address, None)
             owner.close()
@@ -462,14 +459,6 @@ class SegmentClient:
             f"process {owner.address.pid}, which owns the shared array, is alive but does not "
             "answer: it computes without a pause, is stopped, or has no descriptor left (ulimit -n)"
         )
-
-
-def _discard(owner: _Owner, answer: Message, descriptors: list[int]) -> None:
-    """Undo what an answer that nobody waits for any more has brought."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-    if isinstance(answer, Attached):
-        owner.release(answer.request)
 
 
 @dataclass(eq=False)

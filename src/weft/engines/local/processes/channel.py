@@ -35,7 +35,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from weft.engines.local.processes.linux import translate_os_error
 from weft.errors import Refused
@@ -337,18 +337,9 @@ Message = (
 )
 
 
-def _annotation(kind: type[Any], name: str) -> str:
-    """Return the annotation of a field as text."""
-    annotation = kind.__annotations__[name]
-    return str(getattr(annotation, "__forward_arg__", annotation))
-
-
 #: each kind of message by its name, with the types of its fields
 _KINDS: dict[str, tuple[type[Any], tuple[type[Any], ...]]] = {
-    kind.__name__: (
-        kind,
-        tuple({"int": int, "str": str}.get(_annotation(kind, name), list) for name in kind._fields),
-    )
+    kind.__name__: (kind, tuple(get_origin(t) or t for t in get_type_hints(kind).values()))
     for kind in get_args(Message)
 }
 
@@ -360,15 +351,14 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes, *expected: type[Message]) -> Any:
     """Return the message in `data`, one of the expected kinds. Raises Refused for anything else."""
+    wanted = " or ".join(kind.__name__ for kind in expected)
     try:
         name, *values = json.loads(data)
         kind, types = _KINDS[name]
         if tuple(map(type, values)) != types:
             raise TypeError(name)
     except (ValueError, TypeError, KeyError):
-        wanted = " or ".join(kind.__name__ for kind in expected)
         raise Refused(f"a peer sent {data[:60]!r} where a message {wanted} was expected") from None
     if kind not in expected:
-        wanted = " or ".join(kind.__name__ for kind in expected)
         raise Refused(f"a peer sent {name} where {wanted} was expected")
     return kind(*values)

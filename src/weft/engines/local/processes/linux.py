@@ -1,11 +1,5 @@
-"""Linux as weft uses it. In order:
-
-- system calls and libc functions that Python does not offer, through ctypes: futexes, mappings at
-  an address and huge pages, other processes' memory, robust mutexes
-- processes of this machine: when they started, and whether and how they ended
-- the operating system's errors about memory and descriptors, as weft's
-- whether a descriptor is readable
-"""
+"""Linux as weft uses it: system calls and libc functions that Python does not offer, processes of
+this machine, and the operating system's errors about memory and descriptors, as weft's."""
 
 from __future__ import annotations
 
@@ -44,16 +38,8 @@ class _Timespec(ctypes.Structure):
 
 
 _syscall: Any = _libc.syscall
-
-_syscall.argtypes = [
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_uint32,
-]
+_address, _number = ctypes.c_void_p, ctypes.c_uint32
+_syscall.argtypes = [ctypes.c_long, _address, ctypes.c_int, _number, _address, _address, _number]
 
 
 def futex_wait(address: int, value: int, seconds: float) -> None:
@@ -108,19 +94,13 @@ class _Range(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
+_RANGES = (ctypes.POINTER(_Range), ctypes.c_ulong)
 _process_vm_readv: Any = _libc.process_vm_readv
 _process_vm_writev: Any = _libc.process_vm_writev
 
 for _function in (_process_vm_readv, _process_vm_writev):
     _function.restype = ctypes.c_ssize_t
-    _function.argtypes = [
-        ctypes.c_int,
-        ctypes.POINTER(_Range),
-        ctypes.c_ulong,
-        ctypes.POINTER(_Range),
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    ]
+    _function.argtypes = [ctypes.c_int, *_RANGES, *_RANGES, ctypes.c_ulong]
 
 
 def allow_ptrace_by(pid: int) -> None:
@@ -165,10 +145,11 @@ raw_try: Any = _libc_holding_gil.pthread_mutex_trylock
 #: 0, or EPERM when this thread does not hold it. "Raw": one C call, so that no signal handler can
 #: run between the caller's last statement and the unlocking
 raw_unlock: Any = _libc_holding_gil.pthread_mutex_unlock
-_consistent: Any = _libc_holding_gil.pthread_mutex_consistent
+#: declares consistent the state that a dead holder left; for the thread that holds the mutex
+mutex_consistent: Any = _libc_holding_gil.pthread_mutex_consistent
 _timed: Any = getattr(_libc, "pthread_mutex_clocklock", None)
 
-for _function in (raw_try, raw_unlock, _consistent):
+for _function in (raw_try, raw_unlock, mutex_consistent):
     _function.argtypes = [ctypes.c_void_p]
 
 if _timed is not None:
@@ -195,12 +176,6 @@ def mutex_wait(address: int, until: float) -> int:
         code = int(raw_try(address))
         return errno.ETIMEDOUT if code == errno.EBUSY else code
     return int(_timed(address, _CLOCK_MONOTONIC, ctypes.byref(_Timespec.of(until))))
-
-
-def mutex_consistent(address: int) -> None:
-    """Declare consistent the state that a dead holder left, if there was one. For the thread that
-    holds the mutex only."""
-    _consistent(address)
 
 
 def mutex_is_mine(address: int) -> bool:
@@ -270,15 +245,11 @@ def end_as_text(code: int, *, out_of_memory: bool = False) -> str:
     """Return an exit code, or a negative signal, in words."""
     if code >= 0:
         return f"exit code {code}"
-    likely = ", likely out of memory" if out_of_memory else ""
-    return f"killed by {_signal_name(-code)}{likely}"
-
-
-def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(-code).name
     except ValueError:  # a real-time signal
-        return f"signal {number}"
+        name = f"signal {-code}"
+    return f"killed by {name}{', likely out of memory' if out_of_memory else ''}"
 
 
 def _stat_fields(pid: int) -> list[str]:
