@@ -218,9 +218,7 @@ def _mem_available() -> int:
 
 
 def _cgroups(
-    controller: str,
-    membership: Path = "/proc/self/cgroup",
-    mount: Path = "/sys/fs/cgroup",
+    controller: str, membership: Path = "/proc/self/cgroup", mount: Path = "/sys/fs/cgroup"
 ) -> Iterator[str]:
     """Yield the folders of this process's cgroup and its ancestors, of versions 2 and 1."""
     for line in _read(membership).splitlines():

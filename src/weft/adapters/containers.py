@@ -150,7 +150,11 @@ def unique(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     for name, parameter in named:
         if id(parameter) not in seen:
             seen.add(id(parameter))
-            parameters[_free_name(name, parameters)] = parameter
+            free, number = name, 1
+            while free in parameters:
+                number += 1
+                free = f"{name}#{number}"
+            parameters[free] = parameter
     return parameters
 
 
@@ -178,11 +182,3 @@ def _walk(place: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, part in parts:
         yield from _walk(f"{place}[{key!r}]", part)
-
-
-def _free_name(name: str, taken: dict[str, Any]) -> str:
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}#{number}"
-    return free

@@ -92,14 +92,9 @@ def drawbacks(machine: Machine) -> list[str]:
     """Return what would be slower, scarcer or otherwise than expected while ranks run."""
     return [
         *_about_cores(machine),
-        *_about_threads(machine),
-        *_about_memory(machine),
-        *_about_reading(machine),
-        *_about_open_files(machine),
+        *_about_limits(machine),
         *_about_gpus(machine),
-        *_about_mpi(machine),
-        *_about_kernels(machine),
-        *_about_faults(machine),
+        *_about_setup(machine),
     ]
 
 
@@ -131,9 +126,6 @@ def _causes(machine: Machine) -> Iterator[str]:
 def _about_cores(machine: Machine) -> Iterator[str]:
     if machine.cores.value == 1:
         yield f"only 1 core ({machine.cores.why}): ranks take turns on it, more are no faster"
-
-
-def _about_threads(machine: Machine) -> Iterator[str]:
     cores = machine.cores.value or 1
     ranks = max(2, cores)
     for name in THREAD_VARIABLES:
@@ -146,42 +138,34 @@ def _about_threads(machine: Machine) -> Iterator[str]:
             )
         elif threads is not None and threads > 1:
             yield (
-                f"{name}={text} is set and wins over the plan: {ranks} ranks on {_cores(cores)} "
-                f"would run {ranks * threads} threads; unset it, or start at most "
-                f"{_ranks(max(1, cores // threads))}"
+                f"{name}={text} is set and wins over the plan: {ranks} ranks on "
+                f"{_some(cores, 'core')} would run {ranks * threads} threads; unset it, or start "
+                f"at most {_some(max(1, cores // threads), 'rank')}"
             )
 
 
-def _about_memory(machine: Machine) -> Iterator[str]:
+def _about_limits(machine: Machine) -> Iterator[str]:
     free = machine.memory.value
     if free is not None and free < _LITTLE:
         yield (
             f"only {format_bytes(free)} of memory can be had ({machine.memory.why}): sharing more "
             "raises OutOfMemory"
         )
-
-
-def _about_reading(machine: Machine) -> Iterator[str]:
-    if machine.reading.value is not False:
-        return
-    scope = machine.ptrace_scope.value
-    if scope in ("1", "2", "3"):
-        cause = f"ptrace_scope is {scope}"
-    else:
+    if machine.reading.value is False:
         cause = f"process_vm_readv is forbidden ({machine.reading.why})"
-    yield (
-        f"{cause}: large arrays are copied twice through shared memory instead of once: "
-        "slower, still right"
-    )
-
-
-def _about_open_files(machine: Machine) -> Iterator[str]:
+        if machine.ptrace_scope.value in ("1", "2", "3"):
+            cause = f"ptrace_scope is {machine.ptrace_scope.value}"
+        yield (
+            f"{cause}: large arrays are copied twice through shared memory instead of once: "
+            "slower, still right"
+        )
     limit = machine.open_files.value
     if limit is not None and 0 <= limit < _USUAL_FILES:
         most = max(0, limit - _FILES_BESIDES) // _FILES_PER_RANK
         yield (
-            f"the limit on open files is {limit}: `weft run` can start about {_ranks(most)}, and "
-            f"each has so much less for its own files; raise it with `ulimit -n {_USUAL_FILES}`"
+            f"the limit on open files is {limit}: `weft run` can start about "
+            f"{_some(most, 'rank')}, and each has so much less for its own files; raise it with "
+            f"`ulimit -n {_USUAL_FILES}`"
         )
 
 
@@ -198,34 +182,23 @@ def _about_gpus(machine: Machine) -> Iterator[str]:
         )
 
 
-def _about_mpi(machine: Machine) -> Iterator[str]:
+def _about_setup(machine: Machine) -> Iterator[str]:
     if machine.mpirun.value and machine.packages["mpi4py"].value == "":
         yield (
             "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
             "(pip install 'weft[mpi]')"
         )
-
-
-def _about_kernels(machine: Machine) -> Iterator[str]:
     if machine.kernels.value is False:
         yield (
             f"adding to tables is slower than it could be, still right: weft's loops in C are not "
             f"used, because {machine.kernels.why}"
         )
-
-
-def _about_faults(machine: Machine) -> Iterator[str]:
-    faults = machine.environment.get("WEFT_FAULT")
-    if faults:
+    if faults := machine.environment.get("WEFT_FAULT"):
         yield (
             f"WEFT_FAULT={faults} is set: ranks are killed, stopped or delayed on purpose; "
             "unset it outside of tests"
         )
 
 
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+def _some(count: int, thing: str) -> str:
+    return f"1 {thing}" if count == 1 else f"{count} {thing}s"
