@@ -250,7 +250,7 @@ def test_an_array_that_is_put_arrives_in_every_worker(pool: Pool) -> None:
     assert array.flags.writeable
 
 
-def test_a_closed_team_starts_anew(pool: Pool) -> None:
+def test_a_closed_pool_starts_anew(pool: Pool) -> None:
     """Its workers end; a later job has others."""
 
     def processes() -> set[tuple[str, int]]:
