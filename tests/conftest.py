@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.support import MARK, marked_processes
+from tests.support import MARK, Reading, marked_processes, readings
 
 # a shell without job control starts background commands with Ctrl-C ignored, nohup has them ignore
 # the end of the terminal, and programs inherit both; the tests that do these things need them back
@@ -37,6 +37,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     # torch's optimizers make this folder, by default among the temporary files
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     before = _leavings(temporary)
+    readings[:] = [Reading.take()]
     yield
     weft.shutdown()
     deadline = time.monotonic() + float(os.environ.get("WEFT_TEST_PATIENCE", "20"))

@@ -40,7 +40,7 @@ SLOW = (
     "failures/test_map_points.py",
     "_api/test_sharing.py",
     "failures/test_tables.py",
-    "engines/local/collectives/test_collectives.py",
+    "engines/local/collectives/test_collective.py",
     "failures/test_map.py",
     "contracts/test_collectives.py",
     "failures/test_functions_interrupted.py",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import itertools
 import os
 import pickle
 import subprocess
@@ -100,7 +103,9 @@ def run_command(
         env={**os.environ, **(env or {})},
         cwd=folder,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    readings.append(Reading.take())
+    return Outcome(done.returncode, done.stdout, done.stderr, seconds)
 
 
 def run_ranks(
@@ -142,29 +147,83 @@ def take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def load() -> float:
-    """How many times as long as on an idle machine something may take here and now: 1 where there
-    is a core for whoever wants one, 2.5 beside as many busy processes as there are cores.
+@dataclass(frozen=True)
+class Reading:
+    """How long all cores have been busy until now, and how long of that with this test."""
 
-    Measured by a little work, and how long it had to wait for its core."""
+    now: float
+    busy: float
+    own: float
+
+    @classmethod
+    def take(cls) -> Reading:
+        ticks = os.sysconf("SC_CLK_TCK")
+        cpu = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        busy = (sum(cpu) - cpu[3] - cpu[4]) / ticks  # all but idle, and idle until a disk answers
+        own = sum(os.times()[:4])
+        for pid in marked_processes():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                own += sum(map(int, stat[11:15])) / ticks  # with the children that it has seen end
+        return cls(time.monotonic(), busy, own)
+
+    def others_until(self, later: Reading) -> float:
+        """The part of all cores that others have had between two readings."""
+        seconds = (later.now - self.now) * (os.cpu_count() or 1)
+        others = (later.busy - self.busy) - (later.own - self.own)
+        # the counters tick a hundred times a second
+        return min(1.0, max(0.0, others / seconds)) if seconds > 0.2 else 0.0
+
+
+#: taken in this test: when it began, and whenever something that it ran had ended
+readings: list[Reading] = []
+
+
+def load() -> float:
+    """How many times as long as on an idle machine something may take that this test has just done,
+    or will do now: 1 where there is a core for whoever wants one, 2.5 beside as many busy processes
+    as there are cores.
+
+    Measured by what others have had of the cores since the test began, at its worst; and by a
+    little work now, and how long it has to wait for its core."""
     began, used = time.perf_counter(), time.thread_time()
     while (worked := time.thread_time() - used) < 0.03:
         pass
-    return 1 + 3 * max(0.0, (time.perf_counter() - began) / worked - 1)
+    now = 1 + 3 * max(0.0, (time.perf_counter() - began) / worked - 1)
+    if readings:
+        readings.append(Reading.take())
+    others = (early.others_until(late) for early, late in itertools.pairwise(readings))
+    return max(now, 1 + 3 * min(0.5, max(others, default=0.0)))
 
 
 def within(seconds: float) -> float:
-    """How long something may take that takes so many seconds at most on an idle machine."""
+    """How long something may take that takes so many seconds at most on an idle machine. Asked when
+    it has ended, it is known how busy the machine was meanwhile."""
     return seconds * load()
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = HANGS / 2) -> Any:
-    """What `condition` returns once it is true; fails the test if it never is."""
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], Any], seconds: float | None = None) -> Any:
+    """What `condition` returns once it is true; fails the test if it never is, or not within so
+    many seconds (of an idle machine)."""
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{condition} did not become true"
+        assert time.monotonic() < began + HANGS / 2, f"{condition} did not become true"
         time.sleep(0.005)
+    taken = time.monotonic() - began
+    assert seconds is None or taken < within(seconds), f"{condition} became true after {taken} s"
     return found
+
+
+def await_state(group: Any, rank: int, condition: Callable[[Any], Any]) -> None:
+    """In a rank: wait until what another rank does is as it should be; see `RankState`."""
+    end = time.monotonic() + 60
+    while not condition(state := group._meeting.roster.states(group._meeting.members)[rank]):
+        assert time.monotonic() < end, state
+        time.sleep(0.005)
+
+
+#: the same for programs that are given as text
+AWAIT_STATE = "import time\nfrom typing import Any, Callable\n" + inspect.getsource(await_state)
 
 
 def marked_processes() -> dict[int, str]:

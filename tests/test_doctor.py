@@ -368,7 +368,7 @@ def test_nobody_reads_it(unbuffered: str) -> None:
             stdout=closed,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=HANGS,
             env={**_plain_environment(), "PYTHONUNBUFFERED": unbuffered},
         )
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,6 +13,7 @@ import pytest
 
 import playdoh
 import synkhronos._data
+from tests.support import HANGS
 from weft._api import (
     collectives,
     distributing,
@@ -56,7 +57,7 @@ def test_every_python_block_runs(text: str, tmp_path: Path) -> None:
     ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
     for command in (alone, ranks):
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
+            command, capture_output=True, text=True, timeout=HANGS, cwd=tmp_path, env=env
         )
         assert done.returncode == 0, f"{text}\n{done.stderr}"
 

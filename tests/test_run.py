@@ -19,6 +19,18 @@ def test_every_file_of_tests_has_one_part() -> None:
     assert sorted(name for one in named for name in one) == files
 
 
+def test_files_have_the_names_of_what_they_test() -> None:
+    """Below src/weft: the module or the folder, and then perhaps what of it."""
+    for path in run.TESTS.rglob("*/test_*.py"):
+        folder = path.parent.relative_to(run.TESTS)
+        source = run.ROOT / "src" / "weft" / folder
+        if source.is_dir():
+            beside = [*source.iterdir(), *path.parent.iterdir(), folder]
+            names = {one.stem for one in beside if not one.name.startswith("test_")}
+            tested = path.stem.removeprefix("test_")
+            assert any(f"{tested}_".startswith(f"{name}_") for name in names), path
+
+
 def part_of(folder: Path, text: str) -> run.Part:
     path = folder / "test_something.py"
     path.write_text(text)

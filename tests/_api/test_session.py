@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from tests.support import launch, run_python, run_ranks
+from tests.support import HANGS, await_state, launch, run_python, run_ranks, wait_until
 from weft.engines.base import Group
 from weft.engines.local.group import LocalGroup
 from weft.errors import (
@@ -388,9 +388,10 @@ def test_shutdown_while_another_thread_waits() -> None:
     """The waiting thread is told that the session has ended."""
 
     def body(group: Group) -> str:
+        told_all = Path(os.environ["WEFT_TEST_FOLDER"]) / "told"
         if group.rank == 1:
             group.split(0)
-            time.sleep(0.5)  # alive, but not coming
+            wait_until(told_all.exists)  # alive, but not coming
             return "waited"
         told: list[str] = []
 
@@ -406,7 +407,8 @@ def test_shutdown_while_another_thread_waits() -> None:
         while group._current is None:  # type: ignore[attr-defined]
             pass
         weft.shutdown()
-        thread.join(10)
+        thread.join(HANGS)
+        told_all.touch()
         return told[0]
 
     assert run_ranks(2, body)[0] == "NotInitialized"
@@ -423,8 +425,9 @@ def test_the_table_names_the_subgroup() -> None:
             half.barrier()
             group.barrier()
             return None
+        await_state(group, 1, lambda state: state.operation == "barrier of world/1.0")
         try:
-            group.barrier(timeout=0.3)
+            group.barrier(timeout=0.1)
         except weft.Stalled as error:
             told = [state.operation for state in error.states]
         half.barrier()

@@ -15,6 +15,8 @@ import report
 import tables
 from comparison import BYTES, CORES
 
+from tests.support import HANGS
+
 # also the name of a function
 map_benchmark = import_module("map")
 
@@ -125,6 +127,6 @@ def test_make_bench_runs_it(script: str) -> None:
 def test_wrong_options_are_refused(script: str, options: list[str], said: str) -> None:
     """Before anything is measured."""
     command = [sys.executable, str(ROOT / f"benchmarks/{script}.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 2
     assert said in done.stderr

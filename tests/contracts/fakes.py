@@ -1,7 +1,7 @@
 """Engines of two "hosts" that share no memory, for what one host cannot show.
 
 Their processes are the local engine's, and meet as these do; what they send is pickled, and nobody
-uses another's memory. The first half of the ranks is on host "a", the others on "b".
+uses another's memory. Ranks 0, 2, 4 ... are on host "a", the others on "b".
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import cloudpickle
 import numpy as np
 
 import weft
+from tests.contracts.two_stores import Tables
 from weft._core import failures
-from weft._core.arithmetic import combine
+from weft._core.arithmetic import Array, accumulate, finish, wide_type
 from weft._core.calls import Call, Combination, UnlikeArrays
+from weft._core.tables import TableSpec
 from weft.adapters import models
 from weft.engines import base
 from weft.engines.local import group as local_group
@@ -29,8 +31,9 @@ from weft.engines.local.team import team as local_team
 from weft.engines.local.team.team import LocalTeam
 
 
-def hosts_of(size: int) -> tuple[str, ...]:
-    return tuple("a" if 2 * rank < size else "b" for rank in range(size))
+def hosts_of(ranks: Sequence[int]) -> tuple[str, ...]:
+    """The hosts of some ranks of the world."""
+    return tuple("ab"[rank % 2] for rank in ranks)
 
 
 # a group
@@ -56,10 +59,12 @@ class GroupOfTwoHosts(LocalGroup):
 
     allocate = base.Group.allocate
     all_reduce = base.Group.all_reduce
+    #: made with the first table
+    _tables: Tables | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return hosts_of(self.size)
+        return hosts_of(self._meeting.members)
 
     def split(self, color: int | None, *, key: int = 0, timeout: float | None = None) -> Any:
         return as_two_hosts(super().split(color, key=key, timeout=timeout))
@@ -67,8 +72,15 @@ class GroupOfTwoHosts(LocalGroup):
     def survivors(self, *, timeout: float | None = None) -> Any:
         return as_two_hosts(super().survivors(timeout=timeout))
 
-    def make_store(self, spec: Any, values: Any) -> Any:
-        return StoreOfTwoHosts(super().make_store(spec, values), self)
+    def make_store(self, spec: TableSpec, values: Array | None) -> Any:
+        super().make_store(spec, None)  # all ask for the same; its memory is not used
+        self._tables = self._tables or Tables(self)
+        return self._tables.make(spec, values)
+
+    def leave(self) -> None:
+        super().leave()
+        if self._tables is not None:
+            self._tables.close()
 
     def _exchange(self, call: Call, seconds: float) -> None:
         message = pickle.dumps((call.common, call.own, list(call.source)))
@@ -87,7 +99,7 @@ class GroupOfTwoHosts(LocalGroup):
         if isinstance(plan, Combination):
             for at, target in enumerate(plan.target):
                 parts = [arrays[at] for arrays in sources]
-                combine(parts, target, plan.op, plan.elements[at], plan.weights)
+                combine(self.hosts, parts, target, plan.elements[at], plan)
         else:
             for copy in plan.incoming:
                 part = sources[copy.from_rank][copy.from_array].view(np.uint8)[copy.from_byte :]
@@ -96,25 +108,22 @@ class GroupOfTwoHosts(LocalGroup):
         call.finish()
 
 
-class StoreOfTwoHosts:
-    """A table's calls, of which those that reach one host's rows alone are every rank's to make."""
-
-    def __init__(self, inner: Any, group: base.Group) -> None:
-        vars(self).update(_inner=inner, _group=group)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inner, name, value)
-
-    def settle(self, *, timeout: float | None = None) -> None:
-        """Where one rank calls it alone, it waits here, and the others are elsewhere."""
-        self._group.barrier(timeout=timeout)
-        self._inner.settle(timeout=timeout)
-
-    def exclusive_rows(self) -> None:
-        """Others use the rows too, however many ranks there are."""
+def combine(
+    hosts: Sequence[str], parts: Sequence[Array], target: Array, element: str, plan: Combination
+) -> None:
+    """Each host has the total of its ranks; these totals come to the result."""
+    op, weights = plan.op, plan.weights
+    wide = wide_type(target.dtype, op, element, weighted=weights is not None)
+    totals: list[tuple[Array, float]] = []
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, at in enumerate(hosts) if at == host]
+        total = np.empty(target.shape, wide)
+        own = None if weights is None else [weights[rank] for rank in ranks]
+        weight = accumulate([parts[rank] for rank in ranks], total, op, element, own)
+        totals += [(total, weight)] if weight else []
+    total = np.empty(target.shape, wide)
+    accumulate([total for total, _ in totals], total, op, wide.name)
+    finish(total, target, op, element, sum(weight for _, weight in totals))
 
 
 # a team
@@ -127,7 +136,7 @@ class TeamOfTwoHosts(LocalTeam):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return hosts_of(self.size)
+        return hosts_of(range(self.size))
 
     def _call(
         self,

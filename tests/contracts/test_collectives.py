@@ -36,8 +36,8 @@ def given(rank: int, shape: Any, dtype: str = "float64", seed: int = 0) -> Any:
     return random.integers(0, 100, shape).astype(dtype)
 
 
-def reduced(parts: list[Any], op: str) -> Any:
-    """What parts come to, in rank order."""
+def reduced(group: Group, parts: list[Any], op: str) -> Any:
+    """What the parts of all ranks come to: in rank order within a host, then in that of hosts."""
     dtype = parts[0].dtype
     wide = dtype
     if dtype == np.float16 and op not in ("min", "max"):
@@ -45,9 +45,13 @@ def reduced(parts: list[Any], op: str) -> Any:
     elif op == "mean" and dtype.kind in "biu":
         wide = np.dtype(np.float64)
     ufunc = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(op, np.add)
-    total = parts[0].astype(wide)
-    for part in parts[1:]:
-        total = ufunc(total, part.astype(wide))
+    totals: dict[str, Any] = {}
+    for host, part in zip(group.hosts, parts, strict=True):
+        own = part.astype(wide)
+        totals[host] = ufunc(totals[host], own) if host in totals else own
+    total, *others = totals.values()
+    for other in others:
+        total = ufunc(total, other)
     if op == "mean":
         total = total / wide.type(len(parts))
     return np.asarray(total).astype(dtype)
@@ -85,10 +89,10 @@ def every_call_small_and_large(group: Group) -> list[bytes]:
         large = mine.nbytes > ROOM
         for op in OPS if not large else ("sum", "mean", "max"):
             found = group.all_reduce(mine, op)
-            assert equal(found, reduced(parts, op)), (op, dtype, shape)
+            assert equal(found, reduced(group, parts, op)), (op, dtype, shape)
             bits.append(found.tobytes() if mine.itemsize <= 16 and "long" not in dtype else b"")
         found = group.reduce(mine, "sum", root)
-        assert found is None if group.rank != root else equal(found, reduced(parts, "sum"))
+        assert found is None if group.rank != root else equal(found, reduced(group, parts, "sum"))
         found = group.broadcast(mine if group.rank == root else None, root)
         assert equal(found, parts[root]), (dtype, shape)
         whole = np.concatenate([np.atleast_1d(part) for part in parts])
@@ -114,7 +118,7 @@ def layouts_lengths_and_places(group: Group) -> bool:
     size, rank = group.size, group.rank
     for length in (6, LARGE):
         parts = [given(other, (2, length)) for other in range(size)]
-        total = reduced(parts, "sum")
+        total = reduced(group, parts, "sum")
         frozen = parts[rank].copy()
         frozen.flags.writeable = False
         wide = np.zeros((2, 2 * length))
@@ -190,9 +194,9 @@ def trees_and_objects(group: Group) -> bool:
     for length in (3, LARGE):
         trees = [tree(of, length) for of in range(size)]
         expected = [
-            reduced([one["weights"][0] for one in trees], "sum"),
-            reduced([one["weights"][1] for one in trees], "sum"),
-            reduced([one["bias"][0] for one in trees], "sum"),
+            reduced(group, [one["weights"][0] for one in trees], "sum"),
+            reduced(group, [one["weights"][1] for one in trees], "sum"),
+            reduced(group, [one["bias"][0] for one in trees], "sum"),
         ]
         found = group.all_reduce(trees[rank])
         assert list(found) == list(trees[rank])  # keys in this rank's own order
@@ -212,7 +216,7 @@ def trees_and_objects(group: Group) -> bool:
     many = [given(rank, (k % 5,), seed=k) for k in range(300)]
     found = group.all_reduce(many)
     assert all(
-        equal(one, reduced([given(of, (k % 5,), seed=k) for of in range(size)], "sum"))
+        equal(one, reduced(group, [given(of, (k % 5,), seed=k) for of in range(size)], "sum"))
         for k, one in enumerate(found)
     )
     assert len(group.broadcast(many, size - 1)) == len(group.all_gather(many)) == 300
@@ -277,7 +281,7 @@ def test_results_do_not_depend_on_timing(outcome: Any) -> None:
 def async_calls(group: Group) -> bool:
     size, rank = group.size, group.rank
     parts = [given(of, (LARGE,)) for of in range(size)]
-    total = reduced(parts, "sum")
+    total = reduced(group, parts, "sum")
     mine, out = parts[rank].copy(), np.empty(LARGE)
     handles = [
         group.all_reduce(mine, async_op=True),
@@ -400,9 +404,9 @@ def subgroups_and_survivors(group: Group) -> bool:
         parts = [given(of, (length,)) for of in range(size)]
         pending = group.all_reduce(parts[rank], async_op=True)
         found = parity.all_reduce(parts[rank])
-        assert equal(found, reduced([parts[of] for of in members], "sum"))
+        assert equal(found, reduced(parity, [parts[of] for of in members], "sum"))
         assert equal(parity.all_gather(parts[rank]), np.concatenate([parts[of] for of in members]))
-        assert equal(pending.wait(), reduced(parts, "sum"))
+        assert equal(pending.wait(), reduced(group, parts, "sum"))
         assert parity.broadcast(rank, parity.size - 1) == members[-1]
     for _ in range(2):
         before, group = group, group.survivors()
@@ -415,7 +419,7 @@ def subgroups_and_survivors(group: Group) -> bool:
         for length in (4, LARGE):
             parts = [given(of, (length,), seed=5) for of in range(size)]
             for _ in range(2):
-                assert equal(group.all_reduce(parts[rank]), reduced(parts, "sum"))
+                assert equal(group.all_reduce(parts[rank]), reduced(group, parts, "sum"))
     assert usable(group)
     group.leave()
     for call in (group.all_reduce, group.broadcast, group.all_gather, group.scatter):

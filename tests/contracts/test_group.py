@@ -48,7 +48,7 @@ def test_groups_know_their_hosts(outcome: Any) -> None:
         same_parity = everybody[rank % 2 :: 2][::-1]
         for ranks, placed in zip((everybody, same_parity, everybody), groups, strict=True):
             hosts, own = placed[0], ranks.index(rank)
-            assert hosts in ((here,) * len(ranks), hosts_of(len(ranks)))
+            assert hosts in ((here,) * len(ranks), hosts_of(ranks))
             assert placed[1:] == (hosts[:own].count(hosts[own]), hosts.count(hosts[own]))
 
 

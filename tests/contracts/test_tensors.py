@@ -7,7 +7,9 @@ has all of both.
 
 from __future__ import annotations
 
+import operator
 import sys
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -92,9 +94,11 @@ def in_collectives(group: Group) -> list[bytes]:
             parts = [torch.from_numpy(given(of, (length, 2))) for of in range(size)]
             parts = [(part * 3).to(dtype) for part in parts]
             mine, half = parts[rank], dtype in (torch.bfloat16, torch.float16)
-            total = parts[0].float() if half else parts[0].clone()
-            for part in parts[1:]:
-                total = total + part
+            totals: dict[str, Any] = {}  # of each host, in rank order
+            for host, part in zip(group.hosts, parts, strict=True):
+                own = part.float() if half else part
+                totals[host] = totals[host] + own if host in totals else own
+            total = reduce(operator.add, totals.values())
             out = torch.empty(2, length, dtype=dtype).T
             for found in (
                 group.all_reduce(mine),

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
-from tests.support import within
+from tests.support import HANGS, wait_until, within
 from weft.errors import UsedConcurrently
 
 pytestmark = pytest.mark.alone
 
 
 def slow(x: Any) -> float:
-    time.sleep(3)
+    """Say that the call runs, and wait until it may end."""
+    (folder() / "running").touch()
+    wait_until((folder() / "go on").exists)
     return float(x.sum())
+
+
+def folder() -> Path:
+    return Path(os.environ["WEFT_TEST_FOLDER"])
+
+
+def await_call() -> None:
+    wait_until((folder() / "running").exists)
 
 
 @pytest.mark.parametrize("end", [lambda team: team.close(), lambda team: weft.shutdown()])
@@ -29,12 +41,14 @@ def test_a_team_that_another_thread_closes(end: Callable[[weft.Team], None]) -> 
     team = weft.Team(2, timeout=20.0)
     f = weft.function(slow, collect="sum", team=team)
     f.send()
-    thread = threading.Thread(target=lambda: (time.sleep(0.3), end(team)))
+    ended: list[float] = []
+    thread = threading.Thread(
+        target=lambda: (await_call(), ended.append(time.monotonic()), end(team))
+    )
     thread.start()
-    start = time.monotonic()
     with pytest.raises(weft.TeamBroken, match="closed in the middle of a call"):
         f(np.ones(4))
-    assert time.monotonic() - start < within(2.5)
+    assert time.monotonic() - ended[0] < within(2.2)
     thread.join()
     with pytest.raises(weft.TeamBroken, match="has been closed"):
         f(np.ones(4))
@@ -50,7 +64,8 @@ _teams: list[weft.Team] = []
 def closes(x: Any) -> float:
     if _teams:
         _teams[0].close()
-    time.sleep(0.5)
+    else:  # until it is ended
+        time.sleep(HANGS)
     return float(x.sum())
 
 
@@ -71,11 +86,12 @@ def test_a_restart_in_the_middle_of_a_call() -> None:
         caught: list[BaseException] = []
 
         def restart() -> None:
-            time.sleep(0.5)
+            await_call()
             try:
                 team.restart()
             except BaseException as error:
                 caught.append(error)
+            (folder() / "go on").touch()
 
         thread = threading.Thread(target=restart)
         thread.start()

@@ -12,13 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
-from tests.support import marked_processes, run_python, wait_until, within, write_script
+from tests.support import (
+    HANGS,
+    await_state,
+    marked_processes,
+    run_python,
+    wait_until,
+    within,
+    write_script,
+)
 from weft.engines.base import Member
 from weft.engines.local.pool import workers
 from weft.engines.local.processes.linux import readable
@@ -327,30 +336,40 @@ def test_ranks_that_disagree(pair: weft.Team) -> None:
 # stalls
 
 
-def test_a_function_that_stalls() -> None:
+def test_a_function_that_stalls(pair: weft.Team) -> None:
     """After the timeout: Stalled names the rank; what sleeps is interrupted and stays usable."""
-    with weft.Team(2, timeout=0.5) as team:
-        with pytest.raises(weft.Stalled, match=r"0\.5 s have passed, and rank 1"):
-            weft.function(elsewhere(lambda: time.sleep(60)), team=team)(np.ones(6))
-        still_works(team)
+    with impatient(pair), pytest.raises(weft.Stalled, match=r"0\.5 s have passed, and rank 1"):
+        weft.function(elsewhere(lambda: time.sleep(60)), team=pair)(np.ones(6))
+    still_works(pair)
+
+
+@contextlib.contextmanager
+def impatient(team: weft.Team) -> Iterator[None]:
+    """While it lasts, workers that were started with patience have half a second to answer."""
+    backend: Any = team.backend
+    usual, group = backend._timeout, backend.member.group
+    backend._timeout = group.timeout = 0.5
+    yield
+    backend._timeout = group.timeout = usual
 
 
 @pytest.mark.parametrize("collective", [False, True])
-def test_a_worker_that_is_stopped(collective: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_stopped(
+    pair: weft.Team, collective: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that cannot even be interrupted is ended, and the team restarts."""
     monkeypatch.setattr(local_team, "_GRACE", 1.0)  # so that it need not wait for longer
-    with weft.Team(2, timeout=0.5) as team:
-        values = np.ones(3)
-        copies = weft.replicate(values, team=team)
-        pids = team.backend.call(_pid, [()] * 2)
-        os.kill(pids[1], signal.SIGSTOP)
-        f = weft.function(np.sum, collect="sum", split=[0], team=team)
-        with pytest.raises(weft.Stalled):
-            copies.all_reduce() if collective else f(np.ones(6))
-        with pytest.raises(weft.TeamBroken):
-            copies.get(1)
-        team.restart()
-        still_works(team)
+    values = np.ones(3)
+    copies = weft.replicate(values, team=pair)
+    pids = pair.backend.call(_pid, [()] * 2)
+    os.kill(pids[1], signal.SIGSTOP)
+    f = weft.function(np.sum, collect="sum", split=[0], team=pair)
+    with impatient(pair), pytest.raises(weft.Stalled):
+        copies.all_reduce() if collective else f(np.ones(6))
+    with pytest.raises(weft.TeamBroken):
+        copies.get(1)
+    pair.restart()
+    still_works(pair)
 
 
 # drivers
@@ -358,38 +377,62 @@ def test_a_worker_that_is_stopped(collective: bool, monkeypatch: pytest.MonkeyPa
 
 def test_ctrl_c(team: weft.Team) -> None:
     """It ends the call, also while workers are in a collective, and the team goes on."""
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), pressing(begun().exists):
         team.backend.call(_sleep_or_meet, [()] * team.size)
-    timer.join()
     still_works(team)
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        weft.function(elsewhere(lambda: time.sleep(60)), team=team)(np.ones(6))
-    timer.join()
+    begun().unlink()
+    with pytest.raises(KeyboardInterrupt), pressing(begun().exists):
+        weft.function(elsewhere(_begin_and_sleep), team=team)(np.ones(6))
     still_works(team)
+
+
+@contextlib.contextmanager
+def pressing(*moments: Callable[[], Any]) -> Iterator[None]:
+    """Ctrl-C whenever the next of these has become true."""
+
+    def press() -> None:
+        for moment in moments:
+            wait_until(moment)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def begun() -> Path:
+    """A file that is made when a call is where it should be."""
+    return Path(os.environ["WEFT_TEST_FOLDER"]) / "begun"
+
+
+def _begin_and_sleep() -> None:
+    begun().touch()
+    time.sleep(60)
 
 
 def _sleep_or_meet(member: Member) -> None:
     if member.rank == 0:
-        time.sleep(60)
+        for rank in range(1, member.size):
+            await_state(member.group, rank, lambda state: state.operation.startswith("barrier"))
+        _begin_and_sleep()
     member.group.barrier()
 
 
-def test_ctrl_c_twice(pair: weft.Team) -> None:
+def test_ctrl_c_twice(pair: weft.Team, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one while the first is attended to ends what still runs; no answer is left over."""
-    timers = [
-        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
-        for seconds in (0.3, 0.6)
-    ]
-    for timer in timers:
-        timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    attended = threading.Event()
+    interrupt = workers.Worker.interrupt
+
+    def interrupt_and_tell(worker: workers.Worker) -> None:
+        interrupt(worker)
+        attended.set()
+
+    monkeypatch.setattr(workers.Worker, "interrupt", interrupt_and_tell)
+    with pytest.raises(KeyboardInterrupt), pressing(begun().exists, attended.is_set):
         weft.function(elsewhere(_deaf), team=pair)(np.ones(6))
-    for timer in timers:
-        timer.join()
     with pytest.raises(weft.TeamBroken):
         weft.function(np.sum, split=[0], team=pair)(np.ones(6))
     pair.restart()
@@ -398,7 +441,7 @@ def test_ctrl_c_twice(pair: weft.Team) -> None:
 
 def _deaf() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    time.sleep(60)
+    _begin_and_sleep()
 
 
 PROGRAM = """
@@ -425,7 +468,7 @@ def test_a_driver_that_ends_leaves_nothing(number: int) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"computing\n"
     process.send_signal(number)
-    process.wait(10)
+    process.wait(HANGS)
     process.stdout.close()
     wait_until(lambda: not marked_processes())
 

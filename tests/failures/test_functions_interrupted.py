@@ -41,7 +41,7 @@ def call(x):
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 deadline = time.monotonic() + 6
-while time.monotonic() < deadline:
+while time.monotonic() < deadline or (struck <= 20 and time.monotonic() < deadline + 60):
     x = rng.random() * np.ones((30_000, 1))
     begun = time.monotonic()
     try:
@@ -63,7 +63,7 @@ def test_interrupts_at_random(seed: int) -> None:
     assert outcome.code == 0, outcome
     struck, longest = outcome.out.split()
     assert int(struck) > 20
-    assert float(longest) < 5  # half of what a worker has that does not end
+    assert float(longest) < within(5)  # half of what a worker has that does not end
 
 
 @pytest.mark.parametrize("moment", ["give", "receive"])

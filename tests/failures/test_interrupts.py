@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.locking import MAKE_LOCK
-from tests.support import launch, run_python
+from tests.support import AWAIT_STATE, launch, run_python
 
 STRUCK = """
 import os, pickle, signal, subprocess, sys, threading, time
@@ -185,7 +185,7 @@ pickle.dump([pickle.dumps(array) for array in arrays], sys.stdout.buffer)
 sys.stdout.flush()
 sys.stdin.buffer.readline()
 server = blocks._here.server
-deadline = time.monotonic() + 5
+deadline = time.monotonic() + 60
 while server._remote_references and time.monotonic() < deadline:
     time.sleep(0.01)
 print(len(server._remote_references), flush=True)
@@ -240,6 +240,7 @@ def test_an_interrupt_as_the_holder_dies(wait: str) -> None:
     outcome = launch(
         STRUCK
         + MAKE_LOCK
+        + AWAIT_STATE
         + f"""
 group = weft.init()
 lock = make_lock(group)
@@ -247,18 +248,19 @@ group.barrier()
 if group.rank == 1:
     with lock.exclusive():
         group.barrier()
-        time.sleep(0.3)
+        await_state(group, 0, lambda state: state.operation.startswith("waiting for"))
+        time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGKILL)
 group.barrier()
 news = []
 
 def take(_):
-    with lock.{wait}(timeout=5) as died:
+    with lock.{wait}(timeout=60) as died:
         if died is not None:
             news.append(died)
 
 struck(take, seconds=0.6)
-with lock.exclusive(timeout=1) as died:
+with lock.exclusive(timeout=60) as died:
     if died is not None:
         news.append(died)
 print("news", set(news))

@@ -191,14 +191,14 @@ pressed, inside = 0, True
 
 def press(*_):
     global pressed
-    pressed += 1
-    if inside and pressed <= 3:
+    if inside and pressed < 3:
+        pressed += 1
         raise KeyboardInterrupt
 
 def items():
     yield 1
     signal.signal(signal.SIGALRM, press)
-    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.03)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.01)
     yield 2
 
 def deaf(x):
@@ -253,7 +253,7 @@ began = time.monotonic()
 for _ in range(5):
     weft.map(double, items, n=2)
 usual = (time.monotonic() - began) / 5
-pipes, interrupts = count_pipes(), 0
+pipes, interrupts, longest = count_pipes(), 0, 0.0
 for _ in range(int(sys.argv[2])):
     signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * rng.choice([1, 3]) * usual)
     began = time.monotonic()
@@ -267,12 +267,12 @@ for _ in range(int(sys.argv[2])):
         inside = False
         interrupts += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert time.monotonic() - began < float(sys.argv[3])
+    longest = max(longest, time.monotonic() - began)
     for index, result in enumerate(weft.map(double, items, n=2)):
         assert np.all(result == 2.0 * index)
 del result
 assert count_pipes() == pipes, (count_pipes(), pipes)
-print(interrupts)
+print(interrupts, longest)
 """
 
 
@@ -282,9 +282,11 @@ print(interrupts)
 )
 def test_interrupts_at_random(seed: int, interrupts: int) -> None:
     """Wherever a handler raises in the driver, the next map is right, and has all that it needs."""
-    outcome = run_python(INTERRUPTED, str(seed), str(interrupts), str(within(5.0)))
+    outcome = run_python(INTERRUPTED, str(seed), str(interrupts))
     assert outcome.code == 0, outcome
-    assert int(outcome.out) > interrupts // 4
+    struck, longest = outcome.out.split()
+    assert int(struck) > interrupts // 4
+    assert float(longest) < within(5.0)
 
 
 def test_exit_in_the_middle_of_a_map_async() -> None:

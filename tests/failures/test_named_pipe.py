@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import run_command, wait_until, within
+from tests.support import HANGS, run_command, wait_until, within
 from weft.engines.local.pool import named_pipe
 from weft.errors import LaunchError, Refused, Stalled
 
@@ -54,7 +54,7 @@ def test_a_stopped_server_lets_nobody_wait_for_ever(server: int) -> None:
     for one in comers:
         one.start()
     for one in comers:
-        one.join(10)
+        one.join(HANGS)
     assert len(refused) == 80
     assert max(refused) < within(5)
 

@@ -321,6 +321,7 @@ def test_unequal_counts_are_told(consistency: str) -> None:
 group = weft.init(timeout=60)
 case = Case(group, sys.argv[1], "rows")
 case.add()
+group.barrier()
 if group.rank == 0:
     for turn in range(2):
         try:

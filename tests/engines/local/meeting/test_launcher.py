@@ -55,7 +55,7 @@ def test_arguments_and_modules(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            timeout=30,
+            timeout=HANGS,
         )
         assert done.stdout == expected, done
 

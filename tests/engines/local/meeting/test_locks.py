@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
 from tests.locking import MAKE_LOCK, make_lock
-from tests.support import launch, run_ranks
+from tests.support import HANGS, await_state, launch, run_ranks, within
 from weft.engines.local.group import LocalGroup
 from weft.errors import Stalled, UsageError
 
@@ -63,8 +64,8 @@ def test_readers_share_and_writers_wait_for_them() -> None:
         lock = make_lock(group)
         with lock.shared():
             group.barrier()  # would never return if readers excluded each other
-            if group.rank == 1:
-                time.sleep(0.2)
+            if group.rank == 1:  # the writer waits already
+                await_state(group, 0, lambda state: state.operation.startswith("waiting for"))
             left = time.monotonic()
         if group.rank != 0:
             return left, 0.0
@@ -78,21 +79,22 @@ def test_readers_share_and_writers_wait_for_them() -> None:
 def test_a_writer_is_not_starved_by_readers() -> None:
     """Readers that come and go without pause do not keep a writer out."""
 
-    def body(group: LocalGroup) -> float:
+    def body(group: LocalGroup) -> int:
         lock = make_lock(group)
+        over = Path(os.environ["WEFT_TEST_FOLDER"]) / "over"
+        taken = 0
         group.barrier()
-        began = time.monotonic()
         if group.rank == 0:
             for _ in range(20):
-                with lock.exclusive(timeout=10):
-                    pass
-            return time.monotonic() - began
-        while time.monotonic() - began < 1.0:
+                with lock.exclusive(timeout=HANGS / 4):
+                    taken += 1
+            over.touch()
+        while not over.exists():
             with lock.shared():
                 time.sleep(0.001)
-        return 0.0
+        return taken
 
-    assert run_ranks(3, body)[0] < 5
+    assert run_ranks(3, body) == [20, 0, 0]
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
@@ -153,14 +155,16 @@ def test_a_wait_with_a_deadline_says_who_holds_it() -> None:
                     with lock.exclusive(timeout=0.2):
                         found.append("taken")
                 except Stalled as error:
-                    found.append((error.ranks, 0.2 <= time.monotonic() - began < 1.0))
+                    found.append((error.ranks, time.monotonic() - began))
                     assert error.states[0].operation.startswith("waiting for"), error
                 group.barrier()
         group.barrier()
-        with lock.exclusive(timeout=5):
+        with lock.exclusive(timeout=HANGS / 4):
             return found
 
-    assert run_ranks(2, body)[0] == [((1,), True), ((1,), True)]
+    for ranks, waited in run_ranks(2, body)[0]:
+        assert ranks == (1,)
+        assert 0.2 <= waited < within(1.0)
 
 
 def test_misuse_is_an_error_and_not_a_deadlock() -> None:
@@ -185,21 +189,24 @@ def test_ctrl_c_while_waiting_or_holding() -> None:
     def hold() -> None:
         with lock.exclusive():
             held.set()
-            release.wait(10)
+            release.wait(HANGS)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(10)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    def press() -> None:
+        await_state(group, 0, lambda state: state.operation.startswith("waiting for"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=press)]
+    threads[0].start()
+    held.wait(HANGS)
+    threads[1].start()
     with pytest.raises(KeyboardInterrupt), lock.exclusive():
         pass
     release.set()
-    thread.join()
-    timer.join()
+    for thread in threads:
+        thread.join()
     with pytest.raises(KeyboardInterrupt), lock.exclusive():
         raise KeyboardInterrupt
-    with lock.exclusive(timeout=1), pytest.raises(Stalled):
+    with lock.exclusive(timeout=HANGS / 4), pytest.raises(Stalled):
         _in_thread(lambda: lock.exclusive(timeout=0.05).__enter__())
 
 

@@ -6,15 +6,21 @@ import os
 import signal
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import launch, run_ranks, within
+from tests.support import AWAIT_STATE, launch, run_ranks, wait_until, within
 from weft.engines.local.group import LocalGroup
 from weft.errors import Stalled
 
 pytestmark = pytest.mark.alone
+
+
+def stalled() -> Path:
+    """A file that rank 0 makes when it has waited in vain."""
+    return Path(os.environ["WEFT_TEST_FOLDER"]) / "stalled"
 
 
 def test_a_waiting_rank_sleeps() -> None:
@@ -55,13 +61,14 @@ def test_a_deadline_raises_stalled_with_the_table() -> None:
     def body(group: LocalGroup) -> Any:
         group.barrier()
         if group.rank == 1:
-            time.sleep(0.5)
+            wait_until(stalled().exists)
             group.barrier()
             return None
         began = time.monotonic()
         with pytest.raises(Stalled) as caught:
             group.barrier(timeout=0.1)
         waited = time.monotonic() - began
+        stalled().touch()
         group.barrier()  # the same meeting, waited for again
         return caught.value, waited
 
@@ -84,17 +91,18 @@ def test_a_timeout_of_zero_looks_once() -> None:
     def body(group: LocalGroup) -> float:
         group.barrier()
         if group.rank == 1:
-            time.sleep(0.3)
+            wait_until(stalled().exists)  # rank 0 has come: it goes on waiting there
             group.barrier(timeout=0)
             return 0.0
         began = time.monotonic()
         with pytest.raises(Stalled):
             group.barrier(timeout=0)
         waited = time.monotonic() - began
+        stalled().touch()
         group.barrier()
         return waited
 
-    assert run_ranks(2, body)[0] < 0.1
+    assert run_ranks(2, body)[0] < within(0.1)
 
 
 def test_a_stopped_peer_is_shown_as_stopped() -> None:
@@ -107,8 +115,10 @@ def test_a_stopped_peer_is_shown_as_stopped() -> None:
             group.barrier()
             return None
         peer = group._meeting.roster.process(1).pid
+        stat = Path(f"/proc/{peer}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
         try:
-            group.barrier(timeout=0.3)
+            group.barrier(timeout=0.1)
         except Stalled as error:
             return error.states[1].status
         finally:
@@ -133,13 +143,15 @@ def test_a_stopped_peer_is_shown_as_stopped() -> None:
 def test_how_a_peer_ended(end: str, status: str) -> None:
     """PeerLost says how each rank ended, and where it was; within 100 ms of a kill."""
     outcome = launch(
-        f"""
+        AWAIT_STATE
+        + f"""
 import os, signal, sys, time
 import weft
 group = weft.init()
 group.barrier()
 if group.rank == 1:
-    time.sleep(0.1)
+    await_state(group, 0, lambda state: state.operation == "barrier")
+    time.sleep(0.05)  # until it sleeps
     print("END", time.monotonic())
     {end}
 else:
@@ -162,16 +174,18 @@ else:
 def test_a_peer_that_arrived_and_then_died_has_arrived() -> None:
     """Death right after arriving does not fail the barrier it arrived at, only the next."""
     outcome = launch(
-        """
+        AWAIT_STATE
+        + """
 import os, signal, time
 import weft
 group = weft.init()
 group.barrier()
-if group.rank == 0:
-    time.sleep(0.1)
 if group.rank == 1:
-    group.barrier()
-    os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.barrier(timeout=0)
+    except weft.Stalled:  # it has come before the other, and stays there
+        os.kill(os.getpid(), signal.SIGKILL)
+await_state(group, 1, lambda state: state.status != "alive")
 group.barrier()
 print("passed")
 try:
@@ -190,7 +204,8 @@ def test_a_few_dozen_kills() -> None:
     latencies = []
     for number in range(8):
         outcome = launch(
-            f"""
+            AWAIT_STATE
+            + f"""
 import os, signal, time
 import weft
 group = weft.init()
@@ -198,6 +213,8 @@ for kill in range(3):
     victim = ({number} + kill) % group.size
     group.barrier()
     if group.rank == victim:
+        for rank in set(range(group.size)) - {{victim}}:
+            await_state(group, rank, lambda state: state.operation == "barrier")
         time.sleep(({number} + 8 * kill) * 0.011)
         print("END", kill, time.monotonic(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -132,12 +132,23 @@ def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) 
     return sent
 
 
-def test_workers_are_warm_until_shutdown() -> None:
+def test_workers_are_warm_until_shutdown(tmp_path: Path) -> None:
     """The next call has the same ones; more are started when more are asked for; `shutdown` ends
     them all, and what started them."""
 
+    numbers = itertools.count()
+
     def pids(n: int) -> set[int]:
-        return set(weft.map(lambda _: time.sleep(0.02) or os.getpid(), range(4 * n), n=n))
+        """All of so many workers: each has an item, and none ends before all have begun."""
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+
+        def meet(_: int) -> int:
+            (folder / str(os.getpid())).touch()
+            wait_until(lambda: len(list(folder.iterdir())) == n)
+            return os.getpid()
+
+        return set(weft.map(meet, range(n), n=n))
 
     two = pids(2)
     assert len(two) == 2

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.engines.local.pool.test_wire import blocks_in_use
+from tests.engines.local.pool.test_payload import blocks_in_use
 from tests.support import wait_until
 from weft.engines.local.memory import arrays
 from weft.engines.local.pool import payload, payload_arrays

@@ -1,16 +1,21 @@
-"""Exceptions that signal handlers raise."""
+"""Exceptions that signal handlers raise, and threads that start whole or not at all."""
 
 from __future__ import annotations
 
 import functools
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import weft
+from tests.support import run_python
+from weft.engines import interruption
 from weft.engines.interruption import by_signal_handler
+
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +87,69 @@ def pack_as(place: str, value: Any) -> None:
                 weft.function(len, team=team, collect="sum")([[1], [value]])
             else:
                 weft.replicate([value], team=team)
+
+
+# threads
+
+
+def test_a_thread_starts() -> None:
+    """From the main thread and from another one it runs, once, and can be joined."""
+    ran: list[str] = []
+
+    def from_another() -> None:
+        inner = threading.Thread(target=ran.append, args=("inner",))
+        interruption.start(inner)
+        inner.join(10)
+
+    outer = threading.Thread(target=from_another)
+    interruption.start(outer)
+    outer.join(10)
+    assert ran == ["inner"]
+    assert not outer.is_alive()
+
+
+def test_a_thread_starts_once() -> None:
+    """What `Thread.start` says comes out here."""
+    thread = threading.Thread(target=print, args=("",), kwargs={"end": ""})
+    interruption.start(thread)
+    thread.join(10)
+    with pytest.raises(RuntimeError, match="can only be started once"):
+        interruption.start(thread)
+
+
+def test_starts_survive_interrupts() -> None:
+    """However often who starts threads is interrupted, each thread that began also ends, and Python
+    has nothing to say about them."""
+    outcome = run_python(
+        """
+import signal, threading, time
+from weft.engines import interruption
+
+class Interrupt(Exception):
+    pass
+
+def strike(*_):
+    raise Interrupt
+
+def begin():
+    thread = threading.Thread(target=lambda: None)
+    made.append(thread)
+    interruption.start(thread)
+
+made, struck = [], 0
+signal.signal(signal.SIGALRM, strike)
+end = time.monotonic() + 60
+while struck < 100 and time.monotonic() < end:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.00002 + len(made) % 97 * 0.000002)
+        begin()
+        time.sleep(0.01)  # until the timer strikes
+    except Interrupt:
+        struck += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+while threading.active_count() > 1 and time.monotonic() < end:
+    time.sleep(0.01)
+print(struck, len(threading.enumerate()), threading.active_count())
+"""
+    )
+    assert (outcome.out, outcome.err) == ("100 1 1\n", ""), outcome
