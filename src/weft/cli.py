@@ -80,8 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
     options, rest = _parser().parse_known_args(arguments)
     if rest:
         raise LaunchError(f"{options.prog} has no option {rest[0]!r}\n{_USAGE}")
-    code: int = options.run(options)
-    return code
+    return int(options.run(options))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,8 +128,7 @@ def _engine() -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    code: int = _engine().launch(_command(options))
-    return code
+    return int(_engine().launch(_command(options)))
 
 
 def _open(options: argparse.Namespace) -> int:

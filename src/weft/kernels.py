@@ -34,16 +34,9 @@ ApplyRule = Callable[[Sequence[int], int, Sequence[float]], None]
 
 _SOURCE = Path(__file__).with_name("kernels.c")
 _PATH = Path(__file__).with_name("libkernels.so")
-#: kinds of numbers: NumPy's name, and the suffix of the kernel's name
-_KINDS = {
-    "float32": "float32",
-    "float64": "float64",
-    "int32": "int32",
-    "uint32": "int32",
-    "int64": "int64",
-    "uint64": "int64",
-}
 _FLOATS = ("float32", "float64")
+#: kinds of numbers: NumPy's name, and the suffix of the kernel's name
+_KINDS = {kind: kind.removeprefix("u") for kind in (*_FLOATS, "int32", "uint32", "int64", "uint64")}
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 

@@ -228,5 +228,4 @@ def kernel_applies(array: Array, given: Array) -> bool:
 
 def address(array: Array) -> int:
     """Return the address of an array's first element."""
-    start: int = array.__array_interface__["data"][0]
-    return start
+    return int(array.__array_interface__["data"][0])

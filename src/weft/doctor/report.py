@@ -22,7 +22,6 @@ _LABELS = {
     "kernels": "loops in C",
     "ranks": "ranks meet",
 }
-_SIZES = ("memory",)
 #: longer values push their reason to the right
 _LABEL_WIDTH, _VALUE_WIDTH = 24, 12
 
@@ -78,7 +77,7 @@ def _fact_line(name: str, fact: Fact[Any]) -> str:
 def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return format_bytes(value) if name in _SIZES else str(value)
+    return format_bytes(value) if name == "memory" else str(value)
 
 
 def _line(label: str, value: str, why: str) -> str:

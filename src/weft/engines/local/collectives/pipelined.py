@@ -231,8 +231,7 @@ class PipelinedWork:
     @property
     def progress(self) -> int:
         """Return a count that grows with every chunk that is written, summed or read."""
-        done: int = self._work.given + self._work.added + self._work.taken
-        return done
+        return int(self._work.given + self._work.added + self._work.taken)
 
     @property
     def past_cache(self) -> bool:

@@ -393,9 +393,12 @@ def allow_ptrace() -> None:
     """Allow the launcher's other children to read this process's memory, where Yama lets processes
     read their descendants only (scope 1). Without a launcher, as a child of process 1, allow
     nobody."""
-    parent, scope = os.getppid(), Path("/proc/sys/kernel/yama/ptrace_scope")
-    if parent > 1 and scope.exists() and scope.read_text().strip() == "1":
-        allow_ptrace_by(parent)
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:  # a kernel without Yama
+        return
+    if scope == "1" and os.getppid() > 1:
+        allow_ptrace_by(os.getppid())
 
 
 #: blocks of peers that stay mapped. One that its owner has dropped is freed when others replace it

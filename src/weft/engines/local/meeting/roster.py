@@ -184,6 +184,12 @@ def entries(words: memoryview, at: int) -> list[Entry]:
     return sorted(whole, key=lambda entry: entry.number)
 
 
+def current(words: memoryview, at: int) -> Entry:
+    """Return the operation that the strip's rank is in, or else its last one."""
+    noted = entries(words, at) or [NOTHING]
+    return next((entry for entry in noted if not entry.ended), noted[-1])
+
+
 def _text(words: memoryview, at: int, index: int) -> str:
     place = at + _TEXTS_AT + index % _TEXTS * _TEXT_WORDS
     data = words[place + 1 : place + _TEXT_WORDS].tobytes()
@@ -338,9 +344,7 @@ class Roster:
         deadline = time.monotonic() + _ENDING_SECONDS
         rows = []
         for place, rank in enumerate(ranks):
-            noted = self.entries(rank) or [NOTHING]
-            # the operation that the rank is in, or else its last one
-            entry = next((entry for entry in noted if not entry.ended), noted[-1])
+            entry = current(self._words, self._row(rank) + 8)
             since = entry.ended or entry.began or now
             rows.append(
                 RankState(

@@ -318,23 +318,10 @@ class Close(NamedTuple):
     """Somebody asks a fork server behind a named pipe to end."""
 
 
-Message = (
-    Hello
-    | Welcome
-    | Rejected
-    | Attach
-    | Retain
-    | Retained
-    | Attached
-    | Gone
-    | Release
-    | ReleaseInFlight
-    | Start
-    | Started
-    | Ended
-    | Pool
-    | Close
-)
+Joining = Hello | Welcome | Rejected
+Attaching = Attach | Retain | Retained | Attached | Gone | Release | ReleaseInFlight
+Starting = Start | Started | Ended | Pool | Close
+Message = Joining | Attaching | Starting
 
 
 #: each kind of message by its name, with the types of its fields

@@ -174,12 +174,10 @@ class Clocks:
     @property
     def own(self) -> int:
         """Return how many adds this rank has made."""
-        count: int = self._words[self._own]
-        return count
+        return int(self._words[self._own])
 
     def count(self, rank: int) -> int:
-        count: int = self._words[self._indexes[rank]]
-        return count
+        return int(self._words[self._indexes[rank]])
 
     def tick(self) -> None:
         """Count one more add of this rank."""
@@ -318,8 +316,7 @@ class Staging:
     @property
     def applied(self) -> int:
         """Return how many clocks have been applied."""
-        count: int = self._words[APPLIED]
-        return count
+        return int(self._words[APPLIED])
 
     def stage(self, delta: Array, ids: Ids | None) -> None:
         """Keep this rank's delta until its clock is applied."""
