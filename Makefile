@@ -1,6 +1,7 @@
 # make demo    what weft does, on this machine, in under a minute
 # make test    lint, types, and the whole test suite
-# make soak    a thousand kills, under load, and every fault with every size (about fifteen minutes)
+# make soak    a thousand kills, under load, every fault with every size (about fifteen minutes), and
+#              an hour of mixed calls from eight threads (WEFT_SOAK_SECONDS=60 makes it a minute)
 # make bench   weft beside its peers; writes benchmarks/results/ and docs/benchmarks.md
 # make docs    the documents as pages in build/site, served on this machine only, at port PORT
 # Each sets up .venv by itself and needs only Python 3.11 or later and a C compiler.
@@ -28,7 +29,7 @@ types: .venv/test
 	$(BIN)/mypy
 
 soak: .venv/test
-	$(BIN)/python -m pytest -m soak --timeout=1800
+	$(BIN)/python -m pytest -m soak --timeout=1800  # the hour has a limit of its own
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/ground.py

@@ -7,7 +7,7 @@ import gc
 import operator
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -371,6 +371,18 @@ def test_calls_that_cannot_be_made(
         f = weft.function(lambda x, y: (0.0, 1.0), collect=["mean", "sum"], team=team)
         with pytest.raises(error, match=text):
             f(*arguments, **options)
+
+
+def test_a_team_is_a_team() -> None:
+    """A number of workers is none; every call that takes a team says so."""
+    calls: list[Callable[[], Any]] = [
+        lambda: weft.function(np.sum, collect="sum", team=2),  # type: ignore[arg-type]
+        lambda: weft.replicate(np.zeros(3), team=2),  # type: ignore[arg-type]
+        lambda: weft.train_step(np.sum, None, None, team=2),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(weft.InvalidType, match=r"team=2: expected a Team.*weft\.Team\(2\)"):
+            call()
 
 
 def test_outputs_that_cannot_be_averaged(team: weft.Team) -> None:

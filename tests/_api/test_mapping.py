@@ -336,6 +336,7 @@ def test_a_handle_tells_how_far_it_is(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert handle.wait(timeout=math.inf) == [0, 1, 4]
         assert (handle.status, handle.done(), handle.progress) == ("finished", True, (3, 3))
+        assert repr(handle) == "<MapHandle, finished, 3 of 3 items>"
         assert handle.wait() == [0, 1, 4]
         (tmp_path / "go").unlink()
     with pytest.raises(InvalidValue, match=r"timeout=-1: expected 0 or more seconds"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,22 @@ def test_what_cannot_be_a_model() -> None:
         weft.ModelTable(net, updater="adamant")
     with pytest.raises(InvalidValue, match="'async', 'bsp'"):
         weft.ModelTable(net, consistency="strict")
+    for wrong, words in (
+        ({"w": np.zeros(2), "name": "x"}, r"str at \['name'\]"),
+        ([], "without parts"),
+        ([np.zeros(2), torch.zeros(2)], "several libraries"),
+    ):
+        with pytest.raises(InvalidType, match=words):
+            weft.ModelTable(wrong)
+    with pytest.raises(InvalidValue, match="name=3"):
+        weft.ModelTable(net, name=3)  # type: ignore[arg-type]
     table = weft.ModelTable(net)
+    with pytest.raises(InvalidType, match="timeout='x'"):
+        table.sync(timeout="x")  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match=r"numpy\.asarray\(table\.tables\[0\]\)"):
+        np.asarray(table)
+    with pytest.raises(InvalidType, match="send the model itself"):
+        copy.deepcopy(table)
     weft.shutdown()
     with pytest.raises(NotInitialized):
         weft.ModelTable(net)
@@ -235,7 +251,8 @@ def test_no_framework_is_imported_for_arrays() -> None:
     outcome = run_python(
         "import sys, numpy, weft\n"
         "weft.init()\n"
-        "weft.ModelTable({'w': numpy.zeros(3)}).sync()\n"
+        "model = {'w': numpy.zeros(3)}\n"
+        "weft.ModelTable(model).sync()\n"
         "print(sorted({'torch', 'jax', 'keras', 'pytensor'} & set(sys.modules)))"
     )
     assert outcome.out == "[]\n", outcome

@@ -218,4 +218,6 @@ def test_what_bad_input_gets(team: weft.Team) -> None:
     with pytest.raises(weft.InvalidType, match="a str has no values"):
         weft.replicate("text", team=team).broadcast()
     assert copies.same()
+    with pytest.raises(weft.InvalidType, match=r"write numpy\.asarray\(replica\.value\)"):
+        np.asarray(copies)
     assert repr(copies) == "<Replica of a ndarray in 3 ranks>"

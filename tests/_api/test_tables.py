@@ -5,10 +5,13 @@ That of several ranks is in `tests/contracts/test_tables.py`.
 
 from __future__ import annotations
 
+import copy
 import doctest
 import inspect
 import math
-from collections.abc import Iterator
+import operator
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +238,9 @@ ROWS: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
     ([True], InvalidType, ("[True]", "whole numbers")),
     ("0", InvalidType, ("'0'", "numbers")),
     ([[0]], InvalidValue, ("shape (1, 1)", "a list of them")),
-    (slice(None), InvalidType, ("slice", "numbers")),
+    (np.array([True] * 6), InvalidType, ("bool", "numpy.flatnonzero(mask)")),
+    (slice("a", None), InvalidType, ("slice('a', None, None)", "expected whole numbers")),
+    (slice(0, 6, 0), InvalidValue, ("slice(0, 6, 0)", "a step other than 0")),
 ]
 
 
@@ -284,6 +289,34 @@ def test_what_is_refused_changes_nothing(session: str, kind: str, consistency: A
     other.add(start)
     assert np.array_equal(table.get(), other.get())
     assert table.staleness == 0
+
+
+def test_what_a_table_is_not(session: str) -> None:
+    """Indexing, loops, assignment, copies and pickles are refused with the line to write: a copy
+    would be no table, and `table += array` would have put an array in the table's place."""
+    table = made("ArrayTable")
+    lines: list[tuple[Callable[[], Any], str]] = [
+        (lambda: table[0], r"table\.get\(rows\)"),
+        (lambda: list(table), r"table\.get\(\) for all"),
+        (lambda: 0.0 in table, r"table\.get"),
+        (lambda: operator.setitem(table, 0, 1.0), r"table\.add\(delta, rows\)"),
+        (lambda: operator.iadd(table, np.ones(6)), r"table\.add\(delta\)"),
+        (lambda: operator.imul(table, np.ones(6)), r"table\.add\(delta\)"),
+        (lambda: copy.copy(table), r"send table\.get\(\)"),
+        (lambda: copy.deepcopy({"t": table}), r"send table\.get\(\)"),
+        (lambda: pickle.dumps(table), r"send table\.get\(\)"),
+        (lambda: weft.map(lambda i: table.get(i) + i, range(2), n=2), r"send table\.get\(\)"),
+        (lambda: weft.broadcast(table), r"send table\.get\(\)"),
+        (lambda: pickle.dumps(weft.group()), r"weft\.init\(\)"),
+        (lambda: table.add(1), r"one number everywhere, numpy\.full\(\(6,\), x\)"),
+        (lambda: weft.ArrayTable(3, check_finite="no"), r"check_finite='no'"),  # type: ignore[arg-type]
+    ]
+    for call, words in lines:
+        with pytest.raises((InvalidType, InvalidValue), match=words):
+            call()
+    assert len(table) == 6
+    assert (table == table.get()).all()
+    assert not table.get().any()
 
 
 def test_casts_that_lose_are_refused_and_rounding_is_not(session: str) -> None:

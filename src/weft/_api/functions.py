@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft._api.team import RegisteredFunction, Team, default_team
+from weft._api.team import RegisteredFunction, Team, default_team, validate_team
 from weft._core.arguments import whole
 from weft._core.functions import (
     Common,
@@ -106,7 +106,7 @@ class Function:
         self._check = check
         #: by position or name: whether an argument is split
         self._splits: dict[int | str, bool] = {}
-        self._team = team
+        self._team = validate_team(team)
         self._registered: RegisteredFunction | None = None
         if team is not None:
             team.track(self)

@@ -235,6 +235,10 @@ class MapHandle:
         interruption.start(self._thread)
         _handles.add(self)
 
+    def __repr__(self) -> str:
+        finished, total = self.progress
+        return f"<MapHandle, {self.status}, {finished} of {total} items>"
+
     @property
     def status(self) -> str:
         """Return "running", "finished", "failed" or "cancelled"."""

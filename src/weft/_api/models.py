@@ -13,8 +13,11 @@ copied. In a group of one they live in the table itself, and a sync costs nothin
 
 from __future__ import annotations
 
+import sys
+import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +25,12 @@ import numpy as np
 
 from weft import adapters
 from weft._api import session
-from weft._api.tables import ArrayTable
+from weft._api.tables import ArrayTable, validate_name
 from weft._core import updaters
-from weft._core.arguments import whole
+from weft._core.arguments import validate_seconds, whole
 from weft._core.arithmetic import Array, address
 from weft._core.updaters import Updater
+from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -54,6 +58,17 @@ class ModelTable:
     consistency  as in `ArrayTable`.
     name         for errors and files; by default "model" and a number.
 
+    The arrays in a list or dict are read anew at every sync. Where a library makes new arrays
+    instead of changing them (`partial_fit` of scikit-learn, or `w = w - step`), put those there
+    first:
+
+        model = {"coef": clf.coef_, "intercept": clf.intercept_}
+        table = weft.ModelTable(model)
+        ...
+        clf.partial_fit(x, y)
+        model.update(coef=clf.coef_, intercept=clf.intercept_)
+        table.sync()
+
     Raises InvalidType, InvalidValue, OutOfMemory, and Disagreement if ranks have different models.
     """
 
@@ -75,12 +90,13 @@ class ModelTable:
                 raise InvalidValue(f"every={every}: expected 1 or more calls for each exchange")
             adapter, values = _read(model)
             rule = updaters.resolve(updater)
-            label = name or f"model {session.count_tables() + 1}"
-            label = f"{label} ({len(values)} arrays, {_checksum(adapter.names(model), values):08x})"
+            checksum = _checksum(adapter.names(model), values)
+            label = f"{validate_name(name, 'model')} ({len(values)} arrays, {checksum:08x})"
         except Exception as error:
             group.refuse("ModelTable", error)
             raise
         self._model, self._adapter, self._every, self._calls = model, adapter, calls, 0
+        self._forms = [(value.shape, value.dtype.kind) for value in values]
         kinds = list(dict.fromkeys(_stored_as(value.dtype) for value in values))
         self._parts = [
             _Part(values, dtype, f"{label} {dtype}", rule, consistency) for dtype in kinds
@@ -90,6 +106,9 @@ class ModelTable:
         self._write(values)
         if all(view.dtype == value.dtype for view, value in zip(self._views, values, strict=True)):
             adapter.live_in(model, self._views)
+        del values
+        #: the places of arrays that nothing but the model refers to, which is nothing to warn of
+        self._lone = set(dict(_lone_arrays(vars(self), "_model")))
 
     @property
     def tables(self) -> list[ArrayTable]:
@@ -105,7 +124,10 @@ class ModelTable:
         self._calls += 1
         if self._calls % self._every:
             return False
+        lone = dict(_lone_arrays(vars(self), "_model"))
         values = self._adapter.read(self._model)
+        self._validate_forms(values)
+        self._refuse_replaced(lone, values)
         apart = [
             (view, value)
             for view, value in zip(self._views, values, strict=True)
@@ -119,10 +141,65 @@ class ModelTable:
             self._write(values)
         return True
 
+    def _validate_forms(self, values: Sequence[Array]) -> None:
+        """Raise InvalidValue if the model has other arrays than at first: another number of them,
+        or others of another shape or kind of numbers."""
+        forms = [(value.shape, value.dtype.kind) for value in values]
+        if forms != self._forms:
+            pairs = enumerate(zip_longest(forms, self._forms))
+            index, (now, before) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+            raise InvalidValue(
+                f"array {index} of the model is {now} now, as (shape, kind of numbers), and was "
+                f"{before} when its ModelTable was made; make a new ModelTable for another model"
+            )
+
+    def _refuse_replaced(self, lone: dict[str, bool], values: Sequence[Array]) -> None:
+        """Raise InvalidValue for an array that the program cannot have changed, since only weft
+        still has it. Warn once of one that something besides the model had, and has no more, if it
+        has not changed since the last sync."""
+        for place, in_reach in lone.items():
+            if in_reach and place in self._lone:
+                continue
+            name = containers.parameter_name(place)
+            remedy = (
+                "if it was replaced by a new one (w = w - step, or partial_fit of scikit-learn), "
+                "keep the model in a dict or list of your own, and put the new array there before "
+                f"each sync: model{place or '[name]'} = array"
+            )
+            if not in_reach:
+                raise InvalidValue(
+                    f"sync() of an array ({name}) that nothing but this ModelTable refers to: it "
+                    f"cannot have changed; {remedy}"
+                )
+            index = self._adapter.names(self._model).index(name)
+            if np.array_equal(self._views[index], values[index]):
+                self._lone.add(place)
+                warnings.warn(
+                    f"sync() of an array ({name}) that has not changed since the last sync, and "
+                    "that nothing but the model refers to, unlike when its ModelTable was made; "
+                    + remedy,
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
     def _write(self, like: Sequence[Array]) -> None:
         """Write the current values to the model."""
         pairs = zip(self._views, like, strict=True)
         self._adapter.write(self._model, [view.astype(a.dtype, copy=False) for view, a in pairs])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Refuse: NumPy would make an array of one Python object. Raises InvalidType."""
+        raise InvalidType(
+            f"numpy.asarray() of a ModelTable of {len(self._forms)} arrays: read them from the "
+            "model after sync(), or one after the other from numpy.asarray(table.tables[0])"
+        )
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled. Raises InvalidType."""
+        raise InvalidType(
+            f"a ModelTable of {self._adapter.NAME} cannot be copied or sent, for it is memory that "
+            "its ranks share: send the model itself, or keep its tables by table.save(path)"
+        )
 
     def __repr__(self) -> str:
         return f"<ModelTable of {self._adapter.NAME}: {', '.join(map(repr, self.tables))}>"
@@ -167,6 +244,8 @@ class _Part:
     def exchange(self, timeout: float | None) -> None:
         """Add what has changed since the last exchange, and take the latest values."""
         if self._alone:
+            if timeout is not None:
+                validate_seconds(timeout)
             self.table._store.exclusive_rows()  # refuses after shutdown
             return
         old, new = (self._current, self._last) if self._against else (self._last, self._current)
@@ -176,11 +255,48 @@ class _Part:
         np.copyto(self._last, self._current)
 
 
+def _lone_arrays(
+    holder: Any, key: Any, place: str = "", in_reach: bool = False
+) -> Iterator[tuple[str, bool]]:
+    """Yield the place of each NumPy array in the model `holder[key]` that nothing but the model
+    refers to, and whether the program can reach it there.
+
+    The model is looked up wherever it is needed: a variable would be one more reference.
+    """
+    if isinstance(holder[key], np.ndarray):
+        if _is_lone(holder, key):
+            yield place, in_reach
+        return
+    if isinstance(holder[key], (dict, list, tuple)):
+        in_reach = in_reach or sys.getrefcount(holder[key]) > _ONE
+        keys = holder[key] if isinstance(holder[key], dict) else range(len(holder[key]))
+        for part in keys:
+            yield from _lone_arrays(holder[key], part, f"{place}[{part!r}]", in_reach)
+
+
+def _is_lone(holder: Any, key: Any) -> bool:
+    """Return whether nothing but its holder refers to an array, nor to the one whose memory it
+    has. Of memory that is not NumPy's own nobody knows."""
+    if sys.getrefcount(holder[key]) > _ONE:
+        return False
+    if holder[key].base is None:
+        return bool(holder[key].flags.owndata)
+    if not isinstance(holder[key].base, np.ndarray) or not holder[key].base.flags.owndata:
+        return False
+    return sys.getrefcount(holder[key].base) <= _ONE
+
+
+_HOLDER = {"array": np.empty(0)}
+
+#: how many references Python counts of an object that only one holder has
+_ONE = sys.getrefcount(_HOLDER["array"])
+
+
 def _read(model: Any) -> tuple[ModuleType, list[Array]]:
     adapter = adapters.of_model(model)
     if adapter is None:
         raise InvalidType(
-            f"a model of type {type(model).__name__}: expected a torch Module, a Keras model, "
+            f"a model {_describe(model)}: expected a torch Module, a Keras model, "
             "PyTensor shared variables, a weft.Holder of a JAX pytree, NumPy arrays or tensors, or "
             "a list, tuple or dict of these"
         )
@@ -188,6 +304,15 @@ def _read(model: Any) -> tuple[ModuleType, list[Array]]:
     if not values:
         raise InvalidValue(f"a model of type {type(model).__name__} without parameters")
     return adapter, values
+
+
+def _describe(model: Any) -> str:
+    """Return what is wrong with a model: its type, or that of the first part that is no model."""
+    for place, leaf in containers.leaves(model):
+        if adapters.of_model(leaf) is None:
+            return f"of type {type(leaf).__name__}" + (f" at {place}" if place else "")
+    parts = "with parts of several libraries" if containers.leaves(model) else "without parts"
+    return f"of type {type(model).__name__} {parts}"
 
 
 def _stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft import adapters
-from weft._api.team import Team, default_team
+from weft._api.team import Team, default_team, validate_team
 from weft._core.arguments import whole
 from weft._core.arithmetic import OPERATIONS
 from weft._core.partition import Batch, choose, common_length, count, part_of_rows
@@ -38,7 +38,7 @@ def replicate(obj: Any, *, team: Team | None = None) -> Replica:
 
     Raises InvalidType for what cannot be pickled.
     """
-    return Replica(obj, default_team() if team is None else team)
+    return Replica(obj, validate_team(team) or default_team())
 
 
 class Replica:
@@ -123,6 +123,10 @@ class Replica:
         """Return whether the values of all ranks have the same bits."""
         digests = self._everywhere(_digest, [(self._number,)] * self.team.size)
         return len(set(digests)) == 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Refuse: NumPy would make an array of one Python object. Raises InvalidType."""
+        raise InvalidType(f"numpy.asarray() of {self!r}: write numpy.asarray(replica.value)")
 
     def __repr__(self) -> str:
         return f"<Replica of a {type(self.value).__name__} in {self.team.size} ranks>"

@@ -76,7 +76,7 @@ class Table:
         except Exception as error:
             group.refuse(type(self).__name__, error)
             raise
-        self._spec, self._check_finite = spec, bool(check_finite)
+        self._spec, self._check_finite = spec, check_finite
         self._library = adapters.of(like) or _NUMPY
         self._store = group.make_store(spec, values)
         self._background = Background(f"table {spec.name!r}")
@@ -122,11 +122,53 @@ class Table:
     def __repr__(self) -> str:
         return f"<{self._spec}>"
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return a copy of all rows for `numpy.asarray`. Raises what `get` raises."""
+        if copy is False:  # NumPy 2 asks for the rows themselves
+            raise InvalidValue(
+                f"copy=False for {self!r}: other ranks change the rows, so their values are always "
+                "a copy; leave copy= out"
+            )
+        self._background.finish()
+        values = self._store.get(None, None)
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Refuse what would hide a copy, and a loop of a call for each row. Raises InvalidType."""
+        raise InvalidType(
+            f"{self!r} has no elements to index or to loop over: write table.get(rows), or "
+            "table.get() for all"
+        )
+
+    def __setitem__(self, rows: Any, values: Any) -> None:
+        """Refuse: other ranks add at the same time. Raises InvalidType."""
+        raise self._assigned_error()
+
+    def __iadd__(self, other: Any) -> Any:
+        """Refuse: NumPy would put an array in the table's place. Raises InvalidType."""
+        raise self._assigned_error()
+
+    __isub__ = __imul__ = __itruediv__ = __iadd__
+
+    def _assigned_error(self) -> InvalidType:
+        return InvalidType(
+            f"{self!r} cannot be assigned to: write table.add(delta), or table.add(delta, rows), "
+            "which does what its updater says"
+        )
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled. Raises InvalidType."""
+        raise InvalidType(
+            f"{self!r} cannot be copied or sent, for it is memory that its ranks share: send "
+            "table.get(), or keep it by table.save(path)"
+        )
+
     # reading and updating
 
     def get(self, rows: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
         """Return a copy of all rows, or of these, in the order given.
 
+        `rows`: a row id, several of them, or a slice, which is taken as NumPy takes it.
         `out`: an array of the result's shape and dtype, which is written to and returned.
 
         Raises InvalidValue, InvalidType, NotInitialized, and Stalled where the consistency makes
@@ -255,7 +297,7 @@ class ArrayTable(Table):
         def make_spec() -> tuple[TableSpec, Array | None]:
             values = _values(size_or_array, 1)
             shape = (validate_size("size", size_or_array),) if values is None else values.shape
-            options = _Options(dtype, updater, consistency, exact, device, name)
+            options = _Options(dtype, updater, consistency, exact, device, name, check_finite)
             start = None if values is None else size_or_array
             return _spec("ArrayTable", shape, start, options)
 
@@ -310,7 +352,7 @@ class MatrixTable(Table):
                 )
             else:
                 shape = values.shape
-            options = _Options(dtype, updater, consistency, exact, device, name)
+            options = _Options(dtype, updater, consistency, exact, device, name, check_finite)
             start = None if values is None else n_rows_or_array
             return _spec("MatrixTable", shape, start, options)
 
@@ -326,6 +368,7 @@ class _Options(NamedTuple):
     exact: Any
     device: Any
     name: Any
+    check_finite: Any
 
 
 def _values(given: Any, ndim: int) -> Array | None:
@@ -355,23 +398,24 @@ def _spec(
     wrong in the options."""
     if options.device != "cpu":
         raise InvalidValue(f"device={options.device!r}: tables are on the 'cpu' in this release")
-    if not isinstance(options.exact, bool):
-        raise InvalidType(f"exact={options.exact!r}: expected True or False")
+    for option in ("exact", "check_finite"):
+        if not isinstance(getattr(options, option), bool):
+            raise InvalidType(f"{option}={getattr(options, option)!r}: expected True or False")
     dtype = validate_dtype(options.dtype)
     updater = updaters.resolve(options.updater)
     updater.validate(dtype)
-    name = options.name
-    if name is None:
-        name = f"table {session.count_tables() + 1}"
-    _validate_name(name)
+    name = validate_name(options.name, "table")
     consistency = tables.resolve(options.consistency)
     spec = TableSpec(kind, shape, dtype, updater, consistency, options.exact, name)
     return spec, None if start is None else as_delta(start, shape, dtype, what=_START)
 
 
-def _validate_name(name: object) -> None:
+def validate_name(given: Any, kind: str) -> str:
+    """Return the name of a table: the given one or, by default, its kind and number."""
+    name = f"{kind} {session.count_tables() + 1}" if given is None else given
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise InvalidValue(f"name={name!r}: expected up to {_LONGEST_NAME} printable characters")
+    return name
 
 
 # saving and loading
@@ -538,7 +582,7 @@ def _parse_header(where: Path, saved: checkpoint.SavedTable) -> dict[str, Any]:
             raise ValueError("shape")
         if not 0 <= fields["steps"] < 2**62 or not 0 <= fields["slack"] < 2**62:
             raise ValueError("steps or slack")
-        _validate_name(fields["name"])
+        validate_name(fields["name"], "table")
         updaters.from_saved(fields["updater"], fields["options"].items())
         name, slack = fields["consistency"], fields.pop("slack")
         fields["consistency"] = ssp(slack) if name == "ssp" else tables.resolve(name)

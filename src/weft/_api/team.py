@@ -14,6 +14,7 @@ from weft._core.fingerprint import Fingerprint, fingerprint
 from weft.adapters import models
 from weft.engines import registry
 from weft.engines.base import TeamOptions
+from weft.errors import InvalidType
 
 if TYPE_CHECKING:
     from weft.engines.base import Group
@@ -193,6 +194,15 @@ def default_team() -> Team:
     if _default is None:
         _default = Team(restart_hint="f.team.restart()  # f: any weft.function or train_step")
     return _default
+
+
+def validate_team(team: Any) -> Team | None:
+    """Return what was given as `team=`. Raises InvalidType unless it is a Team or None."""
+    if team is None or isinstance(team, Team):
+        return team
+    raise InvalidType(
+        f"team={team!r}: expected a Team, such as team=weft.Team(2), or None for the default one"
+    )
 
 
 def set_default_team(team: Team | None) -> None:

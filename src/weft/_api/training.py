@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from weft._api.team import RegisteredFunction, Team, default_team
+from weft._api.team import RegisteredFunction, Team, default_team, validate_team
 from weft._core.items import validate_callable
 from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
 from weft.adapters import models
@@ -44,7 +44,7 @@ def train_step(
     Raises InvalidType, InvalidValue. A step raises these, what the loss raises, TeamBroken,
     WorkerLost and Stalled.
     """
-    return _TrainStep(loss, model, optimizer, default_team() if team is None else team)
+    return _TrainStep(loss, model, optimizer, validate_team(team) or default_team())
 
 
 class _TrainStep:
@@ -65,6 +65,9 @@ class _TrainStep:
         weakref.finalize(self, team.backend.drop, number).atexit = False
         self._numbers = number_of_model, number
         self._values = self._framework.values(model, optimizer)
+
+    def __repr__(self) -> str:
+        return f"<train_step of a {type(self._model).__name__} in {self.team.size} ranks>"
 
     def __call__(self, *batch: Any) -> float:
         """Train on these rows, and return the loss before the step."""

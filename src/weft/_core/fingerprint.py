@@ -33,6 +33,9 @@ from weft.adapters import models
 #: how many values are visited within one that the function uses, and how deep
 _MOST, _DEEPEST = 1000, 20
 
+#: the modules that a user's script may be: the second in a process of multiprocessing
+_SCRIPT = ("__main__", "__mp_main__")
+
 _CONSTANT = (ModuleType, BuiltinFunctionType, CodeType, type)
 
 
@@ -111,7 +114,7 @@ def _parts_of(value: Any) -> Iterable[Any]:
         parts_of_model = models.parts(value)
         whole = any(part is value for part in parts_of_model)
         return list(models.read(value)) if whole else parts_of_model
-    attributes = getattr(value, "__dict__", {}) if type(value).__module__ == "__main__" else {}
+    attributes = getattr(value, "__dict__", {}) if type(value).__module__ in _SCRIPT else {}
     return list(attributes.values())
 
 
@@ -119,7 +122,7 @@ def _used_by(function: FunctionType) -> Iterator[Any]:
     """Yield a function's code, its closure, and the global variables that it uses; only its code if
     workers import it from its module."""
     yield function.__code__
-    if function.__module__ != "__main__" and _is_importable(function):
+    if function.__module__ not in _SCRIPT and _is_importable(function):
         return
     yield from filter(None, (function.__defaults__, function.__kwdefaults__, function.__dict__))
     for cell in function.__closure__ or ():

@@ -130,8 +130,8 @@ def as_array(value: Any, what: str) -> Array:
                 f"{what} is ragged: {error}; expected one number per element"
             ) from None
     if array.dtype.kind not in _NUMBERS + "b" and array.size:
-        of = " of at most 64 bits" if array.dtype.hasobject else ""
-        raise InvalidType(f"{what} is {_named(value)}; expected numbers{of}")
+        of = " of at most 64 bits" if array.dtype.hasobject and array.ndim else ""
+        raise InvalidType(f"{what} is {_named(value)}; expected numbers{of}, as a list or an array")
     return array
 
 
@@ -155,6 +155,7 @@ def as_delta(
             raise InvalidValue(
                 f"a delta of shape {array.shape} was added where {tuple(shape)} was expected"
                 + ("" if len(shape) < 2 else f", or {prod(shape)} numbers in one row")
+                + ("" if array.ndim else f"; for one number everywhere, numpy.full({shape}, x)")
             )
         array = array.reshape(tuple(shape))
     if check_finite and dtype.kind in "fc" and not np.isfinite(array).all():
@@ -199,7 +200,8 @@ def _cast(array: Array, dtype: np.dtype[Any], what: str, *, given: bool) -> Arra
 
 
 def as_ids(value: Any, n_rows: int) -> Ids:
-    """Return row ids as an array of indexes. Raise unless all are within 0 to n_rows - 1."""
+    """Return row ids as an array of indexes: those of a slice as NumPy takes it, else the given
+    ones. Raise unless all are within 0 to n_rows - 1."""
     if type(value) is np.ndarray and value.dtype is _INDEX and value.ndim < 2:
         ids = value  # the usual case
     else:
@@ -213,14 +215,28 @@ def as_ids(value: Any, n_rows: int) -> Ids:
 
 
 def _indexes(value: Any, n_rows: int) -> Ids:
+    if isinstance(value, slice):
+        return _sliced(value, n_rows)
     array = as_array(value, "rows")
     if array.dtype.kind not in "iu" and array.size:
-        raise InvalidType(f"rows is {_named(value)}; expected whole numbers")
+        mask = "; for a mask pass numpy.flatnonzero(mask)" if array.dtype.kind == "b" else ""
+        raise InvalidType(f"rows is {_named(value)}; expected whole numbers{mask}")
     if array.ndim > 1:
         raise InvalidValue(f"rows has shape {array.shape}; expected one row id, or a list of them")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(_INDEX).max:
         raise _out_of_range_error(int(array.max()), n_rows)
     return array.astype(_INDEX)
+
+
+def _sliced(rows: slice, n_rows: int) -> Ids:
+    try:
+        return np.arange(*rows.indices(n_rows), dtype=_INDEX)
+    except TypeError:
+        raise InvalidType(
+            f"rows={rows}: expected whole numbers, such as slice(0, {n_rows})"
+        ) from None
+    except ValueError:
+        raise InvalidValue(f"rows={rows}: expected a step other than 0") from None
 
 
 def _out_of_range_error(wrong: int, n_rows: int) -> InvalidValue:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft._core.arguments import validate_seconds
-from weft.errors import InvalidValue
+from weft.errors import InvalidType, InvalidValue
 from weft.resources import Plan, host_name, plan
 
 if TYPE_CHECKING:
@@ -248,6 +248,13 @@ class Group(ABC):
             return Done(call.result())
         except Exception as error:
             return Done(None, error)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled. Raises InvalidType."""
+        raise InvalidType(
+            f"{self!r} cannot be copied or sent: it is this process's place in a group; join one "
+            "in each process by weft.init(), and form subgroups with split()"
+        )
 
     def __repr__(self) -> str:
         return (

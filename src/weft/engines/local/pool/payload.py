@@ -7,7 +7,8 @@
 
 pickle's own pickler is several times faster than cloudpickle's and knows all that most items are
 made of. What it cannot do (lambdas, local classes), or would do wrong (what is defined in the
-user's script, `__main__`, which is another module in a worker), cloudpickle packs.
+user's script, which is no module of a worker's), cloudpickle packs. The script is `__main__`, and
+`__mp_main__` in a process that multiprocessing has started by spawn or forkserver.
 
 This module loads no NumPy: what concerns arrays is in payload_arrays.py.
 """
@@ -95,6 +96,7 @@ class Payload:
 
     def dump_by(self, kind: Any, value: Any) -> None:
         """Pickle a value with a subclass of cloudpickle's pickler."""
+        _send_script_by_value()
         file = io.BytesIO()
         pickler = kind.__new__(kind)
         # before __init__, which reads the table
@@ -223,7 +225,7 @@ def _pack(payload: Payload, items: list[Any], first: int | None, name: str) -> P
         return payload
     try:
         payload.dump(items)
-        if b"__main__" not in payload.data:
+        if b"__main__" not in payload.data and b"__mp_main__" not in payload.data:
             payload.drop_array_cache()
             return payload
     except BaseException as error:  # a class's own pickling may raise anything
@@ -293,6 +295,14 @@ def unpicklable_error(value: Any, name: str, error: BaseException) -> InvalidTyp
         f"{path} is a {kind}, which cannot be sent to another process ({error}); leave it out, or "
         "make it inside the function"
     )
+
+
+def _send_script_by_value() -> None:
+    """Have cloudpickle treat `__mp_main__` as it treats `__main__`."""
+    script = sys.modules.get("__mp_main__")
+    # elsewhere multiprocessing has that name stand for `__main__` itself
+    if script is not None and script.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(script)
 
 
 def _pickles(value: Any) -> bool:
