@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from weft._api.distributing import DistributedFunction, distribute
     from weft._api.functions import Function, function
-    from weft._api.mapping import MapHandle, map, map_async
+    from weft._api.mapping import MapHandle, imap, map, map_async
     from weft._api.models import ModelTable
     from weft._api.replicas import Replica, replicate, same
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
@@ -122,6 +122,7 @@ _HOMES = {
     "function": "weft._api.functions",
     "gather": "weft._api.collectives",
     "group": "weft._api.session",
+    "imap": "weft._api.mapping",
     "init": "weft._api.session",
     "is_master": "weft._api.session",
     "load": "weft._api.tables",
@@ -190,6 +191,7 @@ __all__ = [
     "function",
     "gather",
     "group",
+    "imap",
     "init",
     "is_master",
     "load",
