@@ -47,19 +47,21 @@ class SerialPool(Pool):
         for index in itertools.count():
             if job.cancelled is not None and job.cancelled():
                 raise Cancelled(f"cancelled before item {index}")
+            drawn = begun = False
             try:
                 item = run_until(deadline, partial(next, items, _END))
+                if item is _END:
+                    return
+                drawn = True
+                begun = time.monotonic() < deadline
+                if not begun:
+                    raise ComputationInterrupted
+                finished = _run_item(job, index, item, deadline)
             except ComputationInterrupted:
                 if time.monotonic() < deadline:
                     raise  # it is about an outer computation
-                yield from _left(job, index, index)
+                yield from _left(job, index, drawn=drawn, begun=begun)
                 return
-            if item is _END:
-                return
-            if time.monotonic() >= deadline:
-                yield from _left(job, index, index + 1)
-                return
-            finished = _run_item(job, index, item, deadline)
             yield finished
             if finished.failures and not job.keep_going:
                 return
@@ -72,21 +74,25 @@ class SerialPool(Pool):
 _END = object()
 
 
-def _left(job: Job, index: int, drawn: int) -> Iterator[Finished]:
-    """Yield the items from this one on as failures: the deadline has passed, and so many items have
-    been drawn. Raises Stalled if the job does not keep going."""
+def _left(job: Job, index: int, *, drawn: bool, begun: bool) -> Iterator[Finished]:
+    """Yield the items from this one on as failures: the deadline has passed. Raises Stalled if the
+    job does not keep going."""
+    stalled = _stalled_error(job, index, "is not finished" if begun else "has not begun")
     if not job.keep_going:
-        raise _stalled_error(job, index, "has not begun")
+        raise stalled
+    if begun:
+        yield _finished(index, None, {index: stalled})
+    first, end = index + begun, index + drawn
     if isinstance(job.items, Sized):
-        yield from not_begun([range(index, len(job.items))], job.timeout)
+        yield from not_begun([range(first, len(job.items))], job.timeout)
     else:
-        yield from not_begun([range(index, drawn)], job.timeout)
-        yield not_drawn(drawn, job.timeout)
+        yield from not_begun([range(first, end)], job.timeout)
+        yield not_drawn(end, job.timeout)
 
 
 def _run_item(job: Job, index: int, item: Any, deadline: float) -> Finished:
-    """Call the function on an item, as often as is needed and asked for. Raises Stalled at the
-    deadline of a job that does not keep going."""
+    """Call the function on an item, as often as is needed and asked for. Raises
+    ComputationInterrupted at the deadline."""
     each = math.inf if job.timeout_each is None else job.timeout_each
     start = time.perf_counter()
     errors: dict[int, Exception] = {}
@@ -100,14 +106,8 @@ def _run_item(job: Job, index: int, item: Any, deadline: float) -> Finished:
             value = run_until(due, partial(job.function, item))
             break
         except ComputationInterrupted:
-            now = time.monotonic()
-            if now < due:
-                raise  # it is about an outer computation
-            if now >= deadline:
-                errors[index] = _stalled_error(job, index, "is not finished")
-                if not job.keep_going:
-                    raise errors[index] from None
-                break
+            if not due <= time.monotonic() < deadline:
+                raise
             errors[index] = _too_long_error(job, index)
         except Exception as error:
             errors[index] = error  # the exception itself: a debugger sees its frames
@@ -115,7 +115,12 @@ def _run_item(job: Job, index: int, item: Any, deadline: float) -> Finished:
                 break
             if not retries:
                 add_note_of_runs(error, index, job.retries)
-    seconds = time.perf_counter() - start
+    return _finished(index, value, errors, time.perf_counter() - start)
+
+
+def _finished(
+    index: int, value: Any, errors: dict[int, Exception], seconds: float = 0.0
+) -> Finished:
     return Finished(index, [value], errors, 0, os.getpid(), seconds, host=host_name())
 
 
