@@ -124,7 +124,7 @@ def test_a_feed_asks_for_no_more_than_is_wanted() -> None:
             asked.append(item)
             yield item
 
-    feed = Feed(items())
+    feed = Feed(items(), lambda: None)
     assert not asked
     found: list[int] = []
     while (drawn := wait_until(lambda: _or_none(feed.draw(3)))) != "end":

@@ -9,7 +9,15 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from weft._api.mapping import Bar, Options, make_pool, put_all, share_of_cores
+from weft._api.mapping import (
+    ALL_CORES,
+    Bar,
+    Exceptions,
+    Options,
+    make_pool,
+    put_all,
+    share_of_cores,
+)
 from weft._core.arguments import validate_count
 from weft._core.items import (
     NOTHING,
@@ -47,7 +55,9 @@ def distribute(
     verbose: bool = False,
     seed: int | None = None,
     retries: int = 0,
+    retry_on: Exceptions = (),
     progress: bool | str = False,
+    timeout_each: float | None = None,
 ) -> DistributedFunction:
     """Return `fun` as a function that uses all cores of this machine.
 
@@ -64,7 +74,7 @@ def distribute(
 
     shared_data   a dict that every call gets: `fun(x, shared_data)`. Its arrays lie in read-only
                   shared memory, once for all workers.
-    max_cpu       the most workers; there are no more than cores.
+    max_cpu       the most workers; there are no more than cores. -1: one for each core.
     max_gpu       the most GPUs, if any are used.
     gpu_policy    "no_gpu"; "prefer_gpu" or, on one machine the same, "require_all": if there are
                   GPUs, one worker for each, which sees only this one. A parameter `use_gpu` of
@@ -73,12 +83,18 @@ def distribute(
     accept_lists  `fun` takes a list and returns one: each worker gets its items in one call.
     endaftercall  whether the result can be called only once.
     verbose       print which worker ran what, for how long, and how many bytes moved; show a bar.
-    seed, retries, progress  as in `weft.map`.
+    seed, retries, retry_on, progress, timeout_each  as in `weft.map`.
 
     Raises InvalidType, InvalidValue; EngineUnavailable for `machines` and `port` (a later release).
     """
-    options = Options(shared_data=shared_data, seed=seed, retries=retries)
-    options = options._replace(progress=progress or verbose).validate("distribute")
+    options = Options(
+        shared_data=shared_data,
+        seed=seed,
+        retries=retries,
+        retry_on=retry_on,
+        progress=progress or verbose,
+        timeout_each=timeout_each,
+    ).validate("distribute")
     validate_callable(fun, "distribute(fun)")
     if machines or port is not None:
         raise _other_machines_error()
@@ -103,6 +119,8 @@ def _other_machines_error() -> EngineUnavailable:
 
 
 def _size(max_cpu: int | None) -> int:
+    if max_cpu == ALL_CORES:
+        max_cpu = None
     if max_cpu is not None:
         max_cpu = validate_count(max_cpu, "distribute", "max_cpu", least=1)
     return min(max_cpu or sys.maxsize, share_of_cores())
@@ -241,7 +259,15 @@ class DistributedFunction:
 
     def _run(self, prepared: Any, items: Sequence[Any], *, one_each: bool = False) -> list[Any]:
         options = self._options
-        job = Job(prepared, items, options.seed, options.retries, one_each=one_each)
+        job = Job(
+            prepared,
+            items,
+            seed=options.seed,
+            retries=options.retries,
+            retry_on=options.retry_on,  # type: ignore[arg-type]  # a tuple, once validated
+            one_each=one_each,
+            timeout_each=options.timeout_each,
+        )
         collected = Collected(len(items), keep_failures=False)
         with (
             Bar(options.progress, len(items), self._name) as bar,
@@ -251,7 +277,7 @@ class DistributedFunction:
                 if self._verbose:
                     bar.say(self._report(part))
                 collected.add(part)
-                bar.show(collected)
+                bar.show(collected.finished, collected.failed)
         return collected.results
 
     def _report(self, part: Finished) -> str:

@@ -1,9 +1,10 @@
-"""`map` and `map_async`: one function, many items, all cores, the same answer.
+"""`map`, `map_async` and `imap`: one function, many items, all cores, the same answer.
 
-    map, map_async    what users call
+    map, map_async, imap   what users call
     Options           what can be asked for, validated
     Map               one map, from its options to its results
     MapHandle         a map that a thread carries out
+    Stream            a map whose results are taken one by one; Ahead, the thread that computes them
     Bar               a progress bar
     make_pool         the workers, and the shared data that all of them see
 
@@ -14,112 +15,244 @@ only then, while that starts, loads what a map needs: hence the imports within f
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft._core import arguments
 from weft._core.arguments import validate_count, whole
 from weft.engines import registry
-from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled, UsedAfterFork
+from weft.errors import (
+    Cancelled,
+    InvalidType,
+    InvalidValue,
+    RemoteError,
+    Stalled,
+    UsedAfterFork,
+)
 
 if TYPE_CHECKING:
-    from weft._core.items import Collected, Finished
+    from weft._core.items import Collected, Finished, Window
     from weft.engines.base import Pool
+
+
+#: an exception's class, or several, as `except` takes them
+Exceptions = type[Exception] | Sequence[type[Exception]]
 
 
 def map(  # what the built-in does, on all cores
     fun: Callable[..., Any],
     items: Iterable[Any],
-    *,
+    *more: Iterable[Any],
     n: int | None = None,
     gpus: int | None = None,
     engine: str | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
     retries: int = 0,
+    retry_on: Exceptions = (),
     on_error: str = "raise",
     progress: bool | str = False,
     timeout: float | None = None,
+    timeout_each: float | None = None,
 ) -> list[Any]:
     """Return `[fun(item) for item in items]`, computed by worker processes.
 
     >>> import weft
     >>> weft.map(lambda x: x * x, [1, 2, 3])
     [1, 4, 9]
+    >>> weft.map(pow, [2, 3], [5, 2])
+    [32, 9]
 
     `fun` may be any function, also a lambda or one defined in a notebook. Large arrays travel
     through shared memory. Workers stay alive for the next call. `items` may be a generator: its
-    next item is taken only when a worker is free.
+    next item is taken only when a worker is free. With several iterables `fun` gets an element of
+    each, up to the end of the shortest.
 
-    n            the number of workers; by default one for each core.
-    gpus         the most GPUs to use: one worker for each, which sees only this one. Without GPUs
-                 the cores are used. A parameter `use_gpu` of `fun` says which it is.
-    engine       "local", or "serial": in this process, for debugging.
-    shared_data  a dict that every call gets: `fun(item, shared_data)`. Its arrays lie in
-                 read-only shared memory, once for all workers.
-    seed         seeds `random`, NumPy and torch before each item from (seed, index of the item),
-                 so the results do not depend on the number of workers.
-    retries      how often an item is run again, in a fresh worker, if its worker dies.
-    on_error     "raise": the first failure ends the map and is raised, with the worker's
-                 traceback as its cause. "return": the exception takes the place of the result.
-    progress     True, or a label: shows a progress bar.
-    timeout      seconds that the whole map may take.
+    n             the number of workers; by default, and with -1, one for each core.
+    gpus          the most GPUs to use: one worker for each, which sees only this one. Without GPUs
+                  the cores are used. A parameter `use_gpu` of `fun` says which it is.
+    engine        "local", or "serial": in this process, for debugging.
+    shared_data   a dict that every call gets: `fun(item, shared_data)`. Its arrays lie in read-only
+                  shared memory, once for all workers.
+    seed          seeds `random`, NumPy and torch before each item from (seed, index of the item),
+                  so the results do not depend on the number of workers.
+    retries       how often an item is run again, in a fresh worker, if its worker dies or it runs
+                  for longer than `timeout_each`.
+    retry_on      exceptions, as `except` takes them, after which an item is run again too, in any
+                  worker; an item is run 1 + `retries` times in all.
+    on_error      "raise": the first failure ends the map and is raised, with the worker's traceback
+                  as its cause. "return": the exception takes the place of the result.
+    progress      True, or a label: shows a progress bar.
+    timeout       seconds that the whole map may take. With on_error="return" the results that are
+                  finished then are returned; other items are Stalled if they had begun, else
+                  Cancelled. If nobody knows how many items there are, the list ends with a Stalled
+                  for those that had not come.
+    timeout_each  seconds that one item may run. One that runs longer has failed with Stalled, and
+                  its worker is replaced. Items are then sent one at a time.
 
     Short items are sent in chunks. If a worker dies, the other items of its chunk are run again.
 
     Raises what `fun` raises, WorkerLost if a worker dies, Stalled after `timeout`, and InvalidType
     for what cannot be pickled.
     """
-    options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    return make_map("map", fun, items, options).run()
+    options = Options(
+        n=n,
+        gpus=gpus,
+        engine=engine,
+        shared_data=shared_data,
+        seed=seed,
+        retries=retries,
+        retry_on=retry_on,
+        on_error=on_error,
+        progress=progress,
+        timeout=timeout,
+        timeout_each=timeout_each,
+    )
+    return make_map("map", fun, (items, *more), options).run()
 
 
 def map_async(
     fun: Callable[..., Any],
     items: Iterable[Any],
-    *,
+    *more: Iterable[Any],
     n: int | None = None,
     gpus: int | None = None,
     engine: str | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
     retries: int = 0,
+    retry_on: Exceptions = (),
     on_error: str = "raise",
     progress: bool | str = False,
     timeout: float | None = None,
+    timeout_each: float | None = None,
 ) -> MapHandle:
     """Start a `map` and return a handle at once; a thread of this process carries it out.
 
     The options are those of `map`. Invalid ones are refused at once; what else `map` raises is
-    raised by `handle.wait()`.
+    raised by `handle.wait()`. The handle keeps all results: for items without end there is `imap`.
 
     >>> import weft
     >>> handle = weft.map_async(abs, [-1, -2])
     >>> handle.wait()
     [1, 2]
     """
-    options = Options(n, gpus, engine, shared_data, seed, retries, on_error, progress, timeout)
-    return MapHandle(make_map("map_async", fun, items, options))
+    options = Options(
+        n=n,
+        gpus=gpus,
+        engine=engine,
+        shared_data=shared_data,
+        seed=seed,
+        retries=retries,
+        retry_on=retry_on,
+        on_error=on_error,
+        progress=progress,
+        timeout=timeout,
+        timeout_each=timeout_each,
+    )
+    return MapHandle(make_map("map_async", fun, (items, *more), options))
 
 
-def make_map(where: str, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> Map:
+def imap(
+    fun: Callable[..., Any],
+    items: Iterable[Any],
+    *more: Iterable[Any],
+    ordered: bool = True,
+    ahead: int | None = None,
+    n: int | None = None,
+    gpus: int | None = None,
+    engine: str | None = None,
+    shared_data: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    retries: int = 0,
+    retry_on: Exceptions = (),
+    on_error: str = "raise",
+    progress: bool | str = False,
+    timeout_each: float | None = None,
+) -> Stream:
+    """Return an iterator over the results of a `map`, which are computed as they are taken.
+
+    Items and results may be without end: only those that are ahead of the program are kept.
+
+    >>> import itertools, weft
+    >>> squares = weft.imap(lambda x: x * x, itertools.count())
+    >>> next(squares), next(squares), next(squares)
+    (0, 1, 4)
+    >>> squares.close()
+
+    ordered  True: results come in the order of the items. False: as they are finished.
+    ahead    the most items that are drawn and whose results are not taken yet; by default some
+             chunks for each worker, which is less than a second's work and some megabytes, unless
+             single items are longer or larger.
+
+    The other options are those of `map`. It begins when the first result is asked for. A thread of
+    this process draws the items and keeps the workers busy while the program does something else;
+    with engine="serial" each item is drawn and run here when its result is asked for.
+
+    An exception of `fun` is raised when it is its item's turn, and ends the iterator; with
+    on_error="return" it takes the place of the result. What the items' iterator raises is raised
+    after the results of the items before. The iterator ends with `close()`, at the end of a `with`
+    block, or when nobody refers to it: calls that still run are ended then.
+    """
+    if not isinstance(ordered, bool):
+        raise InvalidType(
+            f"imap(ordered={ordered!r}): expected True or False, got {type(ordered).__name__}"
+        )
+    if ahead is not None:
+        ahead = validate_count(ahead, "imap", "ahead", least=1)
+    options = Options(
+        n=n,
+        gpus=gpus,
+        engine=engine,
+        shared_data=shared_data,
+        seed=seed,
+        retries=retries,
+        retry_on=retry_on,
+        on_error=on_error,
+        progress=progress,
+        timeout_each=timeout_each,
+    )
+    underway = make_map("imap", fun, (items, *more), options)
+    return Stream(underway, ordered=ordered, ahead=ahead)
+
+
+def make_map(
+    where: str, fun: Callable[..., Any], iterables: Sequence[Iterable[Any]], options: Options
+) -> Map:
     """Start the workers' interpreter, and return the map that `where`, the public function, was
     asked for. Raises for invalid arguments."""
     registry.prestart(options.engine)
-    from weft._core.items import validate_callable
+    from weft._core.items import validate_callable, zipped
 
     validate_callable(fun, f"{where}(fun, items)")
-    return Map(fun, items, options.validate(where))
+    for iterable in iterables:
+        validate_items(iterable, where)
+    options = options.validate(where)
+    if len(iterables) == 1:
+        return Map(fun, iterables[0], options)
+    return Map(fun, zipped(iterables), options, spread=True)
+
+
+def validate_items(items: object, where: str) -> None:
+    try:
+        iter(items)  # type: ignore[call-overload]  # that is the question
+    except TypeError:
+        raise InvalidType(
+            f"{where} got items of type {type(items).__name__}, which cannot be gone through; "
+            "expected a list, an array, a generator, ..."
+        ) from None
 
 
 class Options(NamedTuple):
-    """The options of `map`, `map_async` and `distribute`."""
+    """The options of `map`, `map_async`, `imap` and `distribute`."""
 
     n: int | None = None
     gpus: int | None = None
@@ -127,27 +260,50 @@ class Options(NamedTuple):
     shared_data: Mapping[str, Any] | None = None
     seed: int | None = None
     retries: int = 0
+    retry_on: Exceptions = ()
     on_error: str = "raise"
     progress: bool | str = False
     timeout: float | None = None
+    timeout_each: float | None = None
 
     def validate(self, where: str) -> Options:
-        """Return the options, whole numbers as Python's int. Raises InvalidType, InvalidValue."""
-        retries = validate_count(self.retries, where, "retries", least=0)
-        counts: dict[str, Any] = {"retries": retries}
+        """Return the options, numbers as Python's int and float, `retry_on` as a tuple. Raises
+        InvalidType, InvalidValue."""
+        valid: dict[str, Any] = {
+            "retries": validate_count(self.retries, where, "retries", least=0),
+            "retry_on": validate_exceptions(self.retry_on, where),
+        }
+        if valid["retry_on"] and not valid["retries"]:
+            names = ", ".join(kind.__name__ for kind in valid["retry_on"])
+            raise InvalidValue(
+                f"{where}(retry_on=...) without retries=: nothing would be run again; say how "
+                f"often at most:\n    {where}(fun, items, retries=3, retry_on=({names},))"
+            )
         if self.gpus is not None:
-            counts["gpus"] = validate_count(self.gpus, where, "gpus", least=0)
+            valid["gpus"] = validate_count(self.gpus, where, "gpus", least=0)
         if self.seed is not None:
-            counts["seed"] = validate_count(self.seed, where, "seed")
+            valid["seed"] = validate_count(self.seed, where, "seed")
         if self.on_error not in ("raise", "return"):
             raise InvalidValue(f"{where}(on_error={self.on_error!r}): expected 'raise' or 'return'")
         validate_progress(self.progress)
         validate_shared_data(self.shared_data)
-        seconds = None if self.timeout is None else arguments.validate_seconds(self.timeout)
-        same = seconds == self.timeout and all(
-            getattr(self, name) is count for name, count in counts.items()
-        )
-        return self if same else self._replace(timeout=seconds, **counts)
+        if self.timeout is not None:
+            valid["timeout"] = arguments.validate_seconds(self.timeout)
+        if self.timeout_each is not None:
+            valid["timeout_each"] = arguments.validate_seconds(self.timeout_each, "timeout_each")
+        return self._replace(**valid)
+
+
+def validate_exceptions(retry_on: object, where: str) -> tuple[type[Exception], ...]:
+    """Return what `retry_on` names as a tuple of classes. Raises InvalidType."""
+    kinds = tuple(retry_on) if isinstance(retry_on, (tuple, list, set, frozenset)) else (retry_on,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidType(
+                f"{where}(retry_on={retry_on!r}): expected a class of exceptions, or several, for "
+                "example retry_on=(ConnectionError, TimeoutError)"
+            )
+    return kinds
 
 
 def validate_progress(progress: object) -> None:
@@ -169,50 +325,65 @@ def validate_shared_data(shared_data: object) -> None:
 class Map:
     """One map: its pool, its job and the results collected so far."""
 
-    def __init__(self, fun: Callable[..., Any], items: Iterable[Any], options: Options) -> None:
-        from weft._core.items import Collected, Job, bind
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        items: Iterable[Any],
+        options: Options,
+        *,
+        spread: bool = False,
+    ) -> None:
+        """Prepare a map; `spread` says that an item is a tuple of arguments."""
+        from weft._core.items import Job, bind
         from weft.resources import visible_gpus
 
-        try:
-            iter(items)
-        except TypeError:
-            raise InvalidType(
-                f"map got items of type {type(items).__name__}, which cannot be gone through; "
-                "expected a list, an array, a generator, ..."
-            ) from None
         gpus = visible_gpus(os.environ)[: options.gpus] if options.gpus else []
         self.pool = make_pool(options.engine, options.n, gpus=gpus)
-        self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._progress = options.progress
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.progress = options.progress
         data = put_all(self.pool, options.shared_data)
-        plain = data is None and options.gpus is None
-        bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus))
+        plain = data is None and options.gpus is None and not spread
+        bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus), spread=spread)
         self.job = Job(
             self.pool.prepare(bound),
             items,
             seed=options.seed,
             retries=options.retries,
+            retry_on=options.retry_on,  # type: ignore[arg-type]  # a tuple, once validated
             keep_going=options.on_error == "return",
             timeout=options.timeout,
+            timeout_each=options.timeout_each,
         )
-        total = len(items) if isinstance(items, Sized) else None
-        self.collected = Collected(total, keep_failures=options.on_error == "return")
+        self.total = len(items) if isinstance(items, Sized) else None
+
+    @cached_property
+    def collected(self) -> Collected:
+        """Return the results so far; of a stream nobody asks for them."""
+        from weft._core.items import Collected
+
+        return Collected(self.total, keep_failures=self.job.keep_going)
 
     def run(self, on_chunk: Callable[[Finished], None] = lambda chunk: None) -> list[Any]:
         """Carry it out and return the results. Calls `on_chunk` after each chunk is collected."""
         # not a generator, which would turn a StopIteration of the function into a RuntimeError
-        with Bar(self._progress, self.collected.total, self._name) as bar:
-            try:
-                with closing(self.pool.run(self.job)) as chunks:
-                    for chunk in chunks:
-                        self.collected.add(chunk)
-                        bar.show(self.collected)
-                        on_chunk(chunk)
-            finally:
-                self.pool.forget(self.job.function)
+        with (
+            Bar(self.progress, self.total, self.name) as bar,
+            closing(self.chunks()) as chunks,
+        ):
+            for chunk in chunks:
+                self.collected.add(chunk)
+                bar.show(self.collected.finished, self.collected.failed)
+                on_chunk(chunk)
         self.collected.total = self.collected.finished
         del self.collected.results[self.collected.finished :]  # len(items) was too large
         return self.collected.results
+
+    def chunks(self) -> Generator[Finished, None, None]:
+        """Carry it out; yield its chunks as they end."""
+        try:
+            yield from self.pool.run(self.job)
+        finally:
+            self.pool.forget(self.job.function)
 
 
 class MapHandle:
@@ -279,7 +450,10 @@ class MapHandle:
         return self._map.collected.results
 
     def results(self) -> Iterator[tuple[int, Any]]:
-        """Yield each item's index and result as soon as it has ended. Raises what `wait` raises."""
+        """Yield each item's index and result as soon as it has ended. Raises what `wait` raises.
+
+        The map does not wait for who takes them, and keeps all: for items without end see `imap`.
+        """
         self._validate_process()
         seen = 0
         while new := self._after(seen):
@@ -304,12 +478,7 @@ class MapHandle:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _validate_process(self) -> None:
-        if self._process != os.getpid():
-            raise UsedAfterFork(
-                f"this map is carried out by process {self._process}, from which this process "
-                f"{os.getpid()} was forked; wait for it there, or start one here:\n"
-                "    handle = weft.map_async(fun, items)"
-            )
+        validate_process(self._process, "handle = weft.map_async(fun, items)")
 
     def _after(self, seen: int) -> list[int]:
         """Wait for more than `seen` ended items and return the indexes of the new ones; an empty
@@ -334,9 +503,190 @@ class MapHandle:
                 self._news.notify_all()
 
 
+def validate_process(process: int, line: str) -> None:
+    """Raise UsedAfterFork, with the line that starts a map, unless this is the process of one."""
+    if process != os.getpid():
+        raise UsedAfterFork(
+            f"this map is carried out by process {process}, from which this process {os.getpid()} "
+            f"was forked; wait for it there, or start one here:\n    {line}"
+        )
+
+
+class Stream(Iterator[Any]):
+    """Results one at a time: what `imap` returns. Several threads may take from one."""
+
+    def __init__(self, underway: Map, *, ordered: bool, ahead: int | None) -> None:
+        from weft._core.items import Delivery, Window
+
+        self._window = window = Window(ahead)
+        self._input = Input(underway.job.items)
+        self._keep_failures = underway.job.keep_going
+        underway.job = underway.job._replace(
+            items=self._input.items,
+            keep_going=True,  # results before one that failed are wanted
+            cancelled=lambda: window.closed,
+            window=window,
+        )
+        self._map = underway
+        self._delivery = Delivery(ordered=ordered)
+        self._chunks: Generator[Finished, None, None] | Ahead | None = None
+        self._bar: Bar | None = None
+        self._taken = self._failed = 0
+        self._ended = False
+        self._turn = threading.RLock()
+        self._process = os.getpid()
+
+    def __next__(self) -> Any:
+        validate_process(self._process, "results = weft.imap(fun, items)")
+        with self._turn:
+            try:
+                index, value, error = self._next_outcome()
+                self._show(error)
+                if error is None or self._keep_failures:
+                    return value if error is None else error
+                if isinstance(error, StopIteration):  # it would end the caller's loop quietly
+                    raise RemoteError(f"StopIteration: {error}, raised by item {index}") from error
+                raise error
+            except BaseException:  # StopIteration at the end too
+                self._end()
+                raise
+
+    def _next_outcome(self) -> tuple[int, Any, Exception | None]:
+        """Return the next item's index, result and exception. Raises StopIteration at the end, and
+        what ends the map."""
+        while not self._ended:
+            outcome = self._delivery.take()
+            if outcome is not None:
+                self._window.consume()
+                return outcome
+            chunk = next(self._begun(), None)
+            if chunk is not None:
+                self._delivery.add(chunk)
+            elif self._input.error is not None:
+                raise self._input.error
+            else:
+                break
+        raise StopIteration
+
+    def _begun(self) -> Iterator[Finished]:
+        """Return the chunks; begin to compute them, if that has not been done."""
+        if self._chunks is None:
+            here = self._map.pool.computes_here
+            self._bar = Bar(self._map.progress, self._map.total, self._map.name)
+            self._chunks = self._map.chunks() if here else Ahead(self._map, self._window)
+        return self._chunks
+
+    def _show(self, error: Exception | None) -> None:
+        self._taken += 1
+        self._failed += error is not None
+        if self._bar is not None:
+            self._bar.show(self._taken, self._failed)
+
+    def close(self) -> None:
+        """End the calls that still run, and return when they have ended. There are no more results
+        then; closing twice does nothing more."""
+        self._window.closed = True
+        if self._process == os.getpid():
+            if isinstance(self._chunks, Ahead):
+                self._chunks.close()  # also while another thread waits for a result
+            with self._turn:
+                self._end()
+
+    def _end(self) -> None:
+        self._ended = self._window.closed = True
+        if self._bar is not None:
+            self._bar.close()
+        if self._chunks is not None:
+            self._chunks.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # a finalizer may run anywhere, and waits for nobody: the thread sees this within a moment
+        if hasattr(self, "_window"):  # else a signal handler raised in `__init__`
+            self._window.closed = True
+
+
+class Input:
+    """The items of a stream. An exception of their iterator is kept for the end: the items before
+    it have results."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        from weft._core.items import at_hand
+
+        #: what the pool is to draw from
+        self.items = items if at_hand(items) else self._drawn(iter(items))
+        self.error: Exception | None = None
+
+    def _drawn(self, items: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from items
+        except Exception as error:
+            self.error = error
+
+
+class Ahead(Iterator["Finished"]):
+    """The chunks of a stream, computed by a thread ahead of who takes them."""
+
+    def __init__(self, underway: Map, window: Window) -> None:
+        from weft._api import session
+        from weft.engines import interruption
+
+        self._window = window
+        #: chunks; at the end an exception, or None
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, args=(underway,), name="weft imap", daemon=True
+        )
+        self._closed = False
+        self._process = os.getpid()
+        session.at_shutdown("maps", _cancel_all)
+        _handles.add(self)
+        interruption.start(self._thread)
+
+    def __next__(self) -> Finished:
+        chunk = self._queue.get()
+        if chunk is None or isinstance(chunk, BaseException):
+            raise StopIteration if chunk is None or self._closed else chunk
+        finished: Finished = chunk
+        return finished
+
+    def close(self) -> None:
+        """End what the thread does, and wait for its end."""
+        self._closed = self._window.closed = True
+        self._window.wake()
+        self._thread.join()
+
+    def end(self, deadline: float) -> None:
+        """Do the same at shutdown, but not past the deadline."""
+        if self._process == os.getpid():
+            self._window.closed = True
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self, underway: Map) -> None:
+        last: BaseException | None = None
+        try:
+            with closing(underway.chunks()) as chunks:
+                for chunk in chunks:
+                    self._queue.put(chunk)
+        except BaseException as error:  # raised where the results are taken
+            last = error
+        finally:
+            self._queue.put(last)
+
+
 #: seconds that maps have to end at shutdown
 _END_TIMEOUT = 2.0
-_handles: weakref.WeakSet[MapHandle] = weakref.WeakSet()
+_handles: weakref.WeakSet[MapHandle | Ahead] = weakref.WeakSet()
 
 
 def _cancel_all() -> None:
@@ -361,13 +711,13 @@ class Bar:
             label = progress if isinstance(progress, str) else name
             self._bar = Unwatched(total=total, desc=label, miniters=1)
 
-    def show(self, collected: Collected) -> None:
+    def show(self, finished: int, failed: int) -> None:
         """Update the bar."""
         if self._bar is None:
             return
-        if collected.failed:
-            self._bar.set_postfix(failed=collected.failed, refresh=False)
-        self._bar.update(collected.finished - self._bar.n)
+        if failed:
+            self._bar.set_postfix(failed=failed, refresh=False)
+        self._bar.update(finished - self._bar.n)
 
     def say(self, text: str) -> None:
         """Print a line on stderr, above the bar if there is one."""
@@ -375,6 +725,10 @@ class Bar:
             print(text, file=sys.stderr)
         else:
             self._bar.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
     def __enter__(self) -> Bar:
         return self
@@ -385,8 +739,7 @@ class Bar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self.close()
 
 
 def make_pool(
@@ -407,16 +760,21 @@ def make_pool(
     return pool
 
 
+#: the number of workers that means one for each core, as None does
+ALL_CORES = -1
+
+
 def validate_size(size: object) -> int | None:
-    """Return the number of workers as Python's int, or None. Raises InvalidType, InvalidValue."""
+    """Return the number of workers as Python's int, or None for one per core. Raises InvalidType,
+    InvalidValue."""
     if size is None:
         return None
     number = whole(size)
     if number is None:
         raise InvalidType(f"n={size!r}: expected a whole number of workers, or None")
-    if number < 1:
-        raise InvalidValue(f"n={size}: expected one worker or more, or None for one per core")
-    return number
+    if number < 1 and number != ALL_CORES:
+        raise InvalidValue(f"n={size}: expected one worker or more, or -1 or None for one per core")
+    return None if number == ALL_CORES else number
 
 
 def share_of_cores() -> int:

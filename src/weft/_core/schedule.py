@@ -5,6 +5,8 @@ unless an earlier job has shown how long they take. While items prove short, chu
 sending them costs little compared to running them. A chunk never holds more than a worker's share
 of what is left (guided self-scheduling): the last ones have one item each, so that the workers end
 together even if the last items prove long.
+
+Of a stream, whose results are consumed one by one, no more is drawn than its `Window` allows.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
+from weft._core.items import Window, at_hand
+
 #: seconds that a chunk should take: some thirty times what sending it costs
 _SECONDS = 0.003
-#: bytes of arrays in a chunk, unless one item has more
+#: bytes of a chunk, there and back, unless one item has more
 MOST_BYTES = 4 << 20
 #: how often a chunk may fail to reach a worker
 _UNDELIVERED = 3
@@ -28,6 +32,8 @@ _GROWTH = 32
 _FIRST = 64
 #: the same where earlier jobs tell what items take
 _FIRST_EXPECTED = 4
+#: chunks for each worker that a stream is ahead of its consumer, unless that is said
+_AHEAD = 4
 
 #: returns at most so many of the next items: none at the end, None if none has come yet
 Draw = Callable[[int], list[Any] | None]
@@ -50,7 +56,7 @@ class Cost(NamedTuple):
     """What an item of a function takes on average."""
 
     seconds: float
-    #: bytes of its arrays
+    #: bytes there and back
     nbytes: float = 0.0
 
     @property
@@ -71,24 +77,29 @@ class Schedule:
         *,
         retries: int = 0,
         expected: Cost = UNKNOWN,
+        singly: bool = False,
+        window: Window | None = None,
         clock: Callable[[], float] = time.perf_counter,
         feed: Callable[[Iterator[Any]], Draw] | None = None,
     ) -> None:
         """Prepare to run `items` by so many workers.
 
-        `expected` is what items of the function took in earlier jobs. `feed` returns what draws
-        from an iterator without waiting, for items that may be slow to come.
+        `expected` is what items of the function took in earlier jobs. `singly` says that chunks
+        have one item each, `window` how far a stream may run ahead. `feed` returns what draws from
+        an iterator without waiting, for items that may be slow to come.
         """
         #: how many items there are in all; None while that is not known
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
         #: whether items can be drawn without waiting
-        self.at_hand = isinstance(items, (list, tuple, range))
+        self.at_hand = at_hand(items)
         self._draw: Draw = self._draw_here
         if feed is not None and not self.at_hand:
             self._draw = feed(self._items)
-        #: whether the next item was asked for and has not come yet
+        #: whether the next item was asked for and has not come yet, or may not be drawn yet
         self.waiting = False
+        self._singly = singly
+        self._window = window
         self._clock = clock
         self._workers = workers
         self._retries = retries
@@ -96,7 +107,8 @@ class Schedule:
         self._expected = expected if self.at_hand else UNKNOWN
         self._taken = 0
         self._again: deque[Chunk] = deque()
-        self._losses: dict[int, int] = {}
+        #: how often an item that is run again has been run
+        self._runs: dict[int, int] = {}
         self._undelivered: dict[int, int] = {}
         # measured
         self._done = 0
@@ -108,7 +120,11 @@ class Schedule:
         """Return the next chunk; None if there is none left, or while `waiting`."""
         if self._again:
             return self._again.popleft()
-        items = self._draw(self._size())
+        size = self._size()
+        if self._window is not None and not self._has_room(self._window, size):
+            self.waiting = True
+            return None
+        items = self._draw(size)
         self.waiting = items is None
         if items is None:
             return None
@@ -119,10 +135,22 @@ class Schedule:
         self._taken += len(items)
         return chunk
 
+    def put_back(self, chunk: Chunk) -> None:
+        """Have `next` return a chunk again, before all others."""
+        self._again.appendleft(chunk)
+
     @property
     def taken(self) -> int:
         """Return how many items have been drawn."""
         return self._taken
+
+    def left(self) -> list[range]:
+        """Return the indexes of the items that nobody runs: those to be run again, and those that
+        have not been drawn, as far as is known how many there are."""
+        spans = [range(chunk.first, chunk.first + len(chunk.items)) for chunk in self._again]
+        if self.total is not None and self._taken < self.total:
+            spans.append(range(self._taken, self.total))
+        return spans
 
     def _draw_here(self, size: int) -> list[Any]:
         """Draw at most so many items; fewer if they are slow to come, so that these can be run."""
@@ -137,7 +165,7 @@ class Schedule:
 
     def done(self, count: int, seconds: float, size: int) -> None:
         """Record that so many items of a chunk have ended, how many seconds their calls took, and
-        how many bytes their arrays had."""
+        how many bytes were sent for them."""
         self._done += count
         self._longest = max(self._longest, count)
         self._seconds += seconds
@@ -149,13 +177,17 @@ class Schedule:
         done = self._done
         return Cost(self._seconds / done, self._bytes / done) if done else self._expected
 
+    def forget(self, chunk: Chunk) -> None:
+        """Drop what was kept in case that a chunk is to be run again. What was is run singly."""
+        self._runs.pop(chunk.first, None)
+        self._undelivered.pop(chunk.first, None)
+
     def lost(self, chunk: Chunk, item: int) -> bool:
         """Record that a chunk's worker died in this item. Return whether the item is run again.
 
         The others of the chunk are: those before it lost their results, those after it never ran.
         """
-        self._losses[item] = self._losses.get(item, 0) + 1
-        again = self._losses[item] <= self._retries
+        again = self._may_run_again(item)
         if item > chunk.first:
             self._again.append(Chunk(chunk.first, chunk.items[: item - chunk.first]))
         if again:
@@ -163,6 +195,20 @@ class Schedule:
         if rest := chunk.items[item - chunk.first + 1 :]:
             self._again.append(Chunk(item + 1, rest))
         return again
+
+    def failed(self, chunk: Chunk, item: int) -> bool:
+        """Record that this item of a chunk has failed in a way for which it is to be run again.
+        Return whether it is: an item is run no more than `retries` times again."""
+        again = self._may_run_again(item)
+        if again:
+            self._again.append(Chunk(item, [chunk.items[item - chunk.first]]))
+        return again
+
+    def _may_run_again(self, item: int) -> bool:
+        runs = self._runs.pop(item, 0) + 1
+        if runs <= self._retries:
+            self._runs[item] = runs
+        return runs <= self._retries
 
     def resend(self, chunk: Chunk) -> bool:
         """Record that a chunk's worker died before it got it. Return whether it is sent again.
@@ -179,8 +225,15 @@ class Schedule:
         """Run a chunk again with one item at a time."""
         self._again.extend(Chunk(chunk.first + i, [item]) for i, item in enumerate(chunk.items))
 
+    def _has_room(self, window: Window, size: int) -> bool:
+        """Return whether so many items may be drawn now."""
+        most = window.ahead if window.ahead is not None else _AHEAD * self._workers * size
+        return window.has_room(self._taken + size - most)
+
     def _size(self) -> int:
         cost = self.cost
+        if self._singly or (self._window is not None and not cost.is_known):
+            return 1
         if not cost.is_known:
             return max(1, (self.total or 0) // (_FIRST * self._workers))
         size = int(_SECONDS / max(cost.seconds, 1e-9))
@@ -188,6 +241,8 @@ class Schedule:
             size = min(size, self._longest * _GROWTH)
         if cost.nbytes > 0:
             size = min(size, int(MOST_BYTES / cost.nbytes))
+        if self._window is not None and self._window.ahead is not None:  # for all workers, twice
+            size = min(size, self._window.ahead // (2 * self._workers))
         return max(1, min(size, self._share()))
 
     def _share(self) -> int:

@@ -350,6 +350,8 @@ class Pool(ABC):
 
     #: how many workers there are
     size: int
+    #: whether `run` computes in the thread that asks it for the next chunk, and only then
+    computes_here = False
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -373,9 +375,16 @@ class Pool(ABC):
     def run(self, job: Job) -> Generator[Finished, None, None]:
         """Carry out a job; yield its chunks as they end, each with worker, process and host.
 
-        An item that fails is among the failures of its chunk. Items that still run are ended when
-        the job fails and when the generator is closed. Raises Stalled at the job's deadline,
-        Cancelled, and what the iterator of the items raises.
+        An item that fails is among the failures of its chunk: with what it raised; with Stalled if
+        it ran for longer than `timeout_each`. It is run again first, as often as `retries` says, if
+        it has raised one of `retry_on`, run for too long, or lost its worker. Items that still run
+        are ended when the job fails and when the generator is closed. With a `window` no more items
+        are drawn than it has room for.
+
+        Raises Stalled at the job's deadline, Cancelled, and what the iterator of the items raises.
+        A job that keeps going does not raise at its deadline: results that are ready are yielded;
+        of the other items those that ran have failed with Stalled, the rest with Cancelled. Where
+        nobody knows how many there are, one more Stalled stands for those that were not drawn.
         """
 
     @abstractmethod

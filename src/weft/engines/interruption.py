@@ -7,6 +7,7 @@ ComputationGuard    interrupts the driver's own part of a call when a worker fai
                     `ComputationInterrupted` raised in the computing one: in the main thread by a
                     signal, which ends sleeps and other system calls too, elsewhere by Python,
                     between two bytecodes.
+run_until           interrupts an action of this thread at a deadline.
 start               starts a thread whole or not at all, wherever a signal handler raises.
 by_signal_handler   tells exceptions that signal handlers raised, in the middle of whatever was
                     going on, from all others.
@@ -17,13 +18,14 @@ from __future__ import annotations
 import _thread
 import ctypes
 import functools
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 #: seconds before a guard is first checked, and between two checks
 _LOOK = 0.05
@@ -115,6 +117,22 @@ class ComputationGuard:
         if self._open and self.raised and self._by_signal:
             self._open = False
             raise ComputationInterrupted
+
+
+Result = TypeVar("Result")
+
+
+def run_until(deadline: float, action: Callable[[], Result]) -> Result:
+    """Return the result of an action that may block. Raises ComputationInterrupted if the deadline,
+    on the monotonic clock, comes first."""
+    if deadline == math.inf:
+        return action()
+    guard = ComputationGuard(lambda: time.monotonic() >= deadline)
+    try:
+        with guard:
+            return action()
+    finally:
+        guard.close()
 
 
 class _Watcher:

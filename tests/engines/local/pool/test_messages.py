@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from weft._core.failures import Failure
 from weft.engines.local.pool.messages import (
+    Begun,
     CacheFunction,
     Cancel,
     CancelAcknowledged,
@@ -40,9 +41,11 @@ MESSAGES: list[Message] = [
     CacheFunction(b"digest", b"function"),
     DropFunction(b"digest"),
     Work(b"digest", 7, b"items", None, True),
+    Work(b"digest", 7, b"items", 3, False, True),
     Done(b"values", [(1, FAILURE)], 0.5, 100),
     Unreadable(FAILURE, True),
-    Stopped(),
+    Stopped(b"values", [(1, FAILURE)], 0.5, 100),
+    Begun(1.5),
     Cancel(),
     CancelAcknowledged(),
     Logged({"msg": "text"}),
@@ -86,14 +89,14 @@ def test_what_is_too_much_at_once_is_sent_bit_by_bit(
     large = Work(b"digest", 0, b"x" * 5_000_000, None, False)
     driver.send(large)
     assert driver.unsent
-    driver.send(Stopped())
+    driver.send(Cancel())
     found: list[Message | None] = []
     reader = threading.Thread(target=lambda: found.extend(worker.receive() for _ in range(2)))
     reader.start()
     while not driver.flush():
         pass
     reader.join()
-    assert found == [large, Stopped()]
+    assert found == [large, Cancel()]
     assert not driver.unsent
 
 
@@ -122,10 +125,10 @@ def test_the_end_of_the_other_side_is_closed(
 ) -> None:
     """Also in the middle of a message, and also for who sends; what came whole is received."""
     driver, worker, theirs = ends
-    worker.send(Stopped())
+    worker.send(Cancel())
     theirs.sendall(b"\x10\0\0\0\0\0\0\0half")
     theirs.close()
-    assert driver.receive() == Stopped()
+    assert driver.receive() == Cancel()
     with pytest.raises(Closed, match="the other end closed the connection"):
         driver.receive()
     with pytest.raises(Closed):
@@ -160,7 +163,7 @@ def test_interrupts_at_random_lose_no_bytes(
     sent, struck, echoed = 0, 0, list[int]()
 
     def echo() -> None:
-        while (message := worker.receive()) != Stopped():
+        while (message := worker.receive()) != Cancel():
             assert isinstance(message, CacheFunction)
             whole = len(set(message.function)) == 1
             worker.send(
@@ -186,7 +189,7 @@ def test_interrupts_at_random_lose_no_bytes(
         except Struck:
             struck += 1
     strike(0)
-    driver.send(Stopped())
+    driver.send(Cancel())
     while (not driver.flush() or other.is_alive()) and time.monotonic() < deadline:
         pass
     while (answer := driver.receive()) is not None:

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft._core.failures import restore
+from weft._core.failures import Failure, restore
 from weft.engines.local.pool.worker import carry_out
 
 
 def run(function: Any, items: list[Any], **options: Any) -> Any:
     noted: list[int] = []
     options = {"first": 0, "seed": None, "keep_going": False, **options}
-    values, failures = carry_out(function, items, note=noted.append, **options)
+    values: list[Any] = []
+    failures: list[tuple[int, Failure]] = []
+    carry_out(function, items, values, failures, note=noted.append, **options)
     return values, {position: restore(one, "here") for position, one in failures}, noted
 
 
@@ -65,6 +67,31 @@ def test_an_exit_is_the_items_and_an_interrupt_the_drivers() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(interrupted, [1], keep_going=True)
+
+
+def test_an_interrupt_leaves_the_results_before_it() -> None:
+    """Those of the items that were over, failures too."""
+
+    def function(x: int) -> float:
+        if x == 3:
+            raise KeyboardInterrupt
+        return 1 / x
+
+    values: list[Any] = []
+    failures: list[tuple[int, Failure]] = []
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(
+            function,
+            [1, 0, 2, 3, 4],
+            values,
+            failures,
+            first=0,
+            seed=None,
+            keep_going=True,
+            note=lambda index: None,
+        )
+    assert values == [1, None, 0.5]
+    assert [position for position, _ in failures] == [1]
 
 
 def test_an_item_is_gone_when_its_call_is_over() -> None:

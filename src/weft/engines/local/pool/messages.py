@@ -4,9 +4,10 @@
     Settings       ->                       takes over folder, paths, environment, threads
     CacheFunction  ->                       caches a function under its digest
     Work           ->                       calls it on a chunk of items
+                   <-  Begun                it begins an item, where the driver times it
                    <-  Done                 the results in order, and the failures
                    <-  Unreadable           the function or the items could not be loaded
-                   <-  Stopped              the driver's SIGINT ended it
+                   <-  Stopped              a SIGINT ended it, with the results that it had
                    <-  Logged               a log record, at any time
     Cancel         ->                       releases the memory of its last answer
                    <-  CancelAcknowledged   all that came before is answered
@@ -72,6 +73,15 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
+    #: whether the driver is told when an item begins
+    timed: bool = False
+
+
+class Begun(NamedTuple):
+    """An item begins."""
+
+    #: when, on the monotonic clock, which all processes of a host share
+    at: float
 
 
 class Done(NamedTuple):
@@ -97,7 +107,13 @@ class Unreadable(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """The answer to Work that the driver has interrupted."""
+    """The answer to Work that was interrupted: Done, of the items before that which was running. If
+    the others are not run when one fails, nobody wants their results, and there are none."""
+
+    values: bytes
+    failures: list[tuple[int, Failure]]
+    seconds: float
+    shared: int
 
 
 class Cancel(NamedTuple):
@@ -122,6 +138,7 @@ KINDS = (
     Cancel,
     CancelAcknowledged,
     Logged,
+    Begun,
 )
 
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
@@ -140,7 +157,15 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 Answer = Done | Unreadable | Stopped
 
 Message = (
-    Settings | CacheFunction | DropFunction | Work | Answer | Cancel | CancelAcknowledged | Logged
+    Settings
+    | CacheFunction
+    | DropFunction
+    | Work
+    | Begun
+    | Answer
+    | Cancel
+    | CancelAcknowledged
+    | Logged
 )
 
 _LENGTH = struct.Struct("=Q")

@@ -12,7 +12,9 @@ One job, from the first chunk to the last:
     yield Finished                                       wait for the next message
 
 One thread of the driver does all of this: it sends a chunk to each idle worker, then sleeps until a
-worker replies, prints or ends. A worker has one chunk at a time.
+worker replies, prints or ends. A worker has one chunk at a time. While no worker has one, because
+no item has come yet or the consumer of a stream is behind, the job has no workers: others may use
+them.
 
 `LocalPool` is the contract's pool, `Run` one job of it, `Limits` a job's deadline and cancellation.
 `Feed` draws items in a thread of its own, so that an iterator that blocks does not keep the driver
@@ -21,7 +23,7 @@ from its workers:
     driver's thread                   items' thread
     draw: requests some      ──>      asks the iterator
     attends to the workers            (which may block for ever)
-    draw: takes them         <──      writes to the wake-up descriptor
+    draw: takes them         <──      wakes it (Wakeup)
 
 That thread draws no more items than were requested. When the job ends while the iterator blocks,
 the thread stays until the iterator has returned: nobody can end it.
@@ -35,18 +37,20 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weft._core.failures import INTERRUPTED, Failure, restore
-from weft._core.items import Finished, Job
+from weft._core.items import Finished, Job, add_note_of_runs, at_hand, not_begun, not_drawn
 from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
 from weft.engines import interruption
 from weft.engines.base import Pool
-from weft.engines.interruption import by_signal_handler
+from weft.engines.interruption import ComputationInterrupted, Result, by_signal_handler
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
+    Begun,
     CancelAcknowledged,
     Done,
     Stopped,
@@ -106,11 +110,9 @@ class LocalPool(Pool):
 
     def run(self, job: Job) -> Generator[Finished, None, None]:
         gpus = self._gpus
-        if isinstance(job.items, (list, tuple, range)) and not job.one_each:
-            gpus = gpus[: len(job.items)]  # more workers would have nothing to do
-        limits = Limits(job)
-        lent, watch = self._workers.lend(gpus, self._threads, limits.check)
-        run = Run(job, limits, self._workers, lent, watch)
+        if at_hand(job.items) and not job.one_each:
+            gpus = gpus[: len(cast("Sized", job.items))]  # more would have nothing to do
+        run = Run(job, self._workers, gpus, self._threads)
         try:
             for finished in run.steps():
                 yield finished
@@ -122,6 +124,8 @@ class LocalPool(Pool):
 
 #: seconds that an interrupted function has to return
 _GRACE = 0.3
+
+_NOBODY = Watch(())
 
 
 class _Task(NamedTuple):
@@ -135,61 +139,116 @@ class Run:
     """A job under way."""
 
     def __init__(
-        self, job: Job, limits: Limits, workers: Workers, lent: list[Worker], watch: Watch
+        self, job: Job, workers: Workers, gpus: Sequence[str | None], threads: int
     ) -> None:
+        """Prepare a job for workers with these GPUs, and so many threads each."""
         self._process = os.getpid()
         self._job = job
-        self._limits = limits
-        self._workers = workers
-        self._watch = watch
+        self._limits = Limits(job)
+        self._workers, self._gpus, self._threads = workers, gpus, threads
+        #: wakes this thread when items have come or may be drawn; who cannot cancel needs none
+        self._wakeup = wakeup = Wakeup() if job.cancelled is not None else None
         #: draws the items where the job can be cancelled while their iterator blocks
         self._feed: Feed | None = None
-        feed = self._draw_in_background if job.cancelled is not None else None
+        feed = partial(self._draw_in_background, wakeup.set) if wakeup is not None else None
         expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
         self._schedule = Schedule(
-            job.items, len(lent), retries=job.retries, expected=expected, feed=feed
+            job.items,
+            max(1, len(gpus)),
+            retries=job.retries,
+            expected=expected,
+            singly=job.timeout_each is not None,
+            window=job.window,
+            feed=feed,
         )
-        self._idle = lent
+        if job.window is not None and wakeup is not None:
+            job.window.wake = wakeup.set
+        self._watch = self._watch_nobody()
+        self._idle: list[Worker] = []
         self._busy: dict[Worker, _Task] = {}
+        #: until when their items may run, where these are timed
+        self._due: dict[Worker, float] = {}
         #: workers that have had their one item, where each gets only one
         self._served: list[Worker] = []
+        #: whether the job's deadline has passed: nothing more begins
+        self._over = False
 
-    def _draw_in_background(self, items: Iterator[Any]) -> Draw:
-        self._feed = Feed(items)
-        self._watch.watch_wakeup(self._feed.wakeup)
+    def _draw_in_background(self, wake: Callable[[], None], items: Iterator[Any]) -> Draw:
+        self._feed = Feed(items, wake)
         return self._feed.draw
 
     def steps(self) -> Generator[Finished, None, None]:
-        """Yield each chunk when it is finished. Raises Stalled, Cancelled."""
-        for worker in self._watch.ended():  # they ended while idle: no item is lost
-            self._replace(worker)
+        """Yield each chunk when it is finished. Raises Stalled, Cancelled. If the job keeps going,
+        its deadline raises nothing: items that are not finished then are failures."""
+        try:
+            yield from self._work()
+        except Stalled as error:
+            if error is not self._limits.stalled or not self._job.keep_going:
+                raise
+            yield from self._end_at_deadline()
+
+    def _work(self) -> Generator[Finished, None, None]:
         while True:
             yield from self._hand_out()
             if not self._busy and not self._schedule.waiting:
                 return
             for worker, events in self._wait().items():
                 yield from self._attend(worker, events)
+            for worker in self._overdue():
+                yield from self._expire(worker)
 
     def end(self) -> None:
         """End what still runs, and give the workers back."""
         if os.getpid() != self._process:
             return  # in a forked child, which has no business with the parent's workers
         if self._feed is not None:
-            self._watch.watch_wakeup(-1)
             self._feed.close()
         try:
             if self._busy:
                 self._interrupt()
         finally:  # also after a second Ctrl-C
-            for worker in self._busy:
-                worker.kill()
-            for worker in list(self._busy):
-                self._drop(worker)
-            rested = [*self._idle, *self._served]
-            for worker, events in self._watch.wait(0).items():
-                self._watch.relay(worker, events)
+            self._drop_busy()
             self._workers.note_cost(self._job.function.digest, self._schedule.cost)
-            self._workers.give_back(rested, self._watch)
+            self._give_back()
+            if self._wakeup is not None:
+                self._wakeup.close()
+
+    def _drop_busy(self) -> None:
+        for worker in self._busy:
+            worker.kill()
+        for worker in list(self._busy):
+            self._drop(worker)
+
+    # workers: none before the first chunk, nor while there is nothing for them to do
+
+    def _borrow(self) -> None:
+        """Wait for workers. Raises Stalled, Cancelled, LaunchError."""
+        self._idle, self._watch = self._workers.lend(self._gpus, self._threads, self._limits.check)
+        if self._wakeup is not None:
+            self._watch.watch_wakeup(self._wakeup.descriptor)
+        for worker in self._watch.ended():  # they ended while idle: no item is lost
+            self._drop(worker)
+            self._replace(worker)
+
+    def _give_back(self) -> None:
+        """Give the workers back; none of them is busy."""
+        rested = [*self._idle, *self._served]
+        if not rested:
+            return
+        self._watch.watch_wakeup(-1)  # first: `wait` would take a wake-up that is not for it
+        for worker, events in self._watch.wait(0).items():
+            self._watch.relay(worker, events)
+        watch, self._watch = self._watch, self._watch_nobody()
+        self._idle, self._served = [], []
+        self._workers.give_back(rested, watch)
+
+    def _watch_nobody(self) -> Watch:
+        """Return a watch for this thread's wake-ups alone."""
+        if self._wakeup is None:
+            return _NOBODY  # without wake-ups nobody waits before there are workers
+        watch = Watch(())
+        watch.watch_wakeup(self._wakeup.descriptor)
+        return watch
 
     def _interrupt(self) -> None:
         """Interrupt the busy workers, and wait for those that reply within the grace period."""
@@ -212,7 +271,13 @@ class Run:
 
     def _hand_out(self) -> list[Finished]:
         """Send a chunk to every idle worker. Return the items that could not be packed."""
-        failed = []
+        failed: list[Finished] = []
+        if not self._idle and not self._busy and not self._served:
+            chunk = self._next()
+            if chunk is None:
+                return failed
+            self._schedule.put_back(chunk)
+            self._borrow()
         while self._idle:
             chunk = self._next()
             if chunk is None:
@@ -243,7 +308,15 @@ class Run:
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
         chunk, items = task.chunk, task.payload.data
-        work = Work(job.function.digest, chunk.first, items, job.seed, job.keep_going)
+        work = Work(
+            job.function.digest,
+            chunk.first,
+            items,
+            job.seed,
+            # an item that is run again is no reason not to run those after it
+            keep_going=job.keep_going or bool(job.retry_on),
+            timed=job.timeout_each is not None,
+        )
         self._busy[worker] = task
         with contextlib.suppress(Closed):  # its pidfd reports its end too
             worker.give(job.function, work)
@@ -253,13 +326,25 @@ class Run:
     # waiting
 
     def _wait(self) -> ReadyEvents:
-        """Return the workers with events, or none when items have come. Raises Stalled,
-        Cancelled."""
+        """Return the workers with events, or none when items have come or one has run for too
+        long. Raises Stalled, Cancelled."""
+        if not self._busy:
+            self._give_back()
         while True:
             self._check()
-            events = self._watch.wait(self._limits.pause)
-            if events or self._watch.woken:
+            pause = self._limits.pause
+            if self._due:
+                pause = max(0.0, min(pause, min(self._due.values()) - time.monotonic()))
+            events = self._watch.wait(pause)
+            if events or self._watch.woken or self._overdue():
                 return events
+
+    def _overdue(self) -> list[Worker]:
+        """Return the workers whose items have run for too long."""
+        if not self._due:
+            return []
+        now = time.monotonic()
+        return [worker for worker, due in self._due.items() if due <= now]
 
     def _check(self) -> None:
         self._limits.check(self._where)
@@ -283,23 +368,20 @@ class Run:
         """Return a worker's answer, or None while it is incomplete. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
             self._watch.watch_writable(worker)
-        return cast("Answer | None", worker.receive())  # nothing was cancelled
+        message: object = worker.receive()
+        if isinstance(message, Begun) and self._job.timeout_each is not None:
+            self._due[worker] = message.at + self._job.timeout_each
+            message = worker.receive()
+        return cast("Answer | None", message)  # nothing was cancelled
 
     # answers and losses
 
     def _take_answer(self, worker: Worker, message: Answer) -> Generator[Finished, None, None]:
         task = self._busy[worker]
         chunk = task.chunk
-        if isinstance(message, Stopped):
-            message = Unreadable(INTERRUPTED, about_function=False)
         if isinstance(message, Unreadable):
             self._free(worker)
-            if len(chunk.items) > 1 and not message.about_function:
-                self._schedule.resend_singly(chunk)
-                return
-            indexes = range(chunk.first, chunk.first + len(chunk.items))
-            errors = {index: self._item_error(worker, message.failure, index) for index in indexes}
-            yield self._finished(worker, chunk, [None] * len(chunk.items), errors)
+            yield from self._not_run(worker, chunk, message)
             return
         try:
             values = load(message.values, self._limits.remaining)
@@ -311,45 +393,79 @@ class Run:
             chunk.first + position: self._item_error(worker, failure, chunk.first + position)
             for position, failure in message.failures
         }
-        self._schedule.done(len(values), message.seconds, task.payload.shared + message.shared)
-        yield self._finished(worker, chunk, values, errors)._replace(
-            seconds=message.seconds,
-            sent=len(task.payload.data) + task.payload.shared,
-            received=len(message.values) + message.shared,
-        )
+        sent = len(task.payload.data) + task.payload.shared
+        received = len(message.values) + message.shared
+        seconds = message.seconds
+        if values:
+            self._schedule.done(len(values), seconds, sent + received)
+        again = self._run_again(chunk, errors)
+        finished = self._finished(worker, chunk, values, errors)
+        finished = finished._replace(seconds=seconds, sent=sent, received=received)
+        if again:
+            yield from finished.without(again)
+        elif values:
+            self._schedule.forget(chunk)
+            yield finished
+        if isinstance(message, Stopped):
+            rest = Chunk(chunk.first + len(values), chunk.items[len(values) :])
+            yield from self._not_run(worker, rest, Unreadable(INTERRUPTED, about_function=False))
+
+    def _not_run(
+        self, worker: Worker, chunk: Chunk, reason: Unreadable
+    ) -> Generator[Finished, None, None]:
+        """Handle items that a worker has not run to their end. Several are run again one by one."""
+        if self._over:
+            yield from self._unfinished(worker, chunk, chunk.first)
+        elif len(chunk.items) > 1 and not reason.about_function:
+            self._schedule.resend_singly(chunk)
+        elif chunk.items:
+            indexes = range(chunk.first, chunk.first + len(chunk.items))
+            errors = {index: self._item_error(worker, reason.failure, index) for index in indexes}
+            yield self._finished(worker, chunk, [None] * len(chunk.items), errors)
+
+    def _run_again(self, chunk: Chunk, errors: dict[int, Exception]) -> list[int]:
+        """Return the failed items that are run again, because the user has named the exception."""
+        again = []
+        for index, error in errors.items():
+            if isinstance(error, self._job.retry_on) and not self._over:
+                if self._schedule.failed(chunk, index):
+                    again.append(index)
+                else:
+                    add_note_of_runs(error, index, self._job.retries)
+        return again
 
     def _free(self, worker: Worker) -> None:
         """Take the chunk from a worker that is done with it."""
+        self._due.pop(worker, None)
         task = self._busy.pop(worker)
         (self._served if self._job.one_each else self._idle).append(worker)
         task.payload.release()
 
     def _not_loaded(
-        self, worker: Worker, message: Done, error: Exception
+        self, worker: Worker, message: Done | Stopped, error: Exception
     ) -> Generator[Finished, None, None]:
         """Handle results that could not be loaded: the worker ended before their memory was
         attached here, or they cannot be unpickled."""
         if by_signal_handler(error):
             raise error
-        if isinstance(error, Stalled) and self._limits.over:
+        if isinstance(error, Stalled) and self._limits.over and not self._over:
             raise self._limits.stalled_error(self._where()) from None
         if isinstance(error, SegmentGone) and readable(worker.pidfd, _GRACE):
             yield from self._lose(worker)
             return
         chunk = self._busy[worker].chunk
         if message.shared:  # the blocks of its other results stay in flight until it ends
-            self._replace(worker)
+            self._drop(worker)
         else:
             self._free(worker)
-        if len(chunk.items) > 1:
+        if len(chunk.items) > 1 and not self._over:
             self._schedule.resend_singly(chunk)
-            return
-        failed = InvalidType(
-            f"the result of item {chunk.first} has come and cannot be unpickled here: "
-            f"{type(error).__name__}: {error}"
-        )
-        failed.__cause__ = error
-        yield self._finished(worker, chunk, [None], {chunk.first: failed})
+        else:
+            indexes = range(chunk.first, chunk.first + len(chunk.items))
+            errors: dict[int, Exception] = {i: _not_loaded_error(i, error) for i in indexes}
+            yield self._finished(worker, chunk, [None] * len(indexes), errors)
+        if message.shared:
+            self._replace(worker)
 
     @staticmethod
     def _finished(
@@ -367,38 +483,98 @@ class Run:
         if task is None:
             self._drop(worker)
             return
-        chunk = task.chunk
         delivered = not worker.frames.unsent
-        ended = self._replace(worker)
-        item = ended.item if ended is not None else chunk.first if delivered else -1
+        ended = self._drop(worker)
+        item = ended.item if ended is not None else task.chunk.first if delivered else -1
+        if self._over:
+            yield from self._unfinished(worker, task.chunk, item)
+        elif not self._runs_again(task.chunk, item):
+            chunk = task.chunk
+            item = item if chunk.first <= item < chunk.first + len(chunk.items) else chunk.first
+            retries = self._job.retries
+            error = worker_lost_error(
+                worker,
+                ended,
+                item=item,
+                doing=f"ran item {item}" + (f" for the {retries + 1}. time" if retries else ""),
+                advice="" if retries else "; retries=1 runs such items again on a fresh worker",
+            )
+            yield self._finished(worker, Chunk(item, [None]), [None], {item: error})
+        self._replace(worker)
+
+    def _runs_again(self, chunk: Chunk, item: int) -> bool:
+        """Have a chunk run again whose worker has ended, as far as that is to be done. Return
+        whether the item that it ran, or seems to have run, is among them."""
         if item == LOADING + chunk.first:  # it ended while unpickling: nobody knows which item
             item = chunk.first
             if len(chunk.items) > 1:
                 self._schedule.resend_singly(chunk)
-                return
+                return True
         if not chunk.first <= item < chunk.first + len(chunk.items):
             item = chunk.first
             if self._schedule.resend(chunk):
-                return
-        if self._schedule.lost(chunk, item):
-            return
-        retries = self._job.retries
-        error = worker_lost_error(
-            worker,
-            ended,
-            item=item,
-            doing=f"ran item {item}" + (f" for the {retries + 1}. time" if retries else ""),
-            advice="" if retries else "; retries=1 runs such items again on a fresh worker",
-        )
-        yield self._finished(worker, Chunk(item, [None]), [None], {item: error})
+                return True
+        return self._schedule.lost(chunk, item)
 
-    def _replace(self, worker: Worker) -> Ended | None:
-        """Start a worker in the place of one that has ended. Return how that one ended."""
-        ended = self._drop(worker)
-        fresh = self._workers.replace(worker, self._check)
-        self._idle.append(fresh)
-        self._watch.add(fresh)
-        return ended
+    def _replace(self, worker: Worker) -> None:
+        """Start a worker in the place of one that has ended, after what it had was seen to: here
+        the deadline may be noticed."""
+        if not self._over:
+            fresh = self._workers.replace(worker, self._check)
+            self._idle.append(fresh)
+            self._watch.add(fresh)
+
+    def _expire(self, worker: Worker) -> Generator[Finished, None, None]:
+        """End a worker whose item has run for too long. The item is run again, or has failed."""
+        chunk = self._busy[worker].chunk
+        self._drop(worker)
+        item, retries = chunk.first, self._job.retries
+        if not self._schedule.lost(chunk, item):
+            again = f", for the {retries + 1}. time" if retries else ""
+            error = Stalled(
+                f"item {item} has run for more than {self._job.timeout_each} s{again}; {worker}, "
+                "which ran it, was ended. Pass a longer timeout_each=, or retries= to run such "
+                "items again"
+            )
+            yield self._finished(worker, chunk, [None], {item: error})
+        self._replace(worker)
+
+    # at the deadline of a job that keeps going
+
+    def _end_at_deadline(self) -> Generator[Finished, None, None]:
+        """Yield what is left of the job: results that are ready, and items that are not."""
+        self._over = True
+        self._limits.extend(_GRACE)
+        for worker in self._busy:
+            if worker.frames.unsent:  # it would get the rest of its items, and begin
+                worker.kill()
+            else:
+                worker.interrupt()
+        while self._busy and not self._limits.over:
+            for worker, events in self._watch.wait(self._limits.pause).items():
+                yield from self._attend(worker, events)
+        for worker in list(self._busy):
+            yield from self._lose(worker)
+        yield from not_begun(self._schedule.left(), self._job.timeout)
+        if self._schedule.total is None:
+            yield not_drawn(self._schedule.taken, self._job.timeout)
+
+    def _unfinished(
+        self, worker: Worker, chunk: Chunk, item: int
+    ) -> Generator[Finished, None, None]:
+        """Yield items that a worker had at the deadline, and of which it was running this one."""
+        first, end, timeout = chunk.first, chunk.first + len(chunk.items), self._job.timeout
+        begun = range(first, item + 1 if first <= item < end else first)
+        if begun:
+            errors: dict[int, Exception] = {
+                index: Stalled(
+                    f"item {index} was not finished when {timeout} s had passed; {worker} ran it. "
+                    "Pass a longer timeout=, or find out why it takes so long"
+                )
+                for index in begun
+            }
+            yield self._finished(worker, chunk, [None] * len(begun), errors)
+        yield from not_begun([range(begun.stop, end)], timeout)
 
     def _drop(self, worker: Worker) -> Ended | None:
         """End a worker, if it has not ended. Return how it did."""
@@ -408,6 +584,7 @@ class Run:
             if worker in rested:
                 rested.remove(worker)
         ended = self._workers.end(worker)
+        self._due.pop(worker, None)
         task = self._busy.pop(worker, None)
         if task is not None:
             task.payload.release()  # only now: until its end the worker may write there
@@ -432,12 +609,18 @@ class Run:
     def _where(self) -> str:
         """Return lines that say which worker has which items."""
         lines = [f"  {worker} has {task.chunk.span}" for worker, task in self._busy.items()]
-        if self._idle and self._schedule.total is None:
+        if (self._idle or not self._busy) and self._schedule.total is None:
             lines.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
         return "\n".join(lines)
 
 
-Result = TypeVar("Result")
+def _not_loaded_error(index: int, error: Exception) -> InvalidType:
+    failed = InvalidType(
+        f"the result of item {index} has come and cannot be unpickled here: "
+        f"{type(error).__name__}: {error}"
+    )
+    failed.__cause__ = error
+    return failed
 
 
 class Limits:
@@ -446,6 +629,12 @@ class Limits:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._deadline = math.inf if job.timeout is None else time.monotonic() + job.timeout
+        #: what was raised when the deadline had passed
+        self.stalled: Stalled | None = None
+
+    def extend(self, seconds: float) -> None:
+        """Set the deadline to so many seconds from now."""
+        self._deadline = time.monotonic() + seconds
 
     @property
     def over(self) -> bool:
@@ -476,24 +665,48 @@ class Limits:
     def run_until_deadline(self, action: Callable[[], Result], where: Callable[[], str]) -> Result:
         """Return the result of an action in this thread that may block. Raises Stalled if the
         deadline comes first."""
-        if self._job.timeout is None:
-            return action()
-        from weft.engines.interruption import ComputationGuard, ComputationInterrupted
-
-        guard = ComputationGuard(lambda: self.over)
         try:
-            with guard:
-                return action()
+            return interruption.run_until(self._deadline, action)
         except ComputationInterrupted:
+            if not self.over:
+                raise  # it is about an outer computation
             raise self.stalled_error(where()) from None
-        finally:
-            guard.close()
 
     def stalled_error(self, where: str) -> Stalled:
-        return Stalled(
+        self.stalled = Stalled(
             f"map: {self._job.timeout} s have passed and items are not finished; pass a longer "
-            f"timeout=, or find out why these take so long:\n{where}"
+            'timeout=, on_error="return" to get the results of the others, or find out why these '
+            f"take so long:\n{where}"
         )
+        return self.stalled
+
+
+class Wakeup:
+    """An eventfd by which other threads wake the one that carries out a job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        try:
+            #: readable when it is set; who waits for it reads it
+            self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as error:
+            raise translate_os_error(error) from error
+
+    def set(self) -> None:
+        """Wake the thread; do nothing when it has ended."""
+        with self._lock:
+            if self.descriptor >= 0:
+                os.eventfd_write(self.descriptor, 1)
+
+    def close(self) -> None:
+        """Close the descriptor. May be called several times."""
+        with self._lock:
+            self.__del__()
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        descriptor, self.descriptor = getattr(self, "descriptor", -1), -1
+        if descriptor >= 0:
+            close(descriptor)
 
 
 #: seconds for all requested items to come; later they are taken as they come
@@ -503,18 +716,15 @@ _AT_ONCE = 0.002
 class Feed:
     """An iterator's items, drawn in a thread, some at a time."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Iterator[Any], wake: Callable[[], None]) -> None:
+        """Prepare to draw items; `wake` is called when some have come."""
         self._items = items
+        self._wake_driver = wake
         self._changed = threading.Condition()
         self._requested = 0
         self._drawn: deque[Any] = deque()
         self._ended = self._closed = False
         self._error: BaseException | None = None
-        try:
-            #: an eventfd: readable when items have come; who waits for it reads it
-            self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError as error:
-            raise translate_os_error(error) from error
         interruption.start(threading.Thread(target=self._run, name="weft items", daemon=True))
 
     def draw(self, size: int) -> list[Any] | None:
@@ -535,10 +745,8 @@ class Feed:
     def close(self) -> None:
         """Request no more items. May be called several times."""
         with self._changed:
-            if not self._closed:
-                self._closed = True
-                self._changed.notify_all()
-                os.close(self.wakeup)
+            self._closed = True
+            self._changed.notify_all()
 
     # the items' thread
 
@@ -563,5 +771,4 @@ class Feed:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-            if not self._closed:
-                os.eventfd_write(self.wakeup, 1)
+        self._wake_driver()

@@ -24,6 +24,7 @@ from weft._core.seeding import derive, seed_generators, seed_torch
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
+    Begun,
     CacheFunction,
     Cancel,
     CancelAcknowledged,
@@ -80,12 +81,17 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             os._exit(0)  # a child that an earlier item forked, and that has returned
         item[0] = index
 
+    def note_and_tell(index: int) -> None:
+        note(index)
+        send(Begun(time.monotonic()))
+
     try:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer, results = _reply(message, functions[message.digest], note)
+                begin = note_and_tell if message.timed else note
+                answer, results = _reply(message, functions[message.digest], begin)
                 retain_borrowed()
                 send(answer)
                 if faults.armed:
@@ -206,11 +212,16 @@ def _reply(
     if faults.armed:
         faults.reach("work.received")
     start = time.perf_counter()
+    values: list[Any] = []
+    failures: list[tuple[int, Failure]] = []
+    kind: type[Done | Stopped] = Done
     try:
         _interruptible = True
-        values, failures = carry_out(
+        carry_out(
             function,
             items,
+            values,
+            failures,
             first=work.first,
             seed=work.seed,
             keep_going=work.keep_going,
@@ -219,7 +230,10 @@ def _reply(
         _interruptible = False
     except KeyboardInterrupt:
         _interruptible = False  # at once: another may come
-        return Stopped(), _NO_RESULTS
+        kind = Stopped
+        if not work.keep_going:
+            values.clear()
+        failures = [failure for failure in failures if failure[0] < len(values)]
     finally:
         _interruptible = False
     if _forked:
@@ -232,7 +246,7 @@ def _reply(
         faults.reach("work.packed")
     _flush()
     data, payload.data = payload.data, b""  # the payload is kept only for its memory
-    return Done(data, failures, seconds, payload.shared), payload
+    return kind(data, failures, seconds, payload.shared), payload
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:
@@ -309,20 +323,21 @@ os.register_at_fork(after_in_child=_in_child)
 def carry_out(
     function: Callable[[Any], Any],
     items: list[Any],
+    values: list[Any],
+    failures: list[tuple[int, Failure]],
     *,
     first: int,
     seed: int | None,
     keep_going: bool,
     note: Callable[[int], None],
-) -> tuple[list[Any], list[tuple[int, Failure]]]:
-    """Call a function on each item. Return the results, None where an item failed, and the failures
-    by position.
+) -> None:
+    """Call a function on each item. Append the results to `values`, None where an item failed, and
+    to `failures` each failure with its position.
 
     Empties the list of items: an argument is freed as soon as its call is over. `note` is called
-    with the index of each item before its call. Raises KeyboardInterrupt.
+    with the index of each item before its call. Raises KeyboardInterrupt, after which the values
+    are those of the items before.
     """
-    values: list[Any] = []
-    failures: list[tuple[int, Failure]] = []
     items.reverse()
     while items:
         index = first + len(values)
@@ -338,4 +353,3 @@ def carry_out(
             values.append(None)
             if not keep_going:
                 items.clear()
-    return values, failures
