@@ -36,6 +36,7 @@ from weft.engines.local.pool.messages import (
     Unreadable,
     Work,
 )
+from weft.engines.local.pool.nesting import become_worker, module_being_imported
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.output import LogForwarder
@@ -111,6 +112,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 def _set_up_process(number: int) -> None:
     global _forked
     _forked = False
+    become_worker()
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
@@ -278,18 +280,10 @@ def _flush() -> None:
 
 
 def _on_interrupt(_: int, frame: FrameType | None) -> None:
-    if _interruptible and not _is_importing(frame):
-        raise KeyboardInterrupt
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported: an interrupt would leave it half loaded for all
+    """Interrupt the function, unless it is importing: the module would stay half loaded for all
     later calls. The driver interrupts again, or ends this process."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+    if _interruptible and module_being_imported(frame) is None:
+        raise KeyboardInterrupt
 
 
 def _on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import cast
 
 from weft._core.schedule import UNKNOWN, Cost
-from weft.engines.local.pool import interpreter
+from weft.engines.local.pool import interpreter, nesting
 from weft.engines.local.pool.messages import (
     Answer,
     CacheFunction,
@@ -392,7 +392,7 @@ class Worker:
             return
         message = settings
         if self._settings is None:
-            environment = dict(os.environ)
+            environment = {**os.environ, nesting.DEPTH: str(nesting.depth_here() + 1)}
             if self.gpu is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = self.gpu
             message = settings._replace(environment=environment)
