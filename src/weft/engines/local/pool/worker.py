@@ -39,6 +39,7 @@ from weft.engines.local.pool.messages import (
 from weft.engines.local.pool.nesting import become_worker, module_being_imported
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.processes.channel import Closed
+from weft.engines.local.processes.linux import return_free_memory
 from weft.engines.local.processes.output import LogForwarder
 from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
@@ -98,6 +99,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                     faults.reach("worker.cached")
             elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
+                if message.large:
+                    return_free_memory()
             elif isinstance(message, Cancel):
                 with contextlib.suppress(WeftError, OSError):  # else it is freed with this process
                     results.release()

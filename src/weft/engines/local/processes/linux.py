@@ -1,7 +1,7 @@
 """Linux as weft uses it. In order:
 
 - system calls and libc functions that Python does not offer, through ctypes: futexes, mappings at
-  an address and huge pages, other processes' memory, robust mutexes
+  an address and huge pages, other processes' memory, robust mutexes, malloc's free memory
 - processes of this machine: when they started, and whether and how they ended
 - the operating system's errors about memory and descriptors, as weft's
 - whether a descriptor is readable
@@ -76,6 +76,11 @@ def futex_wake(address: int) -> None:
 def end_with_parent(signal: int) -> None:
     """Have the kernel send this process `signal` when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+
+
+def return_free_memory() -> None:
+    """Return to the system what malloc keeps for later."""
+    _libc.malloc_trim(0)
 
 
 # Mappings at a given address, and huge pages.
