@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Mismatch,
         MissingPackage,
         MissingRank,
+        NestedTooDeep,
         NoSuchPipe,
         NotInitialized,
         OutOfDescriptors,
@@ -94,8 +95,8 @@ _HOMES = {
         "weft.errors": """
             AlreadyFinished AlreadyInitialized Cancelled DamagedFile Disagreement
             EngineUnavailable InvalidType InvalidValue LaunchError Mismatch MissingPackage
-            MissingRank NoSuchPipe NotInitialized OutOfDescriptors OutOfMemory PeerLost
-            Refused RemoteError RemoteTraceback SegmentGone SetupError Stalled TeamBroken
+            MissingRank NestedTooDeep NoSuchPipe NotInitialized OutOfDescriptors OutOfMemory
+            PeerLost Refused RemoteError RemoteTraceback SegmentGone SetupError Stalled TeamBroken
             UnknownEngine UsageError UsedAfterFork UsedConcurrently WeftError WorkerLost
         """,
     }.items()
@@ -125,6 +126,7 @@ __all__ = [
     "MissingPackage",
     "MissingRank",
     "ModelTable",
+    "NestedTooDeep",
     "NoSuchPipe",
     "NotInitialized",
     "OutOfDescriptors",

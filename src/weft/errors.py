@@ -8,6 +8,7 @@
     │   ├── AlreadyInitialized (RuntimeError) weft.init() twice
     │   ├── UsedAfterFork   (RuntimeError)    a group used in a forked child
     │   ├── UsedConcurrently (RuntimeError)   one group used by two threads at once
+    │   ├── NestedTooDeep   (RecursionError)  workers that would start workers without end
     │   ├── TeamBroken      (RuntimeError)    a team used after it was closed or lost a worker
     │   ├── AlreadyFinished (RuntimeError)    a distributed function called after its end
     │   └── Disagreement    (RuntimeError)    ranks made different calls; shows what each did
@@ -72,6 +73,10 @@ class UsedAfterFork(UsageError, RuntimeError):
 
 class UsedConcurrently(UsageError, RuntimeError):
     """Two threads used one group at the same time."""
+
+
+class NestedTooDeep(UsageError, RecursionError):
+    """A worker would start workers while it imports a module, or too many levels deep."""
 
 
 class AlreadyFinished(UsageError, RuntimeError):

@@ -236,15 +236,18 @@ def test_functions_are_sent_by_themselves(trio: weft.Team) -> None:
 
 
 def test_functions_that_are_gone_are_dropped(trio: weft.Team) -> None:
-    """Here and in the workers, when they are given the next to keep."""
+    """Here and in the workers, at the next call."""
     for number in range(20):
         large = np.full(20_000, float(number))
         f = weft.function(lambda x, n=large: float(n[0]), split=[0], collect="max", team=trio)
         assert f(np.ones(4)) == number
     del f
     gc.collect()
-    weft.function(np.sum, split=[0], collect="sum", team=trio)(np.ones(4))
+    kept = weft.function(np.sum, split=[0], collect="sum", team=trio)
+    kept(np.ones(4))
     assert trio.backend.call(_count_kept, [()] * 3) == [1, 1, 1]
+    del kept
+    assert trio.backend.call(_count_kept, [()] * 3) == [0, 0, 0]
 
 
 def _count_kept(member: Any) -> int:

@@ -42,20 +42,23 @@ def join(place: Launched | None, *, timeout: float, start_timeout: float) -> Loc
 
 
 def prestart() -> None:
-    """Start the interpreter of the first workers, which takes the longest."""
+    """Start the interpreter of the first workers, which takes the longest. Raises NestedTooDeep."""
     if not _has_workers:
-        from weft.engines.local.pool import interpreter
+        from weft.engines.local.pool import interpreter, nesting
 
+        nesting.validate()
         interpreter.prestart()
 
 
 def make_pool(options: PoolOptions) -> LocalPool:
     """Return a pool of this process's workers, or of those behind a named pipe. Raises NoSuchPipe,
-    Refused."""
+    Refused, NestedTooDeep."""
     global _has_workers
+    from weft.engines.local.pool import nesting
     from weft.engines.local.pool.pool import LocalPool
     from weft.engines.local.pool.workers import workers
 
+    nesting.validate()
     _has_workers = True
     size, pipe = options.size or options.cores, None
     if options.named_pipe is not None and options.named_pipe is not False:
@@ -69,16 +72,19 @@ def make_pool(options: PoolOptions) -> LocalPool:
 
 
 def make_team(options: TeamOptions) -> Team:
-    """Return a team of this process and workers that stay; for one rank, of this process alone."""
+    """Return a team of this process and workers that stay; for one rank, of this process alone.
+    Raises NestedTooDeep."""
     global _has_workers
     size = options.size or options.cores
     if size == 1:
         from weft.engines.serial.pool import SerialTeam
 
         return SerialTeam(timeout=options.timeout)
+    from weft.engines.local.pool import nesting
     from weft.engines.local.pool.workers import workers
     from weft.engines.local.team.team import LocalTeam
 
+    nesting.validate()
     _has_workers = True
     return LocalTeam(
         size,

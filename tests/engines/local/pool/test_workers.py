@@ -26,7 +26,7 @@ from weft.engines.local.pool.messages import (
     Work,
 )
 from weft.engines.local.pool.payload import Payload, pack, pack_function
-from weft.engines.local.pool.workers import Worker
+from weft.engines.local.pool.workers import FUNCTION_BYTES, Worker
 from weft.engines.local.pool.workers import workers as own_workers
 from weft.errors import LaunchError
 
@@ -106,7 +106,20 @@ def test_a_worker_keeps_some_functions(worker: Worker) -> None:
     assert tell(64) == [DropFunction(bytes([1])), CacheFunction(bytes([64]), b"function")]
     assert tell(1)[0] == DropFunction(bytes([2]))
     worker.forget(bytes([0]))
+    worker.forget(bytes([99]))
+    assert tell(5) == [DropFunction(bytes([0]))]
     assert tell(0) == [CacheFunction(bytes([0]), b"function")]
+
+
+def test_a_worker_keeps_functions_of_a_megabyte_together(worker: Worker) -> None:
+    """A larger one is alone there, and its memory is returned when it is dropped."""
+    third = b"x" * (FUNCTION_BYTES // 3)
+    for number in range(3):
+        assert [type(one) for one in _give(worker, number, data=third)] == [CacheFunction, Work]
+    assert _give(worker, 3, data=third)[0] == DropFunction(bytes([0]))
+    dropped = _give(worker, 4, data=4 * third)[:-2]
+    assert dropped == [DropFunction(bytes([number])) for number in (1, 2, 3)]
+    assert _give(worker, 5)[0] == DropFunction(bytes([4]), large=True)
 
 
 def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) -> None:
@@ -121,10 +134,15 @@ def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) 
     assert len(_give(worker, 0)) == 1
 
 
-def _give(worker: Worker, number: int, send: Callable[..., None] | None = None) -> list[Any]:
+def _give(
+    worker: Worker,
+    number: int,
+    send: Callable[..., None] | None = None,
+    data: bytes = b"function",
+) -> list[Any]:
     """Give it work with a function of that number; what was sent."""
     function, sent = Payload(), list[Any]()
-    function.data, function.digest = b"function", bytes([number])
+    function.data, function.digest = data, bytes([number])
     work = Work(function.digest, 0, b"", None, keep_going=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))

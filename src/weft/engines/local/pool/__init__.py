@@ -8,6 +8,7 @@ payload.py      functions, items and results as bytes; loads no NumPy
 payload_arrays.py  their large arrays, which go through shared memory
 fork_server.py  the process that forks workers
 interpreter.py  starts that process while the rest is loaded
+nesting.py      workers that start workers of their own: how deep they may
 named_pipe.py   a fork server that every script of the user can reach
 
 It imports `processes` and `memory`; it knows neither ranks nor groups.

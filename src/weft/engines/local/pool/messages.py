@@ -60,6 +60,8 @@ class DropFunction(NamedTuple):
     """A function that is not needed any more."""
 
     digest: bytes
+    #: whether so much is freed with it that the system should have it back
+    large: bool = False
 
 
 class Work(NamedTuple):

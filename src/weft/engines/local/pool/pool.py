@@ -66,6 +66,7 @@ from weft.engines.local.pool.payload import (
 )
 from weft.engines.local.pool.workers import (
     CHECK_INTERVAL,
+    FUNCTION_BYTES,
     ReadyEvents,
     Watch,
     Worker,
@@ -96,7 +97,8 @@ class LocalPool(Pool):
         return pack_function(function)
 
     def forget(self, prepared: Payload) -> None:
-        if prepared.has_references:  # without, workers keep it for the next call
+        # a small one workers keep for the next call
+        if prepared.has_references or len(prepared.data) > FUNCTION_BYTES:
             self._workers.forget(prepared.digest)
             prepared.release()
 

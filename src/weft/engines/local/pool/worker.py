@@ -37,8 +37,10 @@ from weft.engines.local.pool.messages import (
     Unreadable,
     Work,
 )
+from weft.engines.local.pool.nesting import become_worker, module_being_imported
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.processes.channel import Closed
+from weft.engines.local.processes.linux import return_free_memory
 from weft.engines.local.processes.output import LogForwarder
 from weft.errors import LaunchError, WeftError
 from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
@@ -103,6 +105,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                     faults.reach("worker.cached")
             elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
+                if message.large:
+                    return_free_memory()
             elif isinstance(message, Cancel):
                 with contextlib.suppress(WeftError, OSError):  # else it is freed with this process
                     results.release()
@@ -117,6 +121,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 def _set_up_process(number: int) -> None:
     global _forked
     _forked = False
+    become_worker()
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
@@ -292,18 +297,10 @@ def _flush() -> None:
 
 
 def _on_interrupt(_: int, frame: FrameType | None) -> None:
-    if _interruptible and not _is_importing(frame):
-        raise KeyboardInterrupt
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported: an interrupt would leave it half loaded for all
+    """Interrupt the function, unless it is importing: the module would stay half loaded for all
     later calls. The driver interrupts again, or ends this process."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+    if _interruptible and module_being_imported(frame) is None:
+        raise KeyboardInterrupt
 
 
 def _on_unraisable(unraisable: sys.UnraisableHookArgs) -> None:

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import cast
 
 from weft._core.schedule import UNKNOWN, Cost
-from weft.engines.local.pool import interpreter
+from weft.engines.local.pool import interpreter, nesting
 from weft.engines.local.pool.messages import (
     Answer,
     CacheFunction,
@@ -67,6 +68,8 @@ class Workers:
         self._idle: list[Worker] = []
         self._started = 0
         self._ends: dict[int, Ended] = {}
+        #: all that have not ended: idle, lent, and of teams
+        self._everyone: weakref.WeakSet[Worker] = weakref.WeakSet()
         #: watches the workers that were given back last
         self._watch: Watch | None = None
         #: what an item took in the last job, by the function's digest
@@ -144,10 +147,12 @@ class Workers:
         self._costs[digest] = cost
 
     def forget(self, digest: bytes) -> None:
-        """Have the idle workers drop a function."""
+        """Have the workers drop a function: the idle ones now, the others with their next work."""
         with self._lock:
-            for worker in list(self._idle):
+            for worker in list(self._everyone):
                 worker.forget(digest)
+            for worker in self._idle:
+                worker.send_drops()
 
     def end(self, worker: Worker) -> Ended | None:
         """End a worker, if it has not ended. Return how it did, or None if nobody saw it."""
@@ -240,6 +245,7 @@ class Workers:
             ours.pop_all()  # the worker owns these descriptors now
             worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), relays=relays)
             worker.gpu, worker.server = gpu, server
+            self._everyone.add(worker)
             return worker
 
     def _server_ended_error(self) -> LaunchError:
@@ -354,8 +360,8 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-#: functions that a worker caches
-_FUNCTIONS = 64
+#: functions that a worker caches, and the bytes of their pickles, unless one alone has more
+_FUNCTIONS, FUNCTION_BYTES = 64, 1 << 20
 
 
 class Worker:
@@ -375,8 +381,10 @@ class Worker:
         #: the fork server that started it
         self.server: Channel
         self._settings: Settings | None = None
-        #: the digests of the functions that it has cached, the least recently used first
-        self._cached: OrderedDict[bytes, None] = OrderedDict()
+        #: the functions that it has cached: their bytes by digest, the least recently used first
+        self._cached: OrderedDict[bytes, int] = OrderedDict()
+        #: the digests of those that it is to drop; other threads add to it
+        self._unwanted: deque[bytes] = deque()
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
@@ -392,7 +400,7 @@ class Worker:
             return
         message = settings
         if self._settings is None:
-            environment = dict(os.environ)
+            environment = {**os.environ, nesting.DEPTH: str(nesting.depth_here() + 1)}
             if self.gpu is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = self.gpu
             message = settings._replace(environment=environment)
@@ -403,24 +411,39 @@ class Worker:
         """Send it work, and before it the function unless it is cached there. Raises Closed."""
         missing = self.function_messages(function.digest, function)
         self.frames.send(*missing, work)
-        self._cached[function.digest] = None  # after: an interrupt may come before it is sent
+        # after: an interrupt may come before it is sent
+        self._cached[function.digest] = len(function.data)
 
     def function_messages(
         self, digest: bytes, function: Payload
     ) -> list[CacheFunction | DropFunction]:
         """Return the messages after which it has a function cached."""
+        drops = self._drops()
         if digest in self._cached:
             self._cached.move_to_end(digest)
-            return []
-        oldest = [self._cached.popitem(last=False)[0]] if len(self._cached) >= _FUNCTIONS else []
-        return [*map(DropFunction, oldest), CacheFunction(digest, function.data)]
+            return [*drops]
+        room = FUNCTION_BYTES - len(function.data)
+        while self._cached and (
+            len(self._cached) >= _FUNCTIONS or sum(self._cached.values()) > room
+        ):
+            drops.append(_drop(*self._cached.popitem(last=False)))
+        return [*drops, CacheFunction(digest, function.data)]
 
     def forget(self, digest: bytes) -> None:
-        """Have it drop a function, if it is cached there."""
+        """Have it drop a function with the next work, if it is cached there. For any thread."""
         if digest in self._cached:
-            del self._cached[digest]
+            self._unwanted.append(digest)
+
+    def send_drops(self) -> None:
+        """Have it drop now what it is to forget."""
+        if drops := self._drops():
             with contextlib.suppress(Closed):
-                self.frames.send(DropFunction(digest))
+                self.frames.send(*drops)
+
+    def _drops(self) -> list[DropFunction]:
+        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+        known = [digest for digest in unwanted if digest in self._cached]
+        return [_drop(digest, self._cached.pop(digest)) for digest in dict.fromkeys(known)]
 
     def cancel(self) -> None:
         """Interrupt its function, and have it acknowledge when all is answered. Raises Closed."""
@@ -472,6 +495,10 @@ class Worker:
         for descriptor in descriptors:
             if descriptor >= 0:
                 close(descriptor)
+
+
+def _drop(digest: bytes, size: int) -> DropFunction:
+    return DropFunction(digest, large=size > FUNCTION_BYTES)
 
 
 #: the workers with events, each with its ready descriptors

@@ -58,6 +58,11 @@ def end_with_parent(signal: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
+def return_free_memory() -> None:
+    """Return to the system what malloc keeps for later."""
+    _libc.malloc_trim(0)
+
+
 # Mappings at a given address, and huge pages.
 
 _PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_POPULATE = 0x3, 0x1, 0x10, 0x8000

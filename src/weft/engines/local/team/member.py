@@ -68,11 +68,15 @@ def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, A
     return function(_members[name], *own, **common)
 
 
-def register(member: Member, number: int, payload: bytes, dropped: Sequence[int]) -> None:
-    """Load an object, register it under its number, and drop some others (a remote function)."""
+def register(member: Member, number: int, payload: bytes) -> None:
+    """Load an object, and register it under its number (a remote function)."""
     member.registered[number] = _Unpickler(member, payload).load()
-    for other in dropped:
-        member.registered.pop(other, None)
+
+
+def unregister(member: Member, numbers: Sequence[int]) -> None:
+    """Forget registered objects (a remote function)."""
+    for number in numbers:
+        member.registered.pop(number, None)
 
 
 def renew(member: Member) -> None:

@@ -75,6 +75,7 @@ from weft.engines.local.team.member import (
     register,
     renew,
     run_remote,
+    unregister,
 )
 from weft.engines.serial.group import SerialGroup
 from weft.errors import (
@@ -150,7 +151,7 @@ class LocalTeam(Team):
         *,
         common: Mapping[str, Any] = NO_COMMON,
     ) -> list[Any]:
-        return self._use(self._call, function, own, common)
+        return self._use(self._call_after_drops, function, own, common)
 
     def shares(self, value: Any) -> bool:
         return lies_in_shared_memory(value)
@@ -210,6 +211,15 @@ class LocalTeam(Team):
             self.close()
             raise (cause or error) from error.__cause__
 
+    def _call_after_drops(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any],
+    ) -> list[Any]:
+        self._send_drops()
+        return self._call(function, own, common)
+
     def _call(
         self,
         function: Callable[..., Any],
@@ -250,7 +260,7 @@ class LocalTeam(Team):
 
     def _send(self, number: int, value: Any, name: str, by_value: bool) -> None:
         """Send an object to the workers as it is now, and register it there and here."""
-        dropped = self._drop_released()
+        self._send_drops()  # first: what it replaces may be as large
         parts: dict[int, PersistentId] = {}
         for model in reversed(self._models):  # of several models with one part, the first counts
             # each time: the parameters may have been replaced
@@ -263,11 +273,10 @@ class LocalTeam(Team):
         payload = None
         try:
             payload = pack_for_registration(value, persistent_id_of, name)
-            arguments = (number, payload.data, dropped)
-            self._call(register, [None, *[arguments] * (self.size - 1)])
+            self._call(register, [None, *[(number, payload.data)] * (self.size - 1)])
         except BaseException:
-            unregistered = [number] if number not in self._objects else []
-            self._dropped.extend([*dropped, *unregistered])
+            if number not in self._objects:
+                self._dropped.append(number)
             raise
         finally:
             if payload is not None:
@@ -284,6 +293,17 @@ class LocalTeam(Team):
         for number, registered in list(self._objects.items()):
             if number in self._objects:  # finalizers drop some meanwhile
                 self._send(number, *registered)
+
+    def _send_drops(self) -> None:
+        """Have the workers forget what was dropped."""
+        if not self._dropped:
+            return
+        dropped = self._drop_released()
+        try:
+            self._call(unregister, [None, *[(dropped,)] * (self.size - 1)])
+        except BaseException:
+            self._dropped.extend(dropped)
+            raise
 
     def _drop_released(self) -> list[int]:
         """Forget the dropped objects in the driver. Return their numbers."""
