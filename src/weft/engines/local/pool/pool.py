@@ -44,6 +44,8 @@ from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
 from weft.engines import interruption
 from weft.engines.base import Pool
 from weft.engines.interruption import by_signal_handler
+from weft.engines.local.pool import modules
+from weft.engines.local.pool.driver_state import capture
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
@@ -89,7 +91,9 @@ class LocalPool(Pool):
         self._workers = workers
 
     def prepare(self, function: Callable[[Any], Any]) -> Payload:
-        return pack_function(function)
+        function_payload = pack_function(function)
+        function_payload.state = threading.get_ident(), capture()
+        return function_payload
 
     def forget(self, prepared: Payload) -> None:
         if prepared.has_references:  # without, workers keep it for the next call
@@ -139,6 +143,10 @@ class Run:
     ) -> None:
         self._process = os.getpid()
         self._job = job
+        thread, state = job.function.state
+        #: of the thread that has called: this one may be a thread of weft's
+        self._state = capture() if thread == threading.get_ident() else state
+        self._modules = modules.look(job.function.modules)
         self._limits = limits
         self._workers = workers
         self._watch = watch
@@ -245,7 +253,11 @@ class Run:
         chunk, items = task.chunk, task.payload.data
         work = Work(job.function.digest, chunk.first, items, job.seed, job.keep_going)
         self._busy[worker] = task
+        used = self._modules
+        if not task.payload.modules <= used.keys():
+            used = used | modules.look(task.payload.modules)
         with contextlib.suppress(Closed):  # its pidfd reports its end too
+            worker.bring_up_to_date(self._state, used)
             worker.give(job.function, work)
         if worker.frames.unsent:
             self._watch.watch_writable(worker)
@@ -283,7 +295,10 @@ class Run:
         """Return a worker's answer, or None while it is incomplete. Raises Closed."""
         if worker.frames.unsent and worker.frames.flush():
             self._watch.watch_writable(worker)
-        return cast("Answer | None", worker.receive())  # nothing was cancelled
+        message = worker.receive()
+        if worker.frames.unsent:  # it has asked for something
+            self._watch.watch_writable(worker)
+        return cast("Answer | None", message)  # nothing was cancelled
 
     # answers and losses
 

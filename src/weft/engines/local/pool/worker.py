@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from weft import faults
 from weft._core.failures import Failure, describe
 from weft._core.seeding import derive, seed_generators, seed_torch
+from weft.engines.local.pool import driver_state
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
@@ -31,11 +32,14 @@ from weft.engines.local.pool.messages import (
     DropFunction,
     Frames,
     Message,
+    Modules,
     Settings,
     Stopped,
     Unreadable,
+    Update,
     Work,
 )
+from weft.engines.local.pool.modules import LoadedModules
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.output import LogForwarder
@@ -72,6 +76,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             frames.send(message)
 
     logging.getLogger().addHandler(LogForwarder(send))
+    driver_state.forward_warnings(send)
+    modules = LoadedModules(frames, send)
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     results = _NO_RESULTS
 
@@ -82,15 +88,16 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 
     try:
         while True:
-            message = frames.receive()
+            message = modules.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                answer, results = _reply(message, functions[message.digest], note)
+                function = modules.failure() or functions[message.digest]
+                answer, results = _reply(message, function, note)
                 retain_borrowed()
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
-                del answer
+                del answer, function
             elif isinstance(message, CacheFunction):
                 functions[message.digest] = _load_function(message)
                 if faults.armed:
@@ -103,6 +110,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 send(CancelAcknowledged())
             elif isinstance(message, Settings):
                 _adopt(message)
+            elif isinstance(message, (Modules, Update)):
+                modules.take(message)
             del message
     except Closed:
         atexit._run_exitfuncs()  # os._exit follows, without unwinding the fork server's frames
@@ -135,20 +144,20 @@ def _start_generators() -> None:
 
 
 def _adopt(settings: Settings) -> None:
-    """Take over the driver's environment, log level, threads, sys.path and working folder."""
+    """Take over the driver's state, with this worker's own share of cores and GPUs."""
     global _unfit
-    if settings.environment is not None:
-        os.environ.clear()
-        os.environ.update(settings.environment)
-    logging.getLogger().setLevel(settings.log_level)
-    os.environ[CORES] = str(settings.threads)
+    state = driver_state.load(settings.state)
+    own = {CORES: str(settings.threads)}
+    if settings.gpu is not None:
+        own["CUDA_VISIBLE_DEVICES"] = settings.gpu
+    driver_state.adopt_environment(state.environment, own)
     _limit_threads(settings.threads)
-    sys.path[:] = settings.paths
+    driver_state.adopt(state)
     _unfit = None
     try:
-        os.chdir(settings.folder)
+        os.chdir(state.folder)
     except OSError as error:
-        _unfit = describe(_folder_error(settings.folder, error))
+        _unfit = describe(_folder_error(state.folder, error))
 
 
 def _folder_error(folder: str, error: OSError) -> LaunchError:
@@ -165,8 +174,6 @@ def _limit_threads(threads: int) -> None:
     NumPy was loaded with one thread in the fork server, so variables alone do not reach it.
     """
     global _threads
-    for name in _added:
-        os.environ.pop(name, None)
     own = own_threads(os.environ)
     _added.clear()
     _added.update(thread_variables(threads, os.environ))
@@ -206,22 +213,23 @@ def _reply(
     if faults.armed:
         faults.reach("work.received")
     start = time.perf_counter()
-    try:
-        _interruptible = True
-        values, failures = carry_out(
-            function,
-            items,
-            first=work.first,
-            seed=work.seed,
-            keep_going=work.keep_going,
-            note=note,
-        )
-        _interruptible = False
-    except KeyboardInterrupt:
-        _interruptible = False  # at once: another may come
-        return Stopped(), _NO_RESULTS
-    finally:
-        _interruptible = False
+    with driver_state.during_call():
+        try:
+            _interruptible = True
+            values, failures = carry_out(
+                function,
+                items,
+                first=work.first,
+                seed=work.seed,
+                keep_going=work.keep_going,
+                note=note,
+            )
+            _interruptible = False
+        except KeyboardInterrupt:
+            _interruptible = False  # at once: another may come
+            return Stopped(), _NO_RESULTS
+        finally:
+            _interruptible = False
     if _forked:
         _end_child(failures)
     seconds = time.perf_counter() - start
