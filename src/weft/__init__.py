@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Mismatch,
         MissingPackage,
         MissingRank,
+        ModuleDiffers,
         NestedTooDeep,
         NoSuchPipe,
         NotInitialized,
@@ -95,9 +96,9 @@ _HOMES = {
         "weft.errors": """
             AlreadyFinished AlreadyInitialized Cancelled DamagedFile Disagreement
             EngineUnavailable InvalidType InvalidValue LaunchError Mismatch MissingPackage
-            MissingRank NestedTooDeep NoSuchPipe NotInitialized OutOfDescriptors OutOfMemory
-            PeerLost Refused RemoteError RemoteTraceback SegmentGone SetupError Stalled TeamBroken
-            UnknownEngine UsageError UsedAfterFork UsedConcurrently WeftError WorkerLost
+            MissingRank ModuleDiffers NestedTooDeep NoSuchPipe NotInitialized OutOfDescriptors
+            OutOfMemory PeerLost Refused RemoteError RemoteTraceback SegmentGone SetupError Stalled
+            TeamBroken UnknownEngine UsageError UsedAfterFork UsedConcurrently WeftError WorkerLost
         """,
     }.items()
     for name in names.split()
@@ -126,6 +127,7 @@ __all__ = [
     "MissingPackage",
     "MissingRank",
     "ModelTable",
+    "ModuleDiffers",
     "NestedTooDeep",
     "NoSuchPipe",
     "NotInitialized",

@@ -27,6 +27,7 @@
     ├── PeerLost            (ConnectionError) a peer died or left while it was waited for
     ├── WorkerLost          (RuntimeError)    a worker died while it ran an item
     ├── RemoteError         (RuntimeError)    an exception in a worker that cannot travel itself
+    ├── ModuleDiffers       (RuntimeError)    a worker's module cannot be made the driver's
     ├── RemoteTraceback                       the cause of one that can: where it was raised
     ├── Cancelled           (RuntimeError)    a map was cancelled
     ├── Mismatch            (ValueError)      a function's parts are not what it gives as a whole
@@ -208,6 +209,10 @@ class RemoteError(WeftError, RuntimeError):
 
     Its message begins with the name of the class; its cause is the RemoteTraceback.
     """
+
+
+class ModuleDiffers(WeftError, RuntimeError):
+    """A module of the user's is another in a worker than in the driver, and cannot be changed."""
 
 
 class RemoteTraceback(WeftError):

@@ -27,6 +27,7 @@ Of map and functions:
 
 items.py        a job and its results; how a function is called with an item
 schedule.py     which chunk is sent next
+modules.py      whether the user's modules are the same in driver and worker
 fingerprint.py  whether what a function uses has changed
 functions.py    a function on a rank's rows, and the outputs of all ranks joined
 """

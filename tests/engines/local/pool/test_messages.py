@@ -25,9 +25,13 @@ from weft.engines.local.pool.messages import (
     Frames,
     Logged,
     Message,
+    Modules,
+    Outdated,
     Settings,
     Stopped,
     Unreadable,
+    Update,
+    Warned,
     Work,
     as_tuple,
     from_tuple,
@@ -36,8 +40,12 @@ from weft.engines.local.processes.channel import Closed
 
 FAILURE = Failure(None, "ValueError", "no", "Traceback")
 MESSAGES: list[Message] = [
-    Settings("/", ["a", "b"], 2, 30, None),
-    Settings("/", [], 1, 30, {"A": "b"}),
+    Settings(b"state", 2, None),
+    Settings(b"state", 1, "0"),
+    Modules({"module": {"f": b"digest"}}),
+    Outdated({"module": ["f"]}),
+    Update(b"values", {("module", "f"): b"digest"}, [("module", "g")], FAILURE),
+    Warned(b"message", "file.py", 3, None),
     CacheFunction(b"digest", b"function"),
     DropFunction(b"digest"),
     Work(b"digest", 7, b"items", None, True),

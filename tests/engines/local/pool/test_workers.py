@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,12 @@ import pytest
 
 import weft
 from tests.support import marked_processes, run_python, wait_until
+from weft.engines.local.pool.driver_state import Captured, capture
 from weft.engines.local.pool.messages import (
     CacheFunction,
     Done,
     DropFunction,
     Frames,
-    Settings,
     Unreadable,
     Work,
 )
@@ -218,13 +217,13 @@ def test_a_folder_that_a_worker_cannot_enter(tmp_path: Path) -> None:
     (worker,), watch = workers.lend([None], 1)
     function, items = pack_function(abs), pack([-1], 0)
     work = Work(function.digest, 0, items.data, None, keep_going=False)
-    settings = Settings(str(gone), sys.path[:], 1, 0, None)
+    state = capture().state
 
     def answer() -> Any:
         worker.give(function, work)
         return wait_until(worker.receive)
 
-    worker.send_settings(settings)
+    worker.bring_up_to_date(Captured(state._replace(folder=str(gone))), {})
     told = answer()
     assert isinstance(told, Unreadable)
     assert told.about_function
@@ -233,7 +232,7 @@ def test_a_folder_that_a_worker_cannot_enter(tmp_path: Path) -> None:
         f"cannot enter the driver's working folder '{gone}' (No such file" in told.failure.message
     )
     assert "os.chdir(folder)" in told.failure.message
-    worker.send_settings(settings._replace(folder=str(tmp_path)))
+    worker.bring_up_to_date(Captured(state._replace(folder=str(tmp_path))), {})
     assert isinstance(answer(), Done)
     workers.give_back([worker], watch)
 

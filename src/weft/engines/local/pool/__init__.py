@@ -3,6 +3,8 @@
 pool.py         LocalPool: a job, from its first chunk to its last
 workers.py      the driver's side of workers: start, lend, watch, lose
 worker.py       the worker's side: receive, run, reply
+driver_state.py    what the driver has set for itself: environment, warnings, torch's modes
+modules.py      the user's modules in workers, brought up to date
 messages.py     what the two send to each other
 payload.py      functions, items and results as bytes; loads no NumPy
 payload_arrays.py  their large arrays, which go through shared memory

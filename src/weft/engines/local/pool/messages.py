@@ -1,14 +1,17 @@
 """What a driver and its workers send to each other, and its framing.
 
     driver               worker
-    Settings       ->                       takes over folder, paths, environment, threads
+    Settings       ->                       takes over the driver's state, and its share of cores
+    Modules        ->                       compares its modules with the driver's
+                   <-  Outdated             attributes that differ
+    Update         ->                       sets attributes of modules
     CacheFunction  ->                       caches a function under its digest
     Work           ->                       calls it on a chunk of items
                    <-  Begun                it begins an item, where the driver times it
                    <-  Done                 the results in order, and the failures
                    <-  Unreadable           the function or the items could not be loaded
                    <-  Stopped              a SIGINT ended it, with the results that it had
-                   <-  Logged               a log record, at any time
+                   <-  Logged, Warned       a log record, a warning, at any time
     Cancel         ->                       releases the memory of its last answer
                    <-  CancelAcknowledged   all that came before is answered
     DropFunction   ->                       drops a function, and the memory that it holds
@@ -40,13 +43,49 @@ LOADING = 1 << 62
 class Settings(NamedTuple):
     """The driver's settings, which a worker takes over."""
 
-    folder: str
-    paths: list[str]
+    #: a State (driver_state.py), pickled
+    state: bytes
+    #: how many cores it may use
     threads: int
-    #: the driver's log level: lower records are not sent
-    log_level: int
-    #: None: unchanged
-    environment: dict[str, str] | None
+    #: the one GPU that it sees; None: those that the driver sees
+    gpu: str | None
+
+
+class Modules(NamedTuple):
+    """The user's modules that the next function uses."""
+
+    #: of every attribute, by module and name
+    digests: dict[str, dict[str, bytes]]
+
+
+class Outdated(NamedTuple):
+    """The answer to Modules if some are not the driver's. The worker waits for Update."""
+
+    #: the names of those that differ, by module
+    attributes: dict[str, list[str]]
+
+
+class Update(NamedTuple):
+    """What has to be changed in a worker's modules."""
+
+    #: by module and name: the new value, and whether the old object is to have it too; pickled
+    values: bytes
+    #: of those that can be compared
+    digests: dict[tuple[str, str], bytes]
+    deleted: list[tuple[str, str]]
+    #: why the values could not be sent
+    failure: Failure | None
+
+
+class Warned(NamedTuple):
+    """A warning that was shown in a worker."""
+
+    #: the Warning, pickled
+    message: bytes
+    filename: str
+    lineno: int
+    #: the name of the module
+    module: str | None
 
 
 class CacheFunction(NamedTuple):
@@ -141,6 +180,10 @@ KINDS = (
     CancelAcknowledged,
     Logged,
     Begun,
+    Modules,
+    Outdated,
+    Update,
+    Warned,
 )
 
 _NUMBERS: dict[type, int] = {kind: number for number, kind in enumerate(KINDS)}
@@ -158,16 +201,21 @@ def from_tuple(values: tuple[Any, ...]) -> Message:
 
 Answer = Done | Unreadable | Stopped
 
+#: what the worker sends besides answers
+Aside = Logged | Warned | Outdated
+
 Message = (
     Settings
+    | Modules
+    | Update
     | CacheFunction
     | DropFunction
     | Work
     | Begun
     | Answer
+    | Aside
     | Cancel
     | CancelAcknowledged
-    | Logged
 )
 
 _LENGTH = struct.Struct("=Q")

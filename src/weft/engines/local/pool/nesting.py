@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from types import FrameType
 
 from weft.errors import NestedTooDeep
@@ -34,10 +35,10 @@ def become_worker() -> None:
     _is_worker = True
 
 
-def depth_here() -> int:
-    """Return how many drivers are above this process."""
-    depth = os.environ.get(DEPTH, "")
-    return int(depth) if depth.isdecimal() else 0
+def depth(environment: Mapping[bytes, bytes]) -> int:
+    """Return how many drivers are above a process with this environment."""
+    digits = environment.get(DEPTH.encode(), b"").decode()
+    return int(digits) if digits.isdecimal() else 0
 
 
 def validate() -> None:
@@ -50,7 +51,7 @@ def validate() -> None:
             "again, and so on without end. Do it inside a function, or only in the program:\n"
             '    if __name__ == "__main__":'
         )
-    if depth_here() >= _DEEPEST:
+    if depth(os.environb) >= _DEEPEST:
         raise NestedTooDeep(
             f"workers were started by workers {_DEEPEST} levels deep, and the innermost starts no "
             "more; have it do the work itself:\n"

@@ -26,6 +26,7 @@ from typing import Any
 import cloudpickle
 
 from weft._core.failures import path_to_fault
+from weft._core.modules import mentioned_in, references
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, WeftError
 
@@ -35,6 +36,17 @@ _PROTOCOL = 5
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 _EXACTLY_THESE = frozenset(IMMUTABLE)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """cloudpickle's pickler, which notes the modules that the pickle refers to."""
+
+    modules: set[str]
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how a value is pickled."""
+        self.modules.update(references(value))
+        return super().reducer_override(value)
 
 
 class Payload:
@@ -52,6 +64,10 @@ class Payload:
         self.data = b""
         #: bytes of arrays in shared memory
         self.shared = 0
+        #: modules that it refers to
+        self.modules: set[str] = set()
+        #: of a function: the driver's state when it was packed, and the thread
+        self.state: Any = None
         self._owned = owned
         #: handles of the references in flight
         self._handles: list[Any] = []
@@ -89,16 +105,18 @@ class Payload:
         pickler.dispatch_table = {**copyreg.dispatch_table, **self._reducers()}
         pickler.dump(value)
         self.data = file.getvalue()
+        self.modules.update(mentioned_in(self.data))
 
     def dump_by_value(self, value: Any) -> None:
         """Pickle a value with cloudpickle's pickler."""
-        self.dump_by(cloudpickle.Pickler, value)
+        self.dump_by(Pickler, value)
 
     def dump_by(self, kind: Any, value: Any) -> None:
         """Pickle a value with a subclass of cloudpickle's pickler."""
         _send_script_by_value()
         file = io.BytesIO()
         pickler = kind.__new__(kind)
+        pickler.modules = self.modules
         # before __init__, which reads the table
         pickler.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reducers()}
         pickler.__init__(file, _PROTOCOL)

@@ -47,6 +47,8 @@ from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
 from weft.engines import interruption
 from weft.engines.base import Pool
 from weft.engines.interruption import ComputationInterrupted, Result, by_signal_handler
+from weft.engines.local.pool import modules
+from weft.engines.local.pool.driver_state import capture
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
@@ -94,7 +96,9 @@ class LocalPool(Pool):
         self._workers = workers
 
     def prepare(self, function: Callable[[Any], Any]) -> Payload:
-        return pack_function(function)
+        function_payload = pack_function(function)
+        function_payload.state = threading.get_ident(), capture()
+        return function_payload
 
     def forget(self, prepared: Payload) -> None:
         # a small one workers keep for the next call
@@ -146,6 +150,10 @@ class Run:
         """Prepare a job for workers with these GPUs, and so many threads each."""
         self._process = os.getpid()
         self._job = job
+        thread, state = job.function.state
+        #: of the thread that has called: this one may be a thread of weft's
+        self._state = capture() if thread == threading.get_ident() else state
+        self._modules = modules.look(job.function.modules)
         self._limits = Limits(job)
         self._workers, self._gpus, self._threads = workers, gpus, threads
         #: wakes this thread when items have come or may be drawn; who cannot cancel needs none
@@ -320,7 +328,11 @@ class Run:
             timed=job.timeout_each is not None,
         )
         self._busy[worker] = task
+        used = self._modules
+        if not task.payload.modules <= used.keys():
+            used = used | modules.look(task.payload.modules)
         with contextlib.suppress(Closed):  # its pidfd reports its end too
+            worker.bring_up_to_date(self._state, used)
             worker.give(job.function, work)
         if worker.frames.unsent:
             self._watch.watch_writable(worker)
@@ -374,6 +386,8 @@ class Run:
         if isinstance(message, Begun) and self._job.timeout_each is not None:
             self._due[worker] = message.at + self._job.timeout_each
             message = worker.receive()
+        if worker.frames.unsent:  # it has asked for something
+            self._watch.watch_writable(worker)
         return cast("Answer | None", message)  # nothing was cancelled
 
     # answers and losses

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from weft import faults
 from weft._core.failures import Failure, describe
 from weft._core.seeding import derive, seed_generators, seed_torch
+from weft.engines.local.pool import driver_state, nesting
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
@@ -32,12 +33,14 @@ from weft.engines.local.pool.messages import (
     DropFunction,
     Frames,
     Message,
+    Modules,
     Settings,
     Stopped,
     Unreadable,
+    Update,
     Work,
 )
-from weft.engines.local.pool.nesting import become_worker, module_being_imported
+from weft.engines.local.pool.modules import LoadedModules
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.linux import return_free_memory
@@ -75,6 +78,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             frames.send(message)
 
     logging.getLogger().addHandler(LogForwarder(send))
+    driver_state.forward_warnings(send)
+    modules = LoadedModules(frames, send)
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     results = _NO_RESULTS
 
@@ -89,20 +94,19 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 
     try:
         while True:
-            message = frames.receive()
+            message = modules.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
                 begin = note_and_tell if message.timed else note
-                answer, results = _reply(message, functions[message.digest], begin)
+                function = modules.failure() or functions[message.digest]
+                answer, results = _reply(message, function, begin)
                 retain_borrowed()
                 send(answer)
                 if faults.armed:
                     faults.reach("work.replied")
-                del answer
+                del answer, function
             elif isinstance(message, CacheFunction):
                 functions[message.digest] = _load_function(message)
-                if faults.armed:
-                    faults.reach("worker.cached")
             elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
                 if message.large:
@@ -113,6 +117,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 send(CancelAcknowledged())
             elif isinstance(message, Settings):
                 _adopt(message)
+            elif isinstance(message, (Modules, Update)):
+                modules.take(message)
             del message
     except Closed:
         atexit._run_exitfuncs()  # os._exit follows, without unwinding the fork server's frames
@@ -121,7 +127,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 def _set_up_process(number: int) -> None:
     global _forked
     _forked = False
-    become_worker()
+    nesting.become_worker()
     faults.set_rank(number)
     if faults.armed:
         faults.reach("worker.started")
@@ -146,20 +152,20 @@ def _start_generators() -> None:
 
 
 def _adopt(settings: Settings) -> None:
-    """Take over the driver's environment, log level, threads, sys.path and working folder."""
+    """Take over the driver's state, with this worker's own share of cores and GPUs."""
     global _unfit
-    if settings.environment is not None:
-        os.environ.clear()
-        os.environ.update(settings.environment)
-    logging.getLogger().setLevel(settings.log_level)
-    os.environ[CORES] = str(settings.threads)
+    state = driver_state.load(settings.state)
+    own = {CORES: str(settings.threads), nesting.DEPTH: str(nesting.depth(state.environment) + 1)}
+    if settings.gpu is not None:
+        own["CUDA_VISIBLE_DEVICES"] = settings.gpu
+    driver_state.adopt_environment(state.environment, own)
     _limit_threads(settings.threads)
-    sys.path[:] = settings.paths
+    driver_state.adopt(state)
     _unfit = None
     try:
-        os.chdir(settings.folder)
+        os.chdir(state.folder)
     except OSError as error:
-        _unfit = describe(_folder_error(settings.folder, error))
+        _unfit = describe(_folder_error(state.folder, error))
 
 
 def _folder_error(folder: str, error: OSError) -> LaunchError:
@@ -176,8 +182,6 @@ def _limit_threads(threads: int) -> None:
     NumPy was loaded with one thread in the fork server, so variables alone do not reach it.
     """
     global _threads
-    for name in _added:
-        os.environ.pop(name, None)
     own = own_threads(os.environ)
     _added.clear()
     _added.update(thread_variables(threads, os.environ))
@@ -194,9 +198,11 @@ def _load_function(message: CacheFunction) -> Callable[[Any], Any] | Failure:
     """Return a function to be cached, or why it cannot be loaded."""
     try:
         function: Callable[[Any], Any] = load(message.function)
-        return function
     except BaseException as error:  # modules that it imports may raise anything
         return describe(error)
+    if faults.armed:
+        faults.reach("worker.cached")
+    return function
 
 
 def _reply(
@@ -220,27 +226,28 @@ def _reply(
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
     kind: type[Done | Stopped] = Done
-    try:
-        _interruptible = True
-        carry_out(
-            function,
-            items,
-            values,
-            failures,
-            first=work.first,
-            seed=work.seed,
-            keep_going=work.keep_going,
-            note=note,
-        )
-        _interruptible = False
-    except KeyboardInterrupt:
-        _interruptible = False  # at once: another may come
-        kind = Stopped
-        if not work.keep_going:
-            values.clear()
-        failures = [failure for failure in failures if failure[0] < len(values)]
-    finally:
-        _interruptible = False
+    with driver_state.during_call():
+        try:
+            _interruptible = True
+            carry_out(
+                function,
+                items,
+                values,
+                failures,
+                first=work.first,
+                seed=work.seed,
+                keep_going=work.keep_going,
+                note=note,
+            )
+            _interruptible = False
+        except KeyboardInterrupt:
+            _interruptible = False  # at once: another may come
+            kind = Stopped
+            if not work.keep_going:
+                values.clear()
+            failures = [failure for failure in failures if failure[0] < len(values)]
+        finally:
+            _interruptible = False
     if _forked:
         _end_child(failures)
     seconds = time.perf_counter() - start
@@ -299,7 +306,7 @@ def _flush() -> None:
 def _on_interrupt(_: int, frame: FrameType | None) -> None:
     """Interrupt the function, unless it is importing: the module would stay half loaded for all
     later calls. The driver interrupts again, or ends this process."""
-    if _interruptible and module_being_imported(frame) is None:
+    if _interruptible and nesting.module_being_imported(frame) is None:
         raise KeyboardInterrupt
 
 

@@ -14,16 +14,17 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import cast
 
+from weft._core.modules import Picture
 from weft._core.schedule import UNKNOWN, Cost
-from weft.engines.local.pool import interpreter, nesting
+from weft.engines.local.pool import interpreter
+from weft.engines.local.pool.driver_state import Captured, reissue
 from weft.engines.local.pool.messages import (
     Answer,
     CacheFunction,
@@ -31,13 +32,19 @@ from weft.engines.local.pool.messages import (
     CancelAcknowledged,
     DropFunction,
     Frames,
+    Modules,
+    Outdated,
     Settings,
+    Unreadable,
+    Update,
+    Warned,
     Work,
 )
+from weft.engines.local.pool.modules import SentModules
 from weft.engines.local.pool.payload import Payload
 from weft.engines.local.processes.channel import Channel, Closed, Ended, Start, Started
 from weft.engines.local.processes.linux import end_as_text, readable, translate_os_error
-from weft.engines.local.processes.output import Logged, OutputRelay, level_here, replay
+from weft.engines.local.processes.output import Logged, OutputRelay, replay
 from weft.errors import LaunchError, Loss, WorkerLost, format_bytes
 from weft.resources import host_name
 
@@ -94,7 +101,8 @@ class Workers:
             finally:
                 if any(locked):
                     self._lock.release()
-            self._send_settings(lent, threads)
+            for worker in lent:
+                worker.threads = threads
         except BaseException:
             # warm ones stay warm; without the lock, which another thread may hold for long: += is
             # one step
@@ -111,7 +119,7 @@ class Workers:
         finally:
             if any(locked):
                 self._lock.release()
-        self._send_settings([fresh], worker.threads)
+        fresh.threads = worker.threads
         return fresh
 
     def give_back(self, workers: Sequence[Worker], watch: Watch) -> None:
@@ -119,20 +127,6 @@ class Workers:
         with self._lock:
             self._idle += workers
             self._watch = watch
-
-    @staticmethod
-    def _send_settings(workers: Sequence[Worker], threads: int) -> None:
-        try:
-            folder = os.getcwd()
-        except FileNotFoundError as error:
-            raise LaunchError(
-                "the working folder of this process has been deleted, so no worker can enter it; "
-                "change to one that exists:\n    os.chdir(folder)"
-            ) from error
-        settings = Settings(folder, sys.path[:], threads, level_here(), None)
-        for worker in workers:
-            with contextlib.suppress(Closed):  # whoever sends it work will notice
-                worker.send_settings(settings)
 
     def expected_cost(self, digest: bytes) -> Cost:
         """Return what an item of a function took in its last job."""
@@ -380,7 +374,11 @@ class Worker:
         self.gpu: str | None = None
         #: the fork server that started it
         self.server: Channel
-        self._settings: Settings | None = None
+        #: how many threads BLAS and the like may use in it
+        self.threads = 1
+        #: the driver's state, and the threads, that it has
+        self._settings: tuple[Captured, int] | None = None
+        self._modules = SentModules()
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         #: the digests of those that it is to drop; other threads add to it
@@ -389,23 +387,23 @@ class Worker:
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
 
-    @property
-    def threads(self) -> int:
-        """Return how many threads BLAS and the like may use in it."""
-        return self._settings.threads if self._settings is not None else 1
+    def bring_up_to_date(self, state: Captured, modules: Mapping[str, Picture]) -> None:
+        """Send it the driver's state and what has changed of these modules, if it does not have
+        them. Raises Closed."""
+        messages: list[Settings | Modules | Update] = []
+        if self._settings != (state, self.threads):
+            messages.append(Settings(state.data, self.threads, self.gpu))
+        messages += (changed := self._modules.messages(modules))
+        if messages:
+            self.frames.send(*messages)
+            if changed:  # cached functions may be those from before
+                self._unwanted.extend(self._cached)
+            self._settings = state, self.threads
+            self._modules.note(modules)
 
-    def send_settings(self, settings: Settings) -> None:
-        """Send it this process's settings, if they have changed. Raises Closed."""
-        if settings == self._settings:
-            return
-        message = settings
-        if self._settings is None:
-            environment = {**os.environ, nesting.DEPTH: str(nesting.depth_here() + 1)}
-            if self.gpu is not None:
-                environment["CUDA_VISIBLE_DEVICES"] = self.gpu
-            message = settings._replace(environment=environment)
-        self.frames.send(message)
-        self._settings = settings
+    def note_own_changes(self, modules: Mapping[str, Picture]) -> None:
+        """Note that a function has changed these modules itself, there as here."""
+        self._modules.note_own_changes(modules)
 
     def give(self, function: Payload, work: Work) -> None:
         """Send it work, and before it the function unless it is cached there. Raises Closed."""
@@ -451,10 +449,18 @@ class Worker:
         self.frames.send(Cancel())
 
     def receive(self) -> Answer | CancelAcknowledged | None:
-        """Replay what it has logged. Return its next other message; None if that is not here yet.
-        Raises Closed."""
-        while isinstance(message := self.frames.receive(), Logged):
-            replay(message)
+        """Replay what it has logged and warned of, and send what it asks for. Return its next other
+        message; None if that is not here yet. Raises Closed."""
+        while isinstance(message := self.frames.receive(), (Logged, Warned, Outdated)):
+            if isinstance(message, Logged):
+                replay(message)
+            elif isinstance(message, Warned):
+                reissue(message)
+            else:
+                self.frames.send(self._modules.answer(message))
+        if isinstance(message, Unreadable):  # the next try begins anew
+            self._modules.forget()
+            self._unwanted.extend(self._cached)
         return cast("Answer | CancelAcknowledged | None", message)
 
     def relay(self, ready: Container[int]) -> list[int]:

@@ -147,11 +147,6 @@ class Lines:
         return [rest + b"\n"] if rest else []
 
 
-def level_here() -> int:
-    """Return the level from which on workers need to send records."""
-    return logging.getLogger().level
-
-
 class Logged(NamedTuple):
     """A log record on its way from a worker to its driver."""
 

@@ -15,8 +15,6 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
 from weft._core.partition import RowSlice
 from weft.adapters.models import parts, reduce
 from weft.engines.base import Group, Member
@@ -24,9 +22,11 @@ from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.meeting.rendezvous import Identity
 from weft.engines.local.memory.arrays import buffer_of
 from weft.engines.local.pool import payload_arrays
+from weft.engines.local.pool.driver_state import outside_inference
 from weft.engines.local.pool.payload import (
     IMMUTABLE,
     Payload,
+    Pickler,
     SharedPayload,
     is_interrupt,
     unpicklable_error,
@@ -70,7 +70,8 @@ def run_remote(work: tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, A
 
 def register(member: Member, number: int, payload: bytes) -> None:
     """Load an object, and register it under its number (a remote function)."""
-    member.registered[number] = _Unpickler(member, payload).load()
+    with outside_inference():
+        member.registered[number] = _Unpickler(member, payload).load()
 
 
 def unregister(member: Member, numbers: Sequence[int]) -> None:
@@ -107,7 +108,7 @@ def pack_for_registration(
     Raises InvalidType.
     """
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    class RegisteringPickler(Pickler):
         def persistent_id(self, part: Any) -> PersistentId | None:
             return persistent_id_of(id(part))  # called for every object, lists and dicts too
 
@@ -117,7 +118,7 @@ def pack_for_registration(
 
     payload = _RegisteredPayload()
     try:
-        payload.dump_by(Pickler, value)
+        payload.dump_by(RegisteringPickler, value)
     except BaseException as error:
         payload.release()
         if is_interrupt(error):

@@ -43,12 +43,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from weft._core.failures import INTERRUPTED, restore
 from weft.engines.base import NO_COMMON, Member, Team
 from weft.engines.interruption import ComputationGuard, ComputationInterrupted, by_signal_handler
+from weft.engines.local.pool import modules
+from weft.engines.local.pool.driver_state import capture
 from weft.engines.local.pool.messages import (
     Answer,
     CancelAcknowledged,
@@ -250,7 +252,15 @@ class LocalTeam(Team):
                 raise
             raise cause from cause.__cause__
         self._under_way = None
+        self._note_own_changes()
         return [result, *values]
+
+    def _note_own_changes(self) -> None:
+        """Note that what a function has changed of its module, here as in the workers, is no reason
+        to send it."""
+        changed = modules.look(self._team_workers.modules)
+        for worker in self._team_workers.workers:
+            worker.note_own_changes(changed)
 
     def _register(self, value: Any, name: str, by_value: bool) -> int:
         number = self._registered_so_far
@@ -273,6 +283,7 @@ class LocalTeam(Team):
         payload = None
         try:
             payload = pack_for_registration(value, persistent_id_of, name)
+            self._team_workers.modules |= payload.modules
             self._call(register, [None, *[(number, payload.data)] * (self.size - 1)])
         except BaseException:
             if number not in self._objects:
@@ -412,6 +423,8 @@ class TeamWorkers:
     restart_hint: str
     #: why it is of no use until the team starts again: a worker was lost
     broken: str | None = None
+    #: the user's modules that registered objects and arguments refer to
+    modules: set[str] = field(default_factory=set)
 
     def rank(self, worker: Worker) -> int:
         return self.workers.index(worker) + 1
@@ -473,6 +486,7 @@ class TeamCall:
     ) -> None:
         """Send the call to the workers that have arguments. Raises InvalidType for what cannot be
         pickled, before any worker has begun."""
+        state = capture()
         busy = [(rank, mine) for rank, mine in enumerate(own, 1) if mine is not None]
         if len(busy) > 1:
             self._common = common = {name: pack_once(value, name) for name, value in common.items()}
@@ -485,8 +499,18 @@ class TeamCall:
             for _, payload in payloads:
                 payload.release()
             raise
+        for _, payload in payloads:
+            self._team_workers.modules |= payload.modules
+        used = modules.look(self._team_workers.modules)
         for rank, payload in payloads:
-            self._send(self._team_workers.workers[rank - 1], rank, payload)
+            worker = self._team_workers.workers[rank - 1]
+            self._busy[worker] = payload
+            try:
+                worker.bring_up_to_date(state, used)
+            except Closed:
+                self._lose(worker)
+                continue
+            self._send(worker, rank, payload)
 
     def failed(self) -> bool:
         """Return whether a worker has failed. For the guard's thread, while the driver computes."""
@@ -588,6 +612,8 @@ class TeamCall:
         if worker.frames.fileno() not in events:
             return False
         message = worker.receive()  # also from an idle one: its threads may log
+        if worker.frames.unsent:  # it has asked for something
+            self._team_workers.watch.watch_writable(worker)
         received = message is not None
         while message is not None:
             self._take(worker, message)

@@ -1,0 +1,668 @@
+"""The user's own modules: whether the driver's and a worker's are the same.
+
+Workers import the modules of a function by name, so that a module's state is one, whoever uses it.
+But a file may be edited, a module reloaded, an attribute patched, a constant changed. So each call
+compares them, attribute by attribute:
+
+    driver                                        worker
+    look: a Picture of each module     ──>        read_module: the same of its own
+    that the function uses                        what differs is sent by value
+
+A picture has a digest of each attribute. Equal contents have equal digests in all processes:
+
+    functions                       code, defaults, closure and attributes
+    classes                         attributes and bases
+    numbers, strings, bytes,        the whole content
+    arrays, lists, dicts, sets
+    instances of the user's classes their attributes
+    modules, what is installed      the name
+    anything else                   its type: a lock or a connection is each process's own
+
+`Pictures` looks at modules again and again, and reads only those attributes again that may have
+changed: for all others it is enough that the objects are the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import enum
+import functools
+import itertools
+import marshal
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import is_
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+#: weft's own packages
+_WEFT = ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
+
+_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
+
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+
+#: the user's modules by name, and the size and the last name of sys.modules then
+_own: tuple[tuple[int, str], dict[str, ModuleType], list[tuple[str, bytes]]] = (0, ""), {}, []
+
+
+def own_modules() -> dict[str, ModuleType]:
+    """Return the modules of the user's own folders that are loaded, by name."""
+    return _own_now()[1]
+
+
+def mentioned_in(pickled: bytes) -> list[str]:
+    """Return those of the user's modules that a pickle of references mentions, and perhaps others
+    whose names it has as strings."""
+    if b"\x93" not in pickled:  # the opcode STACK_GLOBAL
+        return []
+    return [name for name, as_pickled in _own_now()[2] if as_pickled in pickled]
+
+
+def _own_now() -> tuple[Any, dict[str, ModuleType], list[tuple[str, bytes]]]:
+    global _own
+    state = len(sys.modules), next(reversed(sys.modules))
+    if _own[0] != state:
+        own = {name: module for name, module in list(sys.modules.items()) if _is_own(name, module)}
+        _own = state, own, [(name, _as_pickled(name)) for name in own]
+    return _own
+
+
+def _is_own(name: str, module: object) -> bool:
+    if not isinstance(module, ModuleType) or name in ("__main__", "__mp_main__"):
+        return False
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or not file.endswith((".py", ".pyc")):
+        return False
+    if name.partition(".")[0] in _WEFT or _INSTALLED.search(file):
+        return False
+    return not os.path.realpath(file).startswith(_LIBRARY)
+
+
+def _as_pickled(name: str) -> bytes:
+    text = name.encode()
+    return b"\x8c" + bytes([len(text)]) + text if len(text) < 256 else text
+
+
+def references(value: Any) -> Iterable[str]:
+    """Return the names of the modules that a pickle of a function, class or module refers to."""
+    if isinstance(value, ModuleType):
+        return (value.__name__,)
+    if isinstance(value, (FunctionType, type)) and is_importable(value):
+        return (value.__module__,)
+    if isinstance(value, FunctionType):
+        return imports_of(value.__code__, value.__globals__.get("__package__") or "")
+    return ()
+
+
+def home_of(function: FunctionType) -> ModuleType | None:
+    """Return the module whose variables are a function's globals; None for a function of the main
+    program, or of a module that was removed."""
+    name = function.__globals__.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+    return module if module is not None and vars(module) is function.__globals__ else None
+
+
+def is_importable(value: Any) -> bool:
+    """Return whether a function or class is what its module has under its name: not after the
+    module was reloaded."""
+    found: Any = sys.modules.get(value.__module__) if value.__module__ != "__main__" else None
+    for name in value.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)  # a module may have its own __getattr__
+    return found is value
+
+
+_IMPORT = dis.opmap["IMPORT_NAME"]
+
+
+def imports_of(code: CodeType, package: str) -> set[str]:
+    """Return the names of modules that a function imports when it is called."""
+    names: set[str] = set()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= imports_of(constant, package)
+    if _IMPORT in code.co_code[::2]:
+        level, start = 0, ""
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "LOAD_CONST" and type(instruction.argval) is int:
+                level = instruction.argval
+            elif instruction.opname == "IMPORT_NAME":
+                above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                start = ".".join(filter(None, [*above, instruction.argval]))
+                names.add(start)
+            elif instruction.opname == "IMPORT_FROM":
+                names.add(f"{start}.{instruction.argval}")
+    return names
+
+
+class Picture:
+    """One module at one time."""
+
+    def __init__(self, digests: dict[str, bytes], values: dict[str, Any]) -> None:
+        #: of each attribute
+        self.digests = digests
+        #: the driver's objects
+        self.values = values
+
+
+class Pictures:
+    """The modules that were looked at so far. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+
+    def look(self, names: Iterable[str]) -> dict[str, Picture]:
+        """Return pictures of those of these modules that are the user's own, and of those that they
+        mention. A module that has not changed has the same picture as before."""
+        own = own_modules()
+        found: dict[str, Picture] = {}
+        waiting = [name for name in names if name in own]
+        while waiting:
+            name = waiting.pop()
+            module = own[name]
+            if name in found or getattr(vars(module).get("__spec__"), "_initializing", False):
+                continue  # one that is being imported has only a part of its attributes
+            watched = self._watched.get(name)
+            if watched is None or watched.module is not module:
+                watched = self._watched[name] = _Watched(module)
+            found[name] = watched.now()
+            waiting += [other for other in watched.mentions if other in own]
+        return found
+
+
+class _Watched:
+    """A module, and what to compare to know which of its attributes have to be read again."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        #: the modules that its attributes mention
+        self.mentions: set[str] = set()
+        self._picture = Picture({}, {})
+        self._variables: dict[str, Any] = {}
+        #: of the attributes that may change and stay the same object
+        self._readers: dict[str, _Reader] = {}
+        self._mentions: dict[str, set[str]] = {}
+
+    def now(self) -> Picture:
+        """Return its picture: the same as before if nothing has changed."""
+        variables = dict(vars(self.module))
+        changed = self._changed(variables)
+        if changed:
+            self._variables = variables
+            self._read(changed)
+        return self._picture
+
+    def _changed(self, variables: dict[str, Any]) -> set[str]:
+        """Return the names of the attributes that may have changed."""
+        before = self._variables
+        changed = {name for name, reader in self._readers.items() if reader.has_changed()}
+        same = len(before) == len(variables) and all(map(is_, variables.values(), before.values()))
+        if not same or [*variables] != [*before]:
+            changed |= before.keys() - variables.keys()
+            changed |= {
+                name
+                for name, value in variables.items()
+                if name not in before or before[name] is not value
+            }
+        return changed
+
+    def _read(self, names: set[str]) -> None:
+        picture = self._picture
+        digests, values = dict(picture.digests), dict(picture.values)
+        for name in names:
+            self._readers.pop(name, None)
+            self._mentions.pop(name, None)
+            before = digests.pop(name, b""), values.pop(name, None)
+            if name in self._variables and _is_compared(name, self._variables[name]):
+                value = values[name] = self._variables[name]
+                reader = _Reader()
+                digests[name] = reader.digest(value)
+                self._mentions[name] = reader.mentions
+                if reader.may_change:
+                    self._readers[name] = reader
+                if reader.is_opaque and before[0] and before[1] is not value:
+                    digests[name] += next(_serial)  # one that was put there is not the import's
+                elif reader.is_opaque and before[0]:
+                    digests[name] = before[0]
+        self.mentions = set().union(*self._mentions.values())
+        if digests == picture.digests:
+            picture.values = values
+        else:
+            self._picture = Picture(digests, values)
+
+
+_serial = (f"#{number}".encode() for number in itertools.count())
+
+
+def read_module(module: ModuleType) -> dict[str, bytes]:
+    """Return the digest of each attribute of a module."""
+    return {
+        name: digest(value)
+        for name, value in list(vars(module).items())
+        if _is_compared(name, value)
+    }
+
+
+def digest(value: Any) -> bytes:
+    """Return the digest of a value."""
+    return _Reader().digest(value)
+
+
+def is_opaque(value: Any) -> bool:
+    """Return whether of a value only the type is compared."""
+    reader = _Reader()
+    reader.digest(value)
+    return reader.is_opaque
+
+
+def _is_compared(name: str, value: Any) -> bool:
+    """Return whether an attribute of a module belongs to the program, not to the import system."""
+    return not (name.startswith("__") and name.endswith("__")) or type(value) is FunctionType
+
+
+class _Opaque(Exception):
+    """A value of which only the type is compared."""
+
+
+#: immutable values, whose repr has all of them
+_SCALARS = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
+
+#: attributes of classes that Python makes, or that other attributes were made from
+_NOT_COMPARED = {
+    "__annotations__",
+    "__dataclass_fields__",
+    "__dataclass_params__",
+    "__dict__",
+    "__doc__",
+    "__firstlineno__",
+    "__module__",
+    "__static_attributes__",
+    "__weakref__",
+    "_abc_impl",
+}
+
+
+class _Reader:
+    """Reads one attribute: its digest, what it mentions, and what would change with it."""
+
+    def __init__(self) -> None:
+        self.mentions: set[str] = set()
+        self.is_opaque = False
+        #: functions and cells, with what they had
+        self._functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        self._cells: list[tuple[CellType, Any]] = []
+        #: classes, and functions with attributes
+        self._namespaces: list[tuple[Any, list[Any]]] = []
+        #: values that may be changed in place, the outermost ones
+        self._data: list[Any] = []
+        self._stamps: list[bytes] = []
+        #: whether it has to be read again in any case
+        self._always = False
+        #: by identity: what is being read, and how deep; how many of these are data
+        self._open: dict[int, int] = {}
+        self._in_data = 0
+
+    @property
+    def may_change(self) -> bool:
+        """Return whether the attribute can change and stay the same object."""
+        return bool(self._always or self._functions or self._namespaces or self._data)
+
+    def has_changed(self) -> bool:
+        """Return whether the attribute, which is still the same object, has to be read again."""
+        for function, code, defaults, named in self._functions:
+            if (
+                function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ is not named
+            ):
+                return True
+        for cell, content in self._cells:
+            if _content(cell) is not content:
+                return True
+        for holder, before in self._namespaces:
+            values = vars(holder).values()
+            if len(values) != len(before) or not all(map(is_, values, before)):
+                return True
+        return self._always or [*map(_stamp, self._data)] != self._stamps
+
+    def digest(self, value: Any) -> bytes:
+        """Return the digest of the attribute, of its type alone if it cannot be compared."""
+        try:
+            return self._read(value)
+        except _Opaque:
+            self.is_opaque = True
+            self._functions.clear()
+            self._cells.clear()
+            self._namespaces.clear()
+            self._data.clear()
+            return self._name(value)
+        finally:
+            self._stamps = [*map(_stamp, self._data)]
+
+    def _read(self, value: Any) -> bytes:
+        """Return the digest of a value. Raises _Opaque."""
+        kind = type(value)
+        if kind in _SCALARS:
+            return _hash(b"scalar", _plain(value))
+        if id(value) in self._open:
+            return b"again %d" % (len(self._open) - self._open[id(value)])
+        self._open[id(value)] = len(self._open)
+        try:
+            return self._inside(kind, value)
+        except Exception as error:  # an object may raise whatever it is asked
+            raise _Opaque from error
+        finally:
+            del self._open[id(value)]
+
+    def _inside(self, kind: type, value: Any) -> bytes:
+        read = _READERS.get(kind)
+        if read is None:
+            read = next((read for applies, read in _OTHER_READERS if applies(kind, value)), None)
+        if read is None:
+            raise _Opaque
+        return read(self, value)
+
+    def _known(self, value: Any) -> bytes:
+        """Return the digest of a value, or if it cannot be compared that of its type."""
+        try:
+            return self._read(value)
+        except _Opaque:
+            return self._name(value)
+
+    def _name(self, value: Any) -> bytes:
+        kind = type(value)
+        try:
+            name = value.__name__  # functions in C have one
+        except Exception:
+            name = ""
+        text = f"{kind.__module__}.{kind.__qualname__} {name if isinstance(name, str) else ''}"
+        return _hash(b"object", text.encode())
+
+    def _function(self, function: FunctionType) -> bytes:
+        home = home_of(function)
+        if home is not None and home.__name__ in own_modules():
+            self.mentions.add(home.__name__)
+            package = function.__globals__.get("__package__") or ""
+            self.mentions |= imports_of(function.__code__, package)
+        elif is_importable(function):
+            return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
+        code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
+        self._functions.append((function, code, defaults, named))
+        parts = [self._code(code), self._known(defaults), self._known(named)]
+        for cell in function.__closure__ or ():
+            content = _content(cell)
+            self._cells.append((cell, content))
+            parts.append(b"" if content is CellType else self._known(content))
+        if function.__dict__:
+            parts.append(self._namespace(function, function.__dict__))
+        if home is None:  # it is sent with the globals that it uses
+            variables = function.__globals__
+            parts += [self._known(variables[name]) for name in _names_in(code) if name in variables]
+            self._always = True
+        return _hash(b"function", *parts)
+
+    def _code(self, code: CodeType) -> bytes:
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        plain = repr((code.co_name, names, counts)).encode()
+        constants = [
+            self._code(constant) if isinstance(constant, CodeType) else self._known(constant)
+            for constant in code.co_consts
+        ]
+        return _hash(b"code", code.co_code, code.co_exceptiontable, plain, *constants)
+
+    def _class(self, kind: type) -> bytes:
+        name = f"{kind.__module__}.{kind.__qualname__}".encode()
+        if not _is_users(kind.__module__):
+            return _hash(b"class", name)
+        self.mentions.add(kind.__module__)
+        parts = [name, self._known(type(kind)), *map(self._known, kind.__bases__)]
+        if isinstance(kind, enum.EnumMeta):
+            members: Mapping[str, Any] = kind.__members__
+            parts += [
+                _hash(b"member", name.encode(), self._known(member._value_))
+                for name, member in members.items()
+            ]
+        parts.append(self._namespace(kind, own_attributes(kind)))
+        return _hash(b"class", *parts)
+
+    def _namespace(self, holder: Any, attributes: Mapping[str, Any]) -> bytes:
+        self._namespaces.append((holder, list(vars(holder).values())))
+        parts = [(name.encode(), self._known(attributes[name])) for name in sorted(attributes)]
+        return _hash(b"attributes", *itertools.chain.from_iterable(parts))
+
+    def _instance(self, value: Any) -> bytes:
+        """Read an instance of a class of the user's that has attributes only in its dict."""
+        kind = type(value)
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            return _hash(b"instance", self._read(kind), self._sequence(tuple(value)))
+        own = {name for parent in kind.__mro__[:-1] for name in vars(parent)}
+        reduces = "__reduce__" in own or "__reduce_ex__" in own
+        if reduces or kind.__basicsize__ != _Empty.__basicsize__:
+            raise _Opaque
+        return _hash(b"instance", self._read(kind), self._dict(vars(value)))
+
+    def _module(self, module: ModuleType) -> bytes:
+        self.mentions.add(module.__name__)
+        return _hash(b"module", module.__name__.encode())
+
+    def _value(self, value: Any) -> bytes:
+        return _hash(b"value", type(value).__name__.encode(), repr(value).encode())
+
+    def _pattern(self, value: re.Pattern[Any]) -> bytes:
+        return _hash(b"pattern", repr((value.pattern, value.flags)).encode())
+
+    def _member(self, value: enum.Enum) -> bytes:
+        return _hash(b"member", self._read(type(value)), value.name.encode())
+
+    def _wrapper(self, value: Any) -> bytes:
+        return _hash(b"wrapper", self._name(value), self._read(value.__wrapped__))
+
+    # data
+
+    def _contents(self, kind: bytes, value: Any, parts: Iterable[Any]) -> bytes:
+        """Read what may be changed in place, and consists of these parts."""
+        if not self._in_data:
+            self._data.append(value)
+        self._in_data += 1
+        try:
+            return _hash(kind, *map(self._read, parts))
+        finally:
+            self._in_data -= 1
+
+    def _sequence(self, values: Any) -> bytes:
+        kind = type(values).__name__.encode()
+        plain = _SCALARS.issuperset(map(type, values))
+        if type(values) is tuple:
+            return _hash(kind, *([_plain(values)] if plain else map(self._read, values)))
+        return self._contents(kind, values, [_plain(values)] if plain else values)
+
+    def _set(self, values: Any) -> bytes:
+        ordered = sorted(map(self._read, values))
+        if type(values) is frozenset:
+            return _hash(b"frozenset", *ordered)
+        return self._contents(b"set", values, ordered)
+
+    def _dict(self, values: Any) -> bytes:
+        parts = [*values, *values.values()]
+        plain = _SCALARS.issuperset(map(type, parts))
+        factory = self._known(getattr(values, "default_factory", None))
+        kind = type(values).__name__.encode() + factory
+        return self._contents(kind, values, [_plain(dict(values))] if plain else parts)
+
+    def _bytearray(self, value: bytearray) -> bytes:
+        return self._contents(b"bytearray", value, [bytes(value)])
+
+    def _array(self, value: Any) -> bytes:
+        """Read a NumPy array or number, or a tensor of torch in this machine's memory."""
+        flags = getattr(value, "flags", None)
+        constant = flags is not None and not flags.writeable and value.base is None
+        if not constant and not self._in_data:
+            self._data.append(value)
+        return _array_bytes(value)
+
+    def _parts(self, value: Any) -> bytes:
+        """Read what consists of other values: a method, a partial, a property."""
+        parts: Iterator[Any]
+        if isinstance(value, MethodType):
+            parts = iter((value.__func__, value.__self__))
+        elif isinstance(value, functools.partial):
+            parts = iter((value.func, value.args, value.keywords))
+        elif isinstance(value, property):
+            parts = iter((value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.cached_property):
+            parts = iter((value.func,))
+        else:  # classmethod, staticmethod
+            parts = iter((value.__func__,))
+        return _hash(type(value).__name__.encode(), *map(self._known, parts))
+
+    def _builtin(self, value: Any) -> bytes:
+        bound = value.__self__
+        of = b"" if bound is None or isinstance(bound, ModuleType) else self._read(bound)
+        return _hash(b"builtin", f"{value.__module__}.{value.__qualname__}".encode(), of)
+
+
+def own_attributes(kind: type) -> dict[str, Any]:
+    """Return the attributes that a class itself has, and that were not made by Python."""
+    attributes = {name: value for name, value in vars(kind).items() if name not in _NOT_COMPARED}
+    if isinstance(kind, enum.EnumMeta):
+        compared = (FunctionType, property, classmethod, staticmethod)
+        return {
+            name: value
+            for name, value in attributes.items()
+            if isinstance(value, compared)
+            and name not in ("__new__", "__new_member__", "_generate_next_value_")
+            and name not in kind.__members__
+        }
+    return attributes
+
+
+def _is_users(module: str) -> bool:
+    return module == "__main__" or module in own_modules()
+
+
+class _Empty:
+    """A class whose instances have a dict, and nothing else."""
+
+
+def _content(cell: CellType) -> Any:
+    """Return what is in a cell; CellType if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return CellType
+
+
+def _names_in(code: CodeType) -> list[str]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return sorted({*code.co_names, *(name for one in inner for name in _names_in(one))})
+
+
+#: the longest stamp that is kept as it is
+_LONGEST = 256
+
+
+def _stamp(value: Any) -> bytes:
+    """Return what changes with a value that may be changed in place, in this process only."""
+    kind = type(value)
+    if kind in (dict, list, set, bytearray):
+        try:
+            stamp = marshal.dumps(value, 2)
+            return stamp if len(stamp) <= _LONGEST else _hash(b"marshal", stamp)
+        except ValueError:  # there is something else in it
+            pass
+    return _Reader()._known(value)
+
+
+def _array_bytes(value: Any) -> bytes:
+    """Return the digest of an array, a NumPy number or dtype, or a tensor. Raises _Opaque."""
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    kind = type(value)
+    name = kind.__name__.encode()
+    if numpy is not None and isinstance(value, numpy.generic):
+        return _hash(name, value.dtype.str.encode(), value.tobytes())
+    if numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject:
+        about = f"{value.dtype.descr} {value.shape}".encode()
+        content = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
+        return _hash(name, about, memoryview(content))
+    if torch is not None and kind is torch.Tensor and value.device.type == "cpu" and value.is_leaf:
+        about = f"{value.dtype} {tuple(value.shape)} {value.requires_grad}".encode()
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _hash(name, about, memoryview(content))
+    if torch is not None and kind in (torch.dtype, torch.device):
+        return _hash(name, str(value).encode())
+    raise _Opaque
+
+
+def _plain(value: Any) -> bytes:
+    try:
+        return repr(value).encode(errors="surrogatepass")
+    except ValueError:  # a whole number with thousands of digits
+        return marshal.dumps(value, 0)
+
+
+def _hash(kind: bytes, *parts: Any) -> bytes:
+    import hashlib
+
+    total = hashlib.blake2b(kind, digest_size=16)
+    for part in parts:
+        total.update(b"%d:" % len(part))
+        total.update(part)
+    return total.digest()
+
+
+_READERS: dict[type, Callable[[_Reader, Any], bytes]] = {
+    FunctionType: _Reader._function,
+    BuiltinFunctionType: _Reader._builtin,
+    **dict.fromkeys((list, tuple, collections.deque), _Reader._sequence),
+    **dict.fromkeys((set, frozenset), _Reader._set),
+    **dict.fromkeys(
+        (dict, collections.OrderedDict, collections.defaultdict, collections.Counter), _Reader._dict
+    ),
+    bytearray: _Reader._bytearray,
+    re.Pattern: _Reader._pattern,
+    **dict.fromkeys(
+        (
+            MethodType,
+            functools.partial,
+            functools.cached_property,
+            property,
+            classmethod,
+            staticmethod,
+        ),
+        _Reader._parts,
+    ),
+}
+
+#: immutable values of the standard library, whose repr has all of them
+_BY_REPR = {
+    *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
+    *("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "zoneinfo.ZoneInfo"),
+    *(f"{home}.{kind}PosixPath" for home in ("pathlib", "pathlib._local") for kind in ("", "Pure")),
+    "builtins.slice",
+}
+
+#: for whom the type alone does not tell: whether it applies to a type and a value
+_OTHER_READERS: list[tuple[Callable[[type, Any], bool], Callable[[_Reader, Any], bytes]]] = [
+    (lambda kind, _: issubclass(kind, type), _Reader._class),
+    (lambda kind, _: issubclass(kind, ModuleType), _Reader._module),
+    (lambda kind, _: f"{kind.__module__}.{kind.__name__}" in _BY_REPR, _Reader._value),
+    (lambda kind, _: issubclass(kind, enum.Enum), _Reader._member),
+    (lambda kind, _: kind.__module__ in ("numpy", "torch"), _Reader._array),
+    (
+        lambda _, value: isinstance(getattr(value, "__wrapped__", None), FunctionType),
+        _Reader._wrapper,
+    ),
+    (lambda kind, _: _is_users(kind.__module__), _Reader._instance),
+]

@@ -1,0 +1,395 @@
+"""What a process has set for itself, taken over by workers for each call.
+
+    driver                                   worker
+    capture, at every call         ──>       adopt, when it differs from the last
+                                             during_call: what holds for one call only
+
+A few microseconds, so it reads only what is loaded: nobody gets NumPy or torch for it. A library
+that the worker loads later, perhaps in the middle of a call, is given its state then.
+
+Warnings that a worker shows are issued again in the driver, as if the line there had been run by
+the driver: `forward_warnings` sends them, `reissue` issues them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from types import FrameType
+from typing import Any, NamedTuple, cast
+
+import cloudpickle
+
+from weft.engines.local.pool.messages import Warned
+from weft.engines.local.processes.output import clear_of_bars
+from weft.errors import LaunchError
+
+
+class State(NamedTuple):
+    """What a process has set for itself."""
+
+    folder: str
+    paths: list[str]
+    environment: dict[bytes, bytes]
+    arguments: list[str]
+    log_level: int
+    recursion_limit: int
+    #: `warnings.filters`
+    filters: tuple[Any, ...]
+    #: by the name of a library that is loaded, what `_LIBRARIES` reads of it
+    libraries: dict[str, Any]
+
+
+class Captured:
+    """The state of the driver at one time, and the bytes that are sent of it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    @cached_property
+    def data(self) -> bytes:
+        filters = tuple((*rule[:2], _as_name(rule[2]), *rule[3:]) for rule in self.state.filters)
+        data: bytes = cloudpickle.dumps(tuple(self.state._replace(filters=filters)))
+        return data
+
+
+#: the last one: usually nothing has changed since
+_last: Captured | None = None
+
+
+def capture() -> Captured:
+    """Return the state of this process and thread, the same object as last time if nothing has
+    changed. Raises LaunchError if the working folder was deleted."""
+    global _last
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError as error:
+        raise LaunchError(
+            "the working folder of this process has been deleted, so no worker can enter it; "
+            "change to one that exists:\n    os.chdir(folder)"
+        ) from error
+    state = State(
+        folder,
+        sys.path[:],
+        _environment(),
+        sys.argv[:],
+        logging.getLogger().level,
+        sys.getrecursionlimit(),
+        tuple(warnings.filters),
+        {name: one.read(sys.modules[name]) for name, one in _LIBRARIES.items() if _loaded(name)},
+    )
+    last = _last
+    if last is None or last.state != state:
+        last = _last = Captured(state)
+    return last
+
+
+def _environment() -> dict[bytes, bytes]:
+    """Return the environment, without decoding each of its variables."""
+    data = getattr(os.environ, "_data", None)
+    if isinstance(data, dict):
+        return data.copy()
+    return {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+
+
+def _loaded(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+class Library(NamedTuple):
+    """How the state of a library is read and set."""
+
+    read: Callable[[Any], Any]
+    set: Callable[[Any, Any], None]
+
+
+class _Torch(NamedTuple):
+    default_dtype: Any
+    matmul_precision: str
+    deterministic: bool
+    warn_only: bool
+    # of the thread: for one call
+    grad: bool
+    inference: bool
+    #: the devices with autocast, and its dtype there
+    autocast: tuple[tuple[str, Any], ...]
+
+
+def _read_torch(torch: Any) -> _Torch:
+    return _Torch(
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        _read_autocast(torch),
+    )
+
+
+def _read_autocast(torch: Any) -> tuple[tuple[str, Any], ...]:
+    if not hasattr(torch, "get_autocast_dtype"):  # before 2.4
+        cuda = torch.is_autocast_enabled(), ("cuda", torch.get_autocast_gpu_dtype())
+        cpu = torch.is_autocast_cpu_enabled(), ("cpu", torch.get_autocast_cpu_dtype())
+        return tuple(one for enabled, one in (cpu, cuda) if enabled)
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def _set_torch(torch: Any, state: Any) -> None:
+    wanted = _Torch(*state)
+    torch.set_default_dtype(wanted.default_dtype)
+    torch.set_float32_matmul_precision(wanted.matmul_precision)
+    torch.use_deterministic_algorithms(wanted.deterministic, warn_only=wanted.warn_only)
+    if _call is not None:  # it was loaded in the middle of the call
+        _enter_torch(_call, torch, wanted)
+
+
+def _enter_torch(call: contextlib.ExitStack, torch: Any, wanted: _Torch) -> None:
+    if not wanted.grad:
+        call.enter_context(torch.set_grad_enabled(False))
+    if wanted.inference:
+        call.enter_context(torch.inference_mode())
+    for device, dtype in wanted.autocast:
+        call.enter_context(torch.autocast(device, dtype=dtype))
+
+
+def _read_decimal(decimal: Any) -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    _, (*settings, _, traps) = context.__reduce__()
+    return (*settings, tuple(traps))
+
+
+def _set_decimal(decimal: Any, state: Any) -> None:
+    precision, rounding, least, most, capitals, clamp, traps = state
+    decimal.setcontext(
+        decimal.Context(precision, rounding, least, most, capitals, clamp, [], list(traps))
+    )
+
+
+def _set_locale(locale: Any, state: str) -> None:
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, state)
+
+
+_LIBRARIES: dict[str, Library] = {
+    "numpy": Library(lambda numpy: numpy.geterr(), lambda numpy, state: numpy.seterr(**state)),
+    "torch": Library(_read_torch, _set_torch),
+    "sklearn": Library(
+        lambda sklearn: sklearn.get_config(), lambda sklearn, state: sklearn.set_config(**state)
+    ),
+    "decimal": Library(_read_decimal, _set_decimal),
+    "locale": Library(lambda locale: locale.setlocale(locale.LC_ALL), _set_locale),
+}
+
+# in the worker
+
+#: the state of libraries that are not loaded yet, by name
+_pending: dict[str, Any] = {}
+
+#: torch's state for calls; None: torch is not loaded in the driver
+_torch: _Torch | None = None
+
+#: the call under way
+_call: contextlib.ExitStack | None = None
+
+#: rules for warnings of a category whose module is not loaded here
+_unresolved = False
+
+#: the driver's rules for warnings
+_rules: tuple[Any, ...] = ()
+
+
+def load(data: bytes) -> State:
+    """Return the state that the driver has sent."""
+    return State(*cloudpickle.loads(data))
+
+
+def adopt(state: State) -> None:
+    """Take over the driver's state, except for its environment and its working folder."""
+    global _torch, _rules
+    logging.getLogger().setLevel(state.log_level)
+    sys.path[:] = state.paths
+    sys.argv[:] = state.arguments
+    sys.setrecursionlimit(max(state.recursion_limit, _LEAST_RECURSION))
+    _rules = state.filters
+    _set_filters()
+    _torch = _Torch(*state.libraries["torch"]) if "torch" in state.libraries else None
+    _pending.clear()
+    for name, wanted in state.libraries.items():
+        if _loaded(name):
+            _LIBRARIES[name].set(sys.modules[name], wanted)
+        else:
+            _pending[name] = wanted
+    if _pending and not any(isinstance(finder, _WhenLoaded) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenLoaded())
+
+
+#: frames that weft's own calls in a worker need
+_LEAST_RECURSION = 200
+
+
+def adopt_environment(environment: dict[bytes, bytes], own: dict[str, str]) -> None:
+    """Take over the driver's environment, with some variables of this worker's own."""
+    wanted = environment | {name.encode(): value.encode() for name, value in own.items()}
+    zone = os.environ.get("TZ")
+    for name in os.environb.keys() - wanted.keys():
+        del os.environb[name]
+    for name, value in wanted.items():
+        if os.environb.get(name) != value:
+            os.environb[name] = value
+    if os.environ.get("TZ") != zone:
+        time.tzset()
+
+
+class _WhenLoaded:
+    """Sets the state of a library when it is imported, perhaps in the middle of a call."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return how to import a library whose state is pending."""
+        if name not in _pending:
+            return None
+        wanted = _pending.pop(name)  # so the next line asks the other finders
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_set(module: Any) -> None:
+            try:
+                execute(module)
+            except BaseException:
+                _pending[name] = wanted
+                raise
+            _LIBRARIES[name].set(module, wanted)
+
+        loader.exec_module = execute_and_set
+        return spec
+
+
+@contextlib.contextmanager
+def during_call() -> Iterator[None]:
+    """Hold what the driver's thread has set for the call: torch's grad mode, autocast, ..."""
+    global _call
+    if _unresolved or _shown:
+        _set_filters()
+    with contextlib.ExitStack() as _call:
+        if _torch is not None and _loaded("torch"):
+            _enter_torch(_call, sys.modules["torch"], _torch)
+        try:
+            yield
+        finally:
+            _call = None
+
+
+def outside_inference() -> contextlib.AbstractContextManager[Any]:
+    """Return a context for what outlives the call: tensors made in inference mode could never be
+    used in training."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = torch.inference_mode(False)
+    return context
+
+
+# warnings
+
+#: whether a warning was shown since the rules were set
+_shown = False
+
+
+def _as_name(category: Any) -> Any:
+    """Return a category by name: workers need not import its module. One of the main program is
+    pickled."""
+    if category.__module__ == "__main__":
+        return category
+    return category.__module__, category.__qualname__
+
+
+def _set_filters() -> None:
+    """Set the driver's rules. What was shown once is shown again: the driver knows what it has
+    shown."""
+    global _unresolved, _shown
+    rules = [(*rule[:2], _resolve(rule[2]), *rule[3:]) for rule in _rules]
+    warnings.resetwarnings()
+    warnings.filters.extend(rule for rule in rules if rule[2] is not None)  # type: ignore[attr-defined]
+    warnings.onceregistry.clear()  # type: ignore[attr-defined]
+    _unresolved, _shown = any(rule[2] is None for rule in rules), False
+
+
+def _resolve(category: Any) -> Any:
+    """Return the category of this name; None if its module is not loaded."""
+    if isinstance(category, type):
+        return category
+    module, name = category
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def forward_warnings(send: Callable[[Warned], None]) -> None:
+    """Have the warnings that are shown in this process sent to the driver."""
+    show = warnings.showwarning
+
+    def forward(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        global _shown
+        _shown = True
+        if rest and rest[0] is not None:  # a file that it is to be printed to
+            show(message, category, filename, lineno, *rest)
+            return
+        try:
+            data = cloudpickle.dumps(message)
+            cloudpickle.loads(data)
+        except Exception:  # a class's own pickling may raise anything
+            data = cloudpickle.dumps(RuntimeWarning(f"{category.__name__}: {message}"))
+        send(Warned(data, filename, lineno, _module_at(filename, lineno)))
+
+    warnings.showwarning = cast("Any", forward)
+
+
+def _module_at(filename: str, lineno: int) -> str | None:
+    """Return the name of the module whose line has warned, if it is being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == filename and frame.f_lineno == lineno:
+            name = frame.f_globals.get("__name__")
+            return name if isinstance(name, str) else None
+        frame = frame.f_back
+    return None
+
+
+#: in the driver: what was shown of files that are not loaded here
+_registries: dict[str, dict[Any, Any]] = {}
+
+
+def reissue(warned: Warned) -> None:
+    """Issue a worker's warning in the driver."""
+    module = sys.modules.get(warned.module or "")
+    if module is not None:
+        registry = vars(module).setdefault("__warningregistry__", {})
+    else:
+        registry = _registries.setdefault(warned.filename, {})
+    message = cloudpickle.loads(warned.message)
+    with clear_of_bars(sys.stderr):
+        warnings.warn_explicit(
+            message,
+            type(message),
+            warned.filename,
+            warned.lineno,
+            module=warned.module,
+            registry=registry,
+        )

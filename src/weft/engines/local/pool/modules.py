@@ -1,0 +1,432 @@
+"""The user's modules in the workers, brought up to date with the driver's.
+
+    driver                                 worker
+    Modules: a digest of every       ──>   imports them, and compares with its own
+    attribute, when a module is      <──   Outdated: the attributes that differ, if any
+    first used there
+    Update: these by value, and      ──>   sets and deletes them
+    later all that the driver changes
+
+Functions are rebuilt over the worker's own module, whose variables they go on to use. Where the
+driver has changed an object in place (`mod.TABLE["a"] = 1`, a method that was patched, IPython's
+autoreload, which changes the old functions and classes too), the worker's object is changed in
+place; where the driver's module has another object (`importlib.reload`, `mod.f = g`), so has the
+worker's. Whoever holds the object from before has what he would have in the driver.
+
+`SentModules` is the driver's record for one worker, `LoadedModules` is the worker's side.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import os
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import CellType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from weft._core.failures import Failure, describe
+from weft._core.modules import (
+    Picture,
+    Pictures,
+    digest,
+    home_of,
+    is_importable,
+    is_opaque,
+    own_attributes,
+    own_modules,
+    read_module,
+)
+from weft.engines.local.pool.messages import Frames, Message, Modules, Outdated, Update
+from weft.engines.local.pool.payload import (
+    Payload,
+    Pickler,
+    is_interrupt,
+    load,
+    unpicklable_error,
+)
+from weft.errors import ModuleDiffers
+
+#: an attribute of a module: the names of both
+Attribute = tuple[str, str]
+
+_pictures = Pictures()
+_lock = threading.Lock()
+
+
+def look(names: Iterable[str]) -> dict[str, Picture]:
+    """Return pictures of those of these modules that are the user's, and of all that they mention,
+    as they are now."""
+    with _lock:
+        return _pictures.look(names)
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent's may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+class SentModules:
+    """What a worker has been told of the driver's modules."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Picture] = {}
+
+    def messages(self, pictures: Mapping[str, Picture]) -> list[Modules | Update]:
+        """Return the messages after which the worker has these modules."""
+        known = self._known
+        if all(known.get(name) is picture for name, picture in pictures.items()):
+            return []
+        new = {name: one.digests for name, one in pictures.items() if name not in known}
+        messages: list[Modules | Update] = [Modules(new)] if new else []
+        changes: dict[Attribute, Change] = {}
+        deleted: list[Attribute] = []
+        for name, now in pictures.items():
+            before = known.get(name)
+            if before is not None and before is not now:
+                deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
+                for attribute, content in now.digests.items():
+                    if before.digests.get(attribute) != content:
+                        changes[name, attribute] = Change.between(before, now, attribute)
+        if changes or deleted:
+            messages.insert(0, make_update(changes, deleted))
+        return messages
+
+    def note(self, pictures: Mapping[str, Picture]) -> None:
+        """Note that the worker has these."""
+        self._known.update(pictures)
+
+    def note_own_changes(self, pictures: Mapping[str, Picture]) -> None:
+        """Note that what has changed of the modules that it has was changed by the function, in the
+        worker as in the driver."""
+        self._known.update((name, one) for name, one in pictures.items() if name in self._known)
+
+    def answer(self, outdated: Outdated) -> Update:
+        """Return the attributes that a worker does not have as they were told."""
+        changes = {
+            (name, attribute): Change(
+                self._known[name].values[attribute], self._known[name].digests[attribute]
+            )
+            for name, attributes in outdated.attributes.items()
+            for attribute in attributes
+        }
+        return make_update(changes, [])
+
+    def forget(self) -> None:
+        """Compare all modules again: something went wrong in the worker."""
+        self._known.clear()
+
+
+class Change(NamedTuple):
+    """A new value of an attribute."""
+
+    value: Any
+    digest: bytes
+    #: whether the old object is to have it, too
+    in_place: bool = False
+
+    @classmethod
+    def between(cls, before: Picture, now: Picture, attribute: str) -> Change:
+        """Return what has become of an attribute."""
+        value, old = now.values[attribute], before.values.get(attribute)
+        content = now.digests[attribute]
+        in_place = value is old or (type(value) is type(old) and digest(old) == content)
+        return cls(value, content, in_place)
+
+
+def make_update(changes: Mapping[Attribute, Change], deleted: list[Attribute]) -> Update:
+    """Return the message with these changes, or with the reason why they cannot be sent."""
+    try:
+        payload = _pack(changes)
+    except Exception as error:  # a class's own pickling may raise anything
+        if is_interrupt(error):
+            raise
+        return Update(b"", {}, deleted, describe(error))
+    digests = {
+        attribute: change.digest
+        for attribute, change in changes.items()
+        if not is_opaque(change.value)
+    }
+    return Update(payload.data, digests, deleted, None)
+
+
+def _pack(changes: Mapping[Attribute, Change]) -> Payload:
+    """Pack new values. Of values that are not compared those that cannot be sent are left out."""
+
+    class ByValue(AttributePickler):
+        sent = changes
+
+    payload = Payload(owned=True)
+    try:
+        values = {one: (change.value, change.in_place) for one, change in changes.items()}
+        payload.dump_by(ByValue, values)
+    except Exception as error:
+        payload.release()
+        if is_interrupt(error):
+            raise
+        for (module, name), change in changes.items():
+            others = {one: value for one, value in changes.items() if one != (module, name)}
+            if _can_be_sent(ByValue, change.value):
+                continue
+            if not is_opaque(change.value):
+                raise unpicklable_error(change.value, f"{module}.{name}", error) from error
+            return _pack(others)
+        raise
+    return payload
+
+
+def _can_be_sent(kind: type[AttributePickler], value: Any) -> bool:
+    payload = Payload()
+    try:
+        payload.dump_by(kind, value)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        return False
+    finally:
+        payload.release()
+    return True
+
+
+class AttributePickler(Pickler):
+    """Pickles by value the functions and classes that are sent; others as cloudpickle does."""
+
+    sent: Mapping[Attribute, Change]
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to rebuild an object in the worker."""
+        if type(value) is FunctionType and self._is_sent(value):
+            home = home_of(value)
+            if home is not None:
+                return self._function(value, home)
+        elif isinstance(value, type) and self._is_sent(value):
+            return self._class(value)
+        elif type(value) is functools._lru_cache_wrapper and self._is_sent(value):
+            return _make_lru_cache, (value.__wrapped__, value.cache_parameters())
+        return super().reducer_override(value)
+
+    def _is_sent(self, value: Any) -> bool:
+        """Return whether the worker does not have this function or class under its name."""
+        if isinstance(value, type) and value.__module__ not in own_modules():
+            return False
+        attribute = value.__module__, value.__qualname__.partition(".")[0]
+        return attribute in self.sent or not is_importable(value)
+
+    def _existing(self, value: Any) -> Attribute | None:
+        """Return the attribute whose object is to be changed in place."""
+        attribute = value.__module__, value.__qualname__
+        change = self.sent.get(attribute)
+        return (
+            attribute if change is not None and change.in_place and change.value is value else None
+        )
+
+    def _function(self, function: FunctionType, home: ModuleType) -> Any:
+        closure = function.__closure__
+        contents = None if closure is None else [*map(_contents, closure)]
+        state = {
+            "__code__": function.__code__,
+            "__defaults__": function.__defaults__,
+            "__kwdefaults__": function.__kwdefaults__,
+            "__annotations__": function.__annotations__,
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+            "__name__": function.__name__,
+            "__qualname__": function.__qualname__,
+        }
+        made_of = (function.__code__, home.__name__, self._existing(function))
+        return _make_function, made_of, (state, function.__dict__, contents), None, None, _fill
+
+    def _class(self, kind: type) -> Any:
+        own = own_attributes(kind)
+        slots = vars(kind).get("__slots__", ())
+        slots = (slots,) if isinstance(slots, str) else tuple(slots)
+        start = {name: vars(kind)[name] for name in ("__slots__",) if name in vars(kind)}
+        start |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        if isinstance(kind, enum.EnumMeta):
+            members: Mapping[str, Any] = kind.__members__
+            start |= {name: member._value_ for name, member in members.items()}
+        state = {name: value for name, value in own.items() if name not in (*slots, "__slots__")}
+        extra = ("__doc__", "__annotations__", "__dataclass_fields__", "__dataclass_params__")
+        state |= {name: vars(kind)[name] for name in extra if name in vars(kind)}
+        made_of = (type(kind), kind.__name__, kind.__bases__, start, self._existing(kind))
+        return _make_class, made_of, state, None, None, _set_attributes
+
+
+class _NoContent(enum.Enum):
+    """Stands for the content of an empty cell. An Enum: unpickled, it is the same object."""
+
+    EMPTY = 0
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _NoContent.EMPTY
+
+
+# in the worker
+
+
+class LoadedModules:
+    """The modules that the driver has told this worker of."""
+
+    def __init__(self, frames: Frames, send: Callable[[Outdated], None]) -> None:
+        self._frames, self._send = frames, send
+        #: messages that came while it waited for Update
+        self._waiting: deque[Message | None] = deque()
+        #: the digests of those that could not be imported yet
+        self._later: dict[str, dict[str, bytes]] = {}
+        #: why the next chunk cannot be run
+        self._failure: Failure | None = None
+
+    def receive(self) -> Message | None:
+        """Return the driver's next message. Raises Closed."""
+        return self._waiting.popleft() if self._waiting else self._frames.receive()
+
+    def take(self, message: Modules | Update) -> None:
+        """Compare modules with the driver's, or change them. Raises Closed."""
+        if isinstance(message, Update):
+            self._update(message)
+            return
+        outdated = self._compare(message.digests)
+        if outdated:
+            self._send(Outdated(outdated))
+            while not isinstance(answer := self._frames.receive(), Update):
+                self._waiting.append(answer)
+            self._update(answer)
+
+    def failure(self) -> Failure | None:
+        """Return why the next chunk cannot be run, if it cannot. Raises Closed."""
+        # modules that could not be imported, and have been since
+        loaded = {name: one for name, one in self._later.items() if name in sys.modules}
+        if loaded:
+            self.take(Modules(loaded))
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _update(self, update: Update) -> None:
+        if update.failure is not None:
+            self._failure = update.failure
+            return
+        try:
+            _apply(update)
+        except BaseException as error:  # modules that it imports may raise anything
+            self._failure = describe(error)
+
+    def _compare(self, digests: Mapping[str, dict[str, bytes]]) -> dict[str, list[str]]:
+        """Import modules, delete attributes that the driver does not have, and return those that
+        are not the driver's."""
+        outdated: dict[str, list[str]] = {}
+        for name, expected in digests.items():
+            try:
+                module = importlib.import_module(name)
+            except BaseException:  # the function's own import says why, if it needs it
+                self._later[name] = expected
+                continue
+            self._later.pop(name, None)
+            own = read_module(module)
+            for extra in own.keys() - expected.keys():
+                if not isinstance(vars(module)[extra], ModuleType):
+                    del vars(module)[extra]
+            differing = [one for one, content in expected.items() if own.get(one) != content]
+            if differing:
+                outdated[name] = differing
+        return outdated
+
+
+def _apply(update: Update) -> None:
+    """Set and delete attributes. Raises ModuleDiffers if one is not the driver's then."""
+    for name, attribute in update.deleted:
+        vars(importlib.import_module(name)).pop(attribute, None)
+    for (name, attribute), (value, in_place) in load(update.values).items():
+        variables = vars(importlib.import_module(name))
+        if not (in_place and _change_in_place(variables.get(attribute), value)):
+            variables[attribute] = value
+    for (name, attribute), expected in update.digests.items():
+        if digest(vars(sys.modules[name])[attribute]) != expected:
+            raise ModuleDiffers(
+                f"{name}.{attribute} in a worker differs from the driver's, and cannot be "
+                "changed there; start new workers, which import it anew:\n    weft.shutdown()"
+            )
+
+
+def _change_in_place(old: Any, value: Any) -> bool:
+    """Give an object the content of another. Return whether that could be done."""
+    if type(old) is not type(value):
+        return False
+    if isinstance(value, (FunctionType, type)):
+        return old is value  # changed when it was loaded
+    if type(value) in (dict, set):
+        old.clear()
+        old.update(value)
+    elif type(value) in (list, bytearray):
+        old[:] = value
+    elif type(value).__module__ == "numpy" and (old.shape, old.dtype) == (value.shape, value.dtype):
+        old[...] = value
+    else:
+        return False
+    return True
+
+
+def _at(attribute: Attribute | None) -> Any:
+    """Return what is to be changed in place; None if there is nothing."""
+    if attribute is None:
+        return None
+    name, path = attribute
+    return vars(sys.modules[name]).get(path)
+
+
+def _make_function(code: Any, home: str, existing: Attribute | None) -> FunctionType:
+    old = _at(existing)
+    if type(old) is FunctionType and len(old.__code__.co_freevars) == len(code.co_freevars):
+        return old
+    closure = tuple(CellType() for _ in code.co_freevars)
+    variables = vars(importlib.import_module(home))
+    return FunctionType(code, variables, code.co_name, None, closure)
+
+
+def _fill(function: FunctionType, state: tuple[dict[str, Any], dict[str, Any], Any]) -> None:
+    attributes, own, contents = state
+    for name, value in attributes.items():
+        setattr(function, name, value)
+    function.__dict__.clear()
+    function.__dict__.update(own)
+    for cell, content in zip(function.__closure__ or (), contents or (), strict=True):
+        if content is not _NoContent.EMPTY:
+            cell.cell_contents = content
+
+
+def _make_class(
+    kind: Any,
+    name: str,
+    bases: tuple[type, ...],
+    start: dict[str, Any],
+    existing: Attribute | None,
+) -> type:
+    old = _at(existing)
+    slots = start.get("__slots__")
+    same = isinstance(old, type) and old.__bases__ == bases and type(old) is kind
+    if same and vars(old).get("__slots__") == slots and not issubclass(kind, enum.EnumMeta):
+        return old  # type: ignore[no-any-return]
+    return types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(start))
+
+
+def _set_attributes(kind: type, attributes: dict[str, Any]) -> None:
+    for name in own_attributes(kind).keys() - attributes.keys() - {"__slots__"}:
+        if not isinstance(vars(kind)[name], types.MemberDescriptorType):
+            delattr(kind, name)
+    for name, value in attributes.items():
+        setattr(kind, name, value)
+
+
+def _make_lru_cache(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
