@@ -1,0 +1,1 @@
+"""The programs of users by which weft lost trust, one file for each way."""
