@@ -28,7 +28,6 @@ NOT_FOR_USERS = {
     "weft.Group.refuse",
     "weft.MapHandle.end",
     "weft.Team.has_replica",
-    "weft.Team.workers_have",
     "weft.Team.track",
     "weft.Team.replica_number",
 }

@@ -73,6 +73,43 @@ void copy(char *to, const char *from, int64_t count)
 }
 
 
+/* Hash bytes, by which arrays are compared with what they were. There are LANES hashes, side by side,
+   each of every LANES-th word: one product would take longer than memory takes to deliver the next
+   word. A step is a bijection of the word, and of the hash so far: if one word has changed, the
+   hash has. It multiplies twice: once would let a changed sign cancel out with another bit of the
+   word LANES later. */
+
+#define LANES (LINE / 8)
+
+static inline uint64_t hash_step(uint64_t hash, uint64_t word)
+{
+    uint64_t product = (hash ^ word) * 0x8FD1C9A7E34B5D65u;
+    return (product << 31 | product >> 33) * 0xB5297A4D3F84D5B9u;
+}
+
+/* `hash` is what the result depends on besides the bytes, and becomes the result. */
+void hash_bytes(const char *data, int64_t size, uint64_t hash[2])
+{
+    uint64_t lanes[LANES], words[LANES];
+    for (uint64_t i = 0; i < LANES; i++)
+        lanes[i] = hash_step(hash[i % 2], i);
+    int64_t left = size;
+    for (; left >= LINE; left -= LINE, data += LINE) {
+        memcpy(words, data, LINE);
+        for (int i = 0; i < LANES; i++)
+            lanes[i] = hash_step(lanes[i], words[i]);
+    }
+    memset(words, 0, LINE);
+    memcpy(words, data, (size_t)left);
+    hash[0] = hash[1] = (uint64_t)size;
+    for (int i = 0; i < LANES; i++) {
+        lanes[i] = hash_step(lanes[i], words[i]);
+        hash[0] = hash_step(hash[0], lanes[i]);
+        hash[1] = hash_step(hash[1], ~lanes[i]);
+    }
+}
+
+
 /* Add an array to another, in blocks, of each of which STREAMS parts are worked on side by side. A
    processor that reads on several pages at once has more requests to memory under way: an Intel
    Xeon is done with arrays that are in no cache in three quarters of the time. An AMD EPYC foresees

@@ -18,6 +18,8 @@ from typing import Any
 
 #: copy(target, source, bytes): copy bytes between buffers that do not overlap
 Copy = Callable[[int, int, int], None]
+#: hash_bytes(data, bytes, hash): hash bytes into two words, which are the seed before
+HashBytes = Callable[[int, int, Any], None]
 #: add(array, delta, count): add `count` numbers to an array. Both are the same or do not overlap.
 Add = Callable[[int, int, int], None]
 #: sum_in_place(arrays, count): add arrays of `count` numbers in their order; each becomes the sum
@@ -69,6 +71,16 @@ def copy_kernel() -> Copy | None:
     """Return the kernel that copies large arrays."""
     copy: Copy | None = _kernel("copy", None, (_POINTER, _POINTER, _NUMBER))
     return copy
+
+
+def hash_kernel() -> HashBytes | None:
+    """Return the kernel that hashes arrays."""
+    if _library is None:
+        return None
+    kernel: Any = _library.hash_bytes
+    kernel.argtypes, kernel.restype = (_POINTER, _NUMBER, _POINTER), None
+    hash_bytes: HashBytes = kernel
+    return hash_bytes
 
 
 def add_kernel(kind: str) -> Add | None:

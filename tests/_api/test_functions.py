@@ -483,22 +483,26 @@ def test_one_function_in_two(trio: weft.Team) -> None:
             assert f(x).tolist() == [number] * 3
 
 
-def test_what_a_call_changes_itself_is_its_own(trio: weft.Team) -> None:
-    """A cache, a lock that is made at the first call, a counter: it is not sent again."""
+def test_what_a_call_changes_here_is_sent(trio: weft.Team) -> None:
+    """A cache, a counter: at the next call all ranks have the driver's. What cannot be sent is
+    refused with its path, and the team goes on."""
     cache: dict[str, Any] = {}
     calls = 0
 
     def fun(x: Any) -> Any:
-        if "lock" not in cache:
-            cache["lock"] = threading.Lock()
         nonlocal calls
-        calls += 1
+        calls += len(x)
         cache["calls"] = calls
         return np.full(len(x), cache["calls"])
 
     f = weft.function(fun, collect="gather", team=trio)
     for number in range(1, 4):
-        assert f(np.arange(3.0)).tolist() == [number] * 3
+        assert f(np.arange(5.0)).tolist() == [2 * number] * 4 + [2 * number - 1]
+    cache["lock"] = threading.Lock()
+    with pytest.raises(weft.InvalidType, match=r"fun\.cache\['lock'\] is a _thread\.lock"):
+        f(np.arange(5.0))
+    del cache["lock"]
+    assert f(np.arange(5.0)).tolist() == [8] * 4 + [7]
 
 
 def test_changes_around_a_restart(trio: weft.Team) -> None:

@@ -130,9 +130,10 @@ def combine(
 
 
 class TeamOfTwoHosts(LocalTeam):
-    """What workers get is pickled for each of them; `shares` is false of everything."""
+    """What workers get is pickled for each of them; they share nothing with the driver."""
 
-    shares = base.Team.shares
+    def _shares(self, value: Any) -> bool:
+        return False
 
     @property
     def hosts(self) -> tuple[str, ...]:

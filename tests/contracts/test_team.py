@@ -143,12 +143,14 @@ def test_row_slices_give_their_rows(team: Team, rows: Any) -> None:
 
 
 def test_what_is_shared_shows_later_changes(team: Team) -> None:
-    """`shares` is true only of what changes in the workers by itself."""
+    """An array that has a persistent id without being registered changes in the workers by
+    itself."""
     for array in (np.zeros(3), weft.share(np.zeros(3))):
-        number = team.register(array, "the array")
+        shared = team.persistent_ids()(array) is not None
+        number = team.register([array], "the array", by_value=True)
         array[:] = 1
-        fresh = [one[number].tolist() == [1, 1, 1] for one in everywhere(team, registered)]
-        assert all(fresh) or not team.shares(array)
+        fresh = [one[number][0].tolist() == [1, 1, 1] for one in everywhere(team, registered)]
+        assert all(fresh) or not shared
         team.drop(number)
     team.register(None, "nothing")  # nobody holds the arrays now
 

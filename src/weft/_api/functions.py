@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -137,6 +138,7 @@ class Function:
         **keywords: Any,
     ) -> Any:
         """Call the function with its rows split over the ranks. `weft.function` has the options."""
+        began = time.perf_counter()
         number = self._registered_now().number()
         split = self._split_arguments(arguments, keywords)
         length = common_length(
@@ -151,12 +153,10 @@ class Function:
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
         call = _Call(number, arguments, keywords, split.keys(), slices, wanted)
-        try:
-            joined = self._on_team(call, rows, modes)
-            if self._check and count(rows):
-                self._compare(call, rows, modes)
-        finally:
-            self._registered_now().called()
+        joined = self._on_team(call, rows, modes)
+        if self._check and count(rows):
+            self._compare(call, rows, modes)
+        self._registered_now().called(time.perf_counter() - began)
         if single:
             return next(iter(joined.values())) if isinstance(joined, Mapping) else joined[0]
         return joined

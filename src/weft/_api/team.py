@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -11,9 +14,9 @@ from weft._api import session
 from weft._api.mapping import share_of_cores, validate_size
 from weft._core import arguments
 from weft._core.fingerprint import Fingerprint, fingerprint
-from weft.adapters import models
 from weft.engines import registry
 from weft.engines.base import TeamOptions
+from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType
 
 if TYPE_CHECKING:
@@ -35,32 +38,103 @@ class RegisteredFunction:
     def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
         self._team, self._fun, self._name = team, fun, name
         self._number: int | None = None
-        #: the fingerprint when it was last sent or called, and the team's count of restarts then
-        self._fingerprint: Fingerprint | None = None
+        #: the fingerprint when it was last sent, and the team's count of restarts then
+        self._sent: Fingerprint | None = None
         self._starts = 0
         self._drop: Callable[[], Any] = lambda: None
+        self._cost = _Cost()
 
     def number(self) -> int:
         """Send the function if the workers do not have it as it is now, and return its number."""
-        known = self._starts == self._team.starts
-        if self._number is not None and known and self._look() == self._fingerprint:
-            return self._number
+        began = time.perf_counter()
+        now = self._fingerprint()
+        known = self._number is not None and self._starts == self._team.starts
+        if not known or now != self._sent:
+            self._send(now)
+        if known:
+            self._cost.looked(time.perf_counter() - began)
+        assert self._number is not None
+        return self._number
+
+    def called(self, seconds: float) -> None:
+        """Note how long a call took. Warn once if a notable part of it went into `number`."""
+        if self._cost.is_notable(seconds):
+            warnings.warn(_costly(self._fun, self._name, self._cost), RuntimeWarning, stacklevel=3)
+
+    def _send(self, now: Fingerprint | None) -> None:
         self._number = None
         self._drop()
         number = self._team.backend.register(self._fun, self._name, by_value=True)
         self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
-        self._number, self._starts, self._fingerprint = number, self._team.starts, self._look()
-        return number
+        self._number, self._starts, self._sent = number, self._team.starts, now
 
-    def called(self) -> None:
-        """Note that a call has ended: what the function has changed by itself, here as in the
-        workers, such as its own cache, is no reason to send it again."""
-        if self._fingerprint is not None and self._fingerprint.may_change:
-            self._fingerprint = self._look()
+    def _fingerprint(self) -> Fingerprint | None:
+        """Return what differs once the function would be sent otherwise; None if nobody gets it or
+        it cannot be pickled, of which sending it tells."""
+        if self._team.size == 1:
+            return None
+        try:
+            return fingerprint(self._fun, self._team.backend.persistent_ids())
+        except Exception as error:  # a class's own pickling may raise anything
+            if by_signal_handler(error):
+                raise
+            self._number = None
+            return None
 
-    def _look(self) -> Fingerprint:
-        return fingerprint(self._fun, self._team.workers_have())
+
+class _Cost:
+    """How long it took to compare what a function uses, and to send it again, in all its calls."""
+
+    def __init__(self) -> None:
+        self.looks, self.looking, self.calling = 0, 0.0, 0.0
+        self._told = False
+
+    @property
+    def part(self) -> float:
+        """Return which part of the calls' time that was."""
+        return self.looking / max(self.calling, self.looking, 1e-9)
+
+    def looked(self, seconds: float) -> None:
+        self.looks += 1
+        self.looking += seconds
+
+    def is_notable(self, seconds: float) -> bool:
+        """Note a call. Return, once, whether it is worth a warning: a fifth of the time, and so
+        long at each call that it is not the call's own cost."""
+        self.calling += seconds
+        short = self.looks < _CALLS or self.looking < self.looks * _SECONDS
+        if self._told or short or self.part < _PART:
+            return False
+        self._told = True
+        return True
+
+
+#: from how many calls on, seconds of each, and part of their time comparing is notable
+_CALLS, _SECONDS, _PART = 8, 1e-3, 0.2
+
+
+def _costly(fun: Callable[..., Any], name: str, cost: _Cost) -> str:
+    """Return the text of the warning, which names the largest value that the function uses."""
+    try:
+        used = inspect.getclosurevars(fun)
+        sizes = {
+            variable: fingerprint(value).size
+            for variable, value in (*used.globals.items(), *used.nonlocals.items())
+        }
+    except Exception:  # it is no function, or uses what only workers have
+        sizes = {}
+    largest = max(sizes, key=sizes.__getitem__, default="w")
+    size = f", most of all {largest}, {sizes[largest]:,} bytes" if sizes else ""
+    return (
+        f"{cost.part:.0%} of the time of {name}'s calls went into comparing the values that it "
+        f"uses besides its arguments with those that the workers have, and sending what had "
+        f"changed{size}. One of these avoids it:\n"
+        f"    weft.function(..., whole=[{largest!r}])  # an argument: sent, but not compared\n"
+        f"    weft.replicate({largest})  # each rank has a copy of its own\n"
+        f"    {largest} = weft.share({largest}, readonly=True)  # all ranks see one array\n"
+        f"    {largest}.setflags(write=False)  # an array that nobody changes any more"
+    )
 
 
 class Team:
@@ -150,23 +224,6 @@ class Team:
     def has_replica(self, value: Any) -> bool:
         """Return whether the workers have copies of this object."""
         return id(value) in self._replicas
-
-    def workers_have(self) -> Callable[[Any], bool]:
-        """Return a function that says whether workers have a value without its being sent: it is a
-        replica, a part of one, or lies in shared memory."""
-
-        parts: set[int] | None = None
-
-        def have(value: Any) -> bool:
-            nonlocal parts
-            if self.has_replica(value) or self.backend.shares(value):
-                return True
-            if parts is None:  # once for each fingerprint: models have many
-                replicas = (replica for _, replica in self._replicas.values())
-                parts = {id(part) for replica in replicas for part in models.parts(replica)}
-            return id(value) in parts
-
-        return have
 
     def __enter__(self) -> Team:
         return self

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from weft._api.team import RegisteredFunction, Team, default_team, validate_team
+from weft._core.fingerprint import Fingerprint, fingerprint
 from weft._core.items import validate_callable
 from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
 from weft.adapters import models
@@ -35,11 +36,10 @@ def train_step(
     that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
     own, and up to date after each step.
 
-    What the program changes of them between two steps holds for all ranks: parameters and
-    persistent buffers, by `load_state_dict` or in place (torch does not count changes of
-    `parameter.data`, which need `weft.replicate(model).broadcast()`), the optimizer's state by
-    `load_state_dict`, learning rates, `train()` and `eval()`, `requires_grad`, and what the loss
-    uses. The step after a failed one begins with the driver's values.
+    What the program changes of them between two steps holds for all ranks: parameters, buffers and
+    the optimizer's state, by `load_state_dict` or in place, learning rates, `train()` and `eval()`,
+    `requires_grad`, and what the loss uses. All of it is compared by its values before each step.
+    The step after a failed one begins with the driver's values.
 
     Raises InvalidType, InvalidValue. A step raises these, what the loss raises, TeamBroken,
     WorkerLost and Stalled.
@@ -64,7 +64,7 @@ class _TrainStep:
         number = team.backend.register(optimizer, "the optimizer")
         weakref.finalize(self, team.backend.drop, number).atexit = False
         self._numbers = number_of_model, number
-        self._values = self._framework.values(model, optimizer)
+        self._values = self._fingerprint()
 
     def __repr__(self) -> str:
         return f"<train_step of a {type(self._model).__name__} in {self.team.size} ranks>"
@@ -78,8 +78,7 @@ class _TrainStep:
         if len(batch) not in self._counts:
             _validate_loss(self._loss_given, len(batch))
             self._counts.add(len(batch))
-        values = self._framework.values(self._model, self._optimizer)
-        if self._differs or not self._framework.same_values(self._values, values):
+        if self._differs or self._fingerprint() != self._values:
             self._send_values()
         numbers = (*self._numbers, self._loss.number())
         settings = self._framework.settings(self._model, self._optimizer)
@@ -97,16 +96,21 @@ class _TrainStep:
         except BaseException:
             self._differs = True
             raise
-        finally:
-            self._loss.called()
-        self._values = self._framework.values(self._model, self._optimizer)
+        self._values = self._fingerprint()
         return loss
+
+    def _fingerprint(self) -> Fingerprint | None:
+        """Return the fingerprint of the values of model and optimizer; None without workers."""
+        if self.team.size == 1:
+            return None
+        return fingerprint(self._framework.values(self._model, self._optimizer))
 
     def _send_values(self) -> None:
         """Send the values of the driver's model and optimizer to the workers."""
         has_state = hasattr(self._optimizer, "state_dict")
         state = self._optimizer.state_dict() if has_state else None
-        own = (self._numbers, models.read(self._model), state)
+        values = models.read(self._framework.parameters(self._model))
+        own = (self._framework.parameters, self._numbers, values, state)
         self.team.backend.call(_adopt, [None, *[own] * (self.team.size - 1)])
         self._differs = False
 
@@ -116,8 +120,8 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
 
     validate_optimizer(model, optimizer)  raise InvalidValue if it would change nothing
     settings(model, optimizer)            what a program changes of both between two steps
-    values(model, optimizer)              a fingerprint of their values
-    same_values(before, now)              whether two fingerprints are equal
+    parameters(model)                     what a step may change of the model, to read and assign
+    values(model, optimizer)              what differs if the values of either do
     step(member, numbers, settings, batch, fraction)
                                           remote function: one step, on a fraction of all rows
     """
@@ -132,10 +136,16 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
     )
 
 
-def _adopt(member: Member, numbers: Sequence[int], arrays: Sequence[Any], state: Any) -> None:
+def _adopt(
+    member: Member,
+    parameters: Callable[[Any], Any],
+    numbers: Sequence[int],
+    arrays: Sequence[Any],
+    state: Any,
+) -> None:
     """Give a rank's model and optimizer the driver's values (a remote function)."""
     model, optimizer = (member.registered[number] for number in numbers)
-    models.assign(model, arrays)
+    models.assign(parameters(model), arrays)
     if state is not None:
         optimizer.load_state_dict(state)
 

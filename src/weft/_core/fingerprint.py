@@ -1,4 +1,4 @@
-"""The fingerprint of a function: it tells whether a value that the function uses has changed.
+"""The fingerprint of a function: it tells whether the function would be sent as it was sent before.
 
 Workers have a copy of a registered function. Once something that it uses besides its arguments has
 changed, it must be sent again, or workers would compute with the old value and the driver with the
@@ -7,139 +7,156 @@ new one.
     def grad(x): return x.T @ (x @ w - y)      w and y are compared by their contents
     w -= 0.1 * f(x)                            so the next call sends grad again
 
-By contents are compared numbers, strings, arrays, tensors, models, lists, tuples, dicts and sets of
-these, attributes of objects of the main program, and its functions; anything else by its identity.
-Of large values a part is compared: to read all of them at every call would take longer than many
-calls do.
+The fingerprint is a hash of the function's pickle, which is hashed as it is made, without a copy of
+arrays. So whatever would be sent is compared, and compared whole. By identity are compared
+
+    what workers have        replicas and their parts, arrays in shared memory
+    what cannot change       code, arrays of JAX, arrays of NumPy that are read-only and own their
+                             memory: whoever makes one writable and changes it must make another
 """
 
 from __future__ import annotations
 
+import ctypes
 import dis
-import functools
-import itertools
+import hashlib
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
-from weft import adapters
-from weft.adapters import models
+from weft import adapters, kernels
+from weft._core.shared import SharedArray
 
-#: how many values are visited within one that the function uses, and how deep
-_MOST, _DEEPEST = 1000, 20
-
-#: the modules that a user's script may be: the second in a process of multiprocessing
-_SCRIPT = ("__main__", "__mp_main__")
-
-_CONSTANT = (ModuleType, BuiltinFunctionType, CodeType, type)
+#: what stands for a value in a pickle where workers have it; None where its contents are sent
+PersistentIds = Callable[[Any], Hashable]
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a function uses, at one time. If two are equal, nothing has changed in between."""
+    """A hash of a pickle, or identities. If two are equal, so are the pickles."""
 
-    values: Hashable
-    #: whether any of it could change
-    may_change: bool = field(compare=False)
+    digest: Hashable
+    #: how many bytes were hashed
+    size: int = field(compare=False)
     #: objects compared by identity, kept alive so that no other object gets the same one
     held: list[Any] = field(compare=False, repr=False)
 
 
-def fingerprint(function: Callable[..., Any], workers_have: Callable[[Any], bool]) -> Fingerprint:
-    """Return the fingerprint of a function.
-
-    Values for which `workers_have` is true, such as replicas, are compared by identity: each worker
-    has its own. Never raises: what cannot be read is compared by identity too.
-    """
-    visit = _Visit(workers_have)
-    return Fingerprint(visit.value(function), visit.may_change, visit.held)
-
-
-class _Visit:
-    """One walk through everything that a function uses."""
-
-    def __init__(self, workers_have: Callable[[Any], bool]) -> None:
-        self._workers_have = workers_have
-        #: by identity: the object, kept alive so that no new one gets it, and its place in the walk
-        self._seen: dict[int, tuple[Any, int]] = {}
-        self._left = _MOST
-        self.may_change = False
-        self.held: list[Any] = []
-
-    def value(self, value: Any, depth: int = 0) -> Hashable:
-        """Return what is to be compared of a value."""
-        plain = _PLAIN.get(type(value))
-        if plain is not None:
-            self._left, self.may_change = self._left - 1, True  # the name may get another value
-            return type(value).__name__, plain(value)
-        if id(value) in self._seen:
-            return "again", self._seen[id(value)][1]
-        self._seen[id(value)] = value, len(self._seen)
-        self._left = _MOST if depth <= 1 else self._left - 1
-        try:
-            inside = self._inside(value, depth)
-        except Exception:  # an object may raise whatever it is asked
-            inside = None
-        if not inside or type(value) is not np.ndarray:  # arrays are compared by contents alone
-            self.held.append(value)
-        return (type(value).__name__, inside) if inside else id(value)
-
-    def _inside(self, value: Any, depth: int) -> Hashable:
-        if isinstance(value, _CONSTANT):
-            return None
-        if depth:
-            self.may_change = True
-        if depth > _DEEPEST or self._left <= 0 or (depth and self._workers_have(value)):
-            return None
-        # no adapter takes these, and to ask all adapters takes longer than the rest
-        adapter = adapters.of(value) if type(value) not in _PARTS else None
-        if adapter is not None:
-            state: Hashable = adapter.state(value)
-            return state
-        parts = itertools.islice(_parts_of(value), max(0, self._left))
-        return tuple(self.value(part, depth + 1) for part in parts)
+def fingerprint(value: Any, persistent_id: PersistentIds = lambda _: None) -> Fingerprint:
+    """Return the fingerprint of a value. Raises whatever pickling it raises."""
+    constants = _constants(value)
+    if constants is not None:  # a small function's pickle would cost a fifth of its call
+        return Fingerprint(tuple(map(id, constants)), 0, constants)
+    hasher = Hasher()
+    pickler = _Pickler(hasher, 5)
+    pickler.persistent_id_of = persistent_id
+    pickler.held = []
+    pickler.dump(value)
+    return Fingerprint(hasher.digest(), hasher.size, pickler.held)
 
 
-def _parts_of(value: Any) -> Iterable[Any]:
-    """Return what a value consists of; nothing if only its identity counts."""
-    for kind, parts in _PARTS.items():
-        if isinstance(value, kind):
-            return parts(value)
-    if adapters.of_model(value) is not None:
-        parts_of_model = models.parts(value)
-        whole = any(part is value for part in parts_of_model)
-        return list(models.read(value)) if whole else parts_of_model
-    attributes = getattr(value, "__dict__", {}) if type(value).__module__ in _SCRIPT else {}
-    return list(attributes.values())
+def _constants(function: Any) -> list[Any] | None:
+    """Return all that a function consists of if none of it can change, only be replaced: numbers,
+    strings, modules and what is in modules written in C. Else return None."""
+    if type(function) is not FunctionType or function.__dict__ or function.__kwdefaults__:
+        return None
+    used = [*_used_by(function), *(function.__defaults__ or ())]
+    return [function.__code__, *used] if all(map(_is_constant, used)) else None
 
 
-def _used_by(function: FunctionType) -> Iterator[Any]:
-    """Yield a function's code, its closure, and the global variables that it uses; only its code if
-    workers import it from its module."""
-    yield function.__code__
-    if function.__module__ not in _SCRIPT and _is_importable(function):
-        return
-    yield from filter(None, (function.__defaults__, function.__kwdefaults__, function.__dict__))
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # an empty cell
-            yield None
+def _is_constant(value: Any) -> bool:
+    kind = type(value)
+    if kind is BuiltinFunctionType:  # or a method of an object, which may change
+        value, kind = value.__self__, type(value.__self__)
+    if kind is ModuleType:  # one that is not imported is sent by value
+        return sys.modules.get(value.__name__) is value
+    return kind in _CONSTANT
+
+
+_CONSTANT = (int, float, bool, str, bytes, complex, type(None), type(...), np.ufunc)
+
+
+def _used_by(function: FunctionType) -> list[Any]:
+    """Return the values of the global variables that a function uses, and of its closure."""
     variables = function.__globals__
-    yield from (variables[name] for name in _globals_of(function.__code__) if name in variables)
+    used = [variables.get(name, _ABSENT) for name in _globals_of(function.__code__)]
+    return used + [_contents_of(cell) for cell in function.__closure__ or ()]
 
 
-def _is_importable(function: FunctionType) -> bool:
-    """Return whether a function can be imported by its name: not after its module was reloaded."""
-    value: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
-        value = getattr(value, "__dict__", {}).get(name)  # a module may have its own __getattr__
-    return value is function
+#: the value of a variable that does not exist, or hides no built-in function yet
+_ABSENT = ...
+
+
+def _contents_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return _ABSENT
+
+
+class Hasher:
+    """A file that keeps a hash of what is written to it."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._hash = (ctypes.c_uint64 * 2)()
+
+    def write(self, data: Any) -> None:
+        """Hash bytes, or the buffer of an array."""
+        raw = memoryview(data.raw() if hasattr(data, "raw") else data)
+        self.size += raw.nbytes
+        if _hash_bytes is None:
+            digest = hashlib.blake2b(bytes(self._hash), digest_size=16)
+            digest.update(raw)
+            self._hash[:] = np.frombuffer(digest.digest(), np.uint64).tolist()
+        else:
+            address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0] if raw else 0
+            _hash_bytes(address, raw.nbytes, self._hash)
+
+    def digest(self) -> bytes:
+        return bytes(self._hash)
+
+
+_hash_bytes = kernels.hash_kernel()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """The pickler by which functions are sent, for pickles that nobody loads."""
+
+    persistent_id_of: PersistentIds
+    held: list[Any]
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduce what is not one of Python's own numbers, strings and containers."""
+        kind = type(value)
+        if kind is FunctionType or issubclass(kind, type):
+            return super().reducer_override(value)
+        known = self.persistent_id_of(value)
+        if known is not None:
+            return self._same(value, known)
+        if isinstance(value, SharedArray):  # its own pickle does not have the values
+            return self._same(None, 0, value.view(np.ndarray))
+        contents = adapters.contents(value)
+        if contents is None:
+            return super().reducer_override(value)
+        return self._same(contents.constant, id(contents.constant), contents.variable)
+
+    def _same(self, value: Any, identity: Hashable, state: Any = None) -> Any:
+        self.held.append(value)
+        return id, (identity,), state  # nobody calls it
+
+    def _dynamic_function_reduce(self, function: FunctionType) -> Any:
+        """Reduce a function that is sent by value, in a third of cloudpickle's time: its code is
+        not taken apart, because it cannot change."""
+        code = function.__code__
+        own = (function.__defaults__, function.__kwdefaults__, function.__dict__)
+        return self._same(code, id(code), (_used_by(function), own))
 
 
 @lru_cache(maxsize=256)
@@ -154,24 +171,3 @@ def _globals_of(code: CodeType) -> tuple[str, ...]:
         if isinstance(constant, CodeType):
             looked_up.update(_globals_of(constant))
     return tuple(sorted(looked_up))
-
-
-#: immutable values, and what is compared of them; NaN must equal itself
-_PLAIN: dict[type, Callable[[Any], Hashable]] = {
-    **dict.fromkeys((int, str, bytes, bool, type(None)), lambda value: value),
-    float: float.hex,
-    complex: lambda value: (value.real.hex(), value.imag.hex()),
-    **dict.fromkeys((np.float32, np.float64, np.int32, np.int64, np.bool_), lambda n: n.tobytes()),
-}
-
-#: containers and callables, and the values in them
-_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    FunctionType: _used_by,
-    MethodType: lambda method: (method.__func__, method.__self__),
-    functools.partial: lambda partial: (partial.func, partial.args, partial.keywords),
-    dict: lambda values: itertools.chain([len(values)], *values.items()),
-    list: lambda values: (len(values), *values),
-    tuple: lambda values: values,
-    set: lambda values: (len(values), frozenset(values)),
-    frozenset: lambda values: sorted(map(hash, values)),
-}

@@ -8,10 +8,13 @@ An adapter is loaded at the first sight of its type. One that knows arrays has
                               device ("cpu", "cuda:0"), without making a view
     view(value)               the same memory as a NumPy array, and the name of its elements
     deliver(array, element)   a NumPy array that weft made, as this library's
-    state(value)              a value that differs after the array has changed; of a large NumPy
-                              array, which does not count its changes, a checksum of a sample
 
 bfloat16, which NumPy does not have, is viewed as uint16 under its own name.
+
+One whose values are not to be compared by their pickles, because that would take long or differ
+each time, has
+
+    contents(value)           what is compared to tell whether a value has changed; None: its pickle
 
 One that knows models has
 
@@ -49,6 +52,7 @@ Besides a module for each library there are
 
 numbers.py      Python's own numbers, as arrays
 scalars.py      NumPy's single numbers, as arrays
+contents.py     what is compared to tell whether a value has changed
 holder.py       `weft.Holder`: a place for a value that cannot be changed itself
 containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
 models.py       an object's values, whichever library it is from
@@ -60,12 +64,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from weft.adapters import containers, numbers, numpy, scalars
+from weft.adapters.contents import Contents
 from weft.adapters.holder import Holder
 from weft.errors import MissingPackage
 
@@ -75,6 +82,14 @@ _loaded: dict[str, ModuleType] = {adapter.NAME: adapter for adapter in (numpy, n
 _ARRAYS = {"torch": "Tensor", "jax": "Array"}
 #: the libraries with models, in the order of asking: a Keras model may be a torch module too
 _MODELS = ("keras", "pytensor", "jax", "torch", "numpy")
+#: the libraries whose adapters have `contents`, in the order of asking, and for which class
+_COMPARED = {
+    "numpy": "ndarray",
+    "keras": "Layer",
+    "torch": "Tensor",
+    "jax": "Array",
+    "pytensor": "compile.executor.Function",
+}
 
 
 def of(value: Any) -> ModuleType | None:
@@ -106,6 +121,27 @@ def of_model(value: Any) -> ModuleType | None:
         if sys.modules.get(library) is not None or (held and library == "jax")
     )
     return next((adapter for adapter in asked if adapter.is_model(value)), None)
+
+
+def contents(value: Any) -> Contents | None:
+    """Return what is compared to tell whether a value has changed; None: its pickle."""
+    kind: Any = type(value)
+    adapter = _comparer_of(kind)
+    return None if adapter is None else adapter.contents(value)
+
+
+@lru_cache(maxsize=1024)
+def _comparer_of(kind: type) -> Any:
+    """Return the adapter that knows what to compare of such values: for a class never another one,
+    as a class is made after those that it is derived from."""
+    for library, name in _COMPARED.items():
+        module = sys.modules.get(library)
+        try:
+            if module is not None and issubclass(kind, attrgetter(name)(module)):
+                return named(library)
+        except AttributeError:  # it is being imported
+            continue
+    return None
 
 
 def named(name: str) -> ModuleType:

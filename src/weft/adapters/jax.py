@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax import tree_util
 from numpy.typing import NDArray
 
 from weft.adapters import containers
+from weft.adapters.contents import Contents
 from weft.adapters.holder import Holder
 from weft.errors import InvalidType, InvalidValue
 
@@ -25,9 +26,9 @@ def is_mine(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
 
-def state(value: Any) -> Hashable:
-    """Return the identity of an array, which never changes."""
-    return id(value)
+def contents(value: Any) -> Contents:
+    """Return the array as a constant: it never changes."""
+    return Contents(value)
 
 
 def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:

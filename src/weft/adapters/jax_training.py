@@ -19,14 +19,14 @@ def settings(model: Any, optimizer: Any) -> None:
     """Return nothing: a function of parameters and gradients has no settings of its own."""
 
 
+def parameters(model: Any) -> Any:
+    """Return the model itself."""
+    return model
+
+
 def values(model: Any, optimizer: Any) -> Any:
-    """Return the parameters, which a step replaces."""
+    """Return the parameters."""
     return model.value
-
-
-def same_values(before: Any, now: Any) -> bool:
-    """Return whether the parameters are the same object."""
-    return before is now
 
 
 def step(

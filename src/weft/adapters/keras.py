@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from weft import adapters
 from weft.adapters import containers
+from weft.adapters.contents import Contents
 from weft.errors import InvalidValue
 
 NAME = "keras"
@@ -18,6 +19,14 @@ NAME = "keras"
 
 def is_model(value: Any) -> bool:
     return containers.all_are(value, keras.layers.Layer)
+
+
+def contents(value: Any) -> Contents | None:
+    """Return the settings and weights of a layer; Keras's pickles have the time in them."""
+    if not value.built:
+        return None
+    weights = [_read(variable.value) for variable in value.weights]
+    return Contents(variable=(type(value), value.get_config(), weights))
 
 
 def names(model: Any) -> list[str]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.adapters import containers
+from weft.adapters.contents import Contents
 from weft.errors import InvalidType, InvalidValue
 
 NAME = "numpy"
 #: the kinds of dtype that parameters may have
 _NUMBERS = "biufc"
-#: bytes up to which `state` covers a whole array, and the number of elements it samples otherwise
-_WHOLE, _SAMPLE = 1 << 20, 4096
 
 
 def is_mine(value: Any) -> bool:
@@ -51,14 +50,19 @@ def deliver(array: NDArray[Any], element: str) -> Any:
     return array
 
 
-def state(value: Any) -> Hashable:
-    value = np.asarray(value)  # a mask is apart
-    kind = value.shape, value.dtype.str
-    if value.nbytes <= _WHOLE:
-        whole: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        return kind, zlib.crc32(whole)
-    some = value.flat[np.linspace(0, value.size - 1, _SAMPLE, dtype=np.intp)]
-    return kind, zlib.crc32(some.view(np.uint8))
+def contents(value: Any) -> Contents | None:
+    """Return an array's memory, without a copy. A read-only array that owns its memory is constant:
+    whether somebody has an older view to write by, or makes it writable again, cannot be known."""
+    dtype, flags = value.dtype, value.flags
+    if type(value) is not np.ndarray or dtype.hasobject:
+        return None
+    if not flags.writeable and value.base is None:
+        return Contents(value)
+    if not flags.forc or dtype.kind in "mM":  # no buffer has times
+        return None
+    kind = (dtype if dtype.kind == "V" else dtype.str), value.shape, flags.fnc, flags.writeable
+    memory: Any = value
+    return Contents(variable=(kind, PickleBuffer(memory)))
 
 
 def is_model(value: Any) -> bool:

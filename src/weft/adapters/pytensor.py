@@ -13,6 +13,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from weft import adapters
 from weft.adapters import containers
+from weft.adapters.contents import Contents
 
 NAME = "pytensor"
 
@@ -58,6 +59,11 @@ def reduce(value: Any) -> Any:
     """Return how to pickle a compiled function so that it uses the variables of its graph; None for
     anything else. PyTensor's own way would give it storage of its own, with their values."""
     return (_link, (value.maker, value.trust_input)) if isinstance(value, Function) else None
+
+
+def contents(value: Any) -> Contents:
+    """Return a compiled function's graph as a constant, and the variables that it uses."""
+    return Contents(value.maker, (value.trust_input, value.get_shared()))
 
 
 def _link(maker: Any, trust_input: bool) -> Any:

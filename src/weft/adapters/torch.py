@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from torch.nn.parameter import is_lazy
 
 from weft.adapters import containers
+from weft.adapters.contents import Contents
 from weft.errors import InvalidType, InvalidValue
 
 NAME = "torch"
 _BFLOAT16 = "bfloat16"
+#: classes whose pickles have no more than their contents; a subclass may have more
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_mine(value: Any) -> bool:
@@ -62,10 +65,17 @@ def deliver(array: NDArray[Any], element: str) -> Any:
     return tensor.view(torch.bfloat16) if element == _BFLOAT16 else tensor
 
 
-def state(value: Any) -> Hashable:
-    """Return identity, address and version: torch counts changes, except in inference mode."""
-    version = None if value.is_inference() else value._version
-    return id(value), value.data_ptr() if value.layout is torch.strided else None, version
+def contents(value: Any) -> Contents | None:
+    """Return the memory of a dense tensor on the CPU. Torch's own count of changes misses those of
+    `tensor.data`."""
+    if type(value) not in _PLAIN or value.device.type != "cpu" or value.layout != torch.strided:
+        return None
+    try:
+        array, element = view(value)
+    except InvalidType:  # a dtype that NumPy does not have
+        return None
+    kind = type(value).__name__, element, value.requires_grad, value.stride()
+    return Contents(variable=(kind, array, value.__dict__ or None))
 
 
 def is_model(value: Any) -> bool:

@@ -40,25 +40,14 @@ def validate_optimizer(model: Any, optimizer: Any) -> None:
         )
 
 
-class Values(NamedTuple):
-    """A fingerprint of the values of a model and its optimizer."""
-
-    #: the optimizer's state, which is replaced as a whole; held, so that no other has its id
-    held: Any
-    #: of the tensors, which are changed in place
-    states: list[Any]
+def parameters(model: Any) -> list[Any]:
+    """Return the model's parameters and buffers, also those that `state_dict` leaves out."""
+    return [*model.parameters(), *model.buffers()]
 
 
-def values(model: Any, optimizer: Any) -> Values:
-    """Return a fingerprint of their values."""
-    state = adapters.named("torch").state
-    held = getattr(optimizer, "state", None)
-    return Values(held, [state(tensor) for tensor in (*model.parameters(), *model.buffers())])
-
-
-def same_values(before: Values, now: Values) -> bool:
-    """Return whether two fingerprints are equal."""
-    return before.held is now.held and before.states == now.states
+def values(model: Any, optimizer: Any) -> Any:
+    """Return their values: for each parameter the optimizer may have a state."""
+    return parameters(model), list(getattr(optimizer, "state", {}).values())
 
 
 class Settings(NamedTuple):

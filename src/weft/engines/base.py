@@ -24,7 +24,7 @@ from weft.errors import InvalidType, InvalidValue
 from weft.resources import Plan, host_name, plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 
     from weft._core.arithmetic import Array
     from weft._core.calls import Call
@@ -438,9 +438,11 @@ class Team(ABC):
         Raises what a rank raised, WorkerLost, Stalled; ranks that still run are ended then.
         """
 
-    def shares(self, value: Any) -> bool:
-        """Return whether later changes of a value here reach the workers unsent (default False)."""
-        return False
+    def persistent_ids(self) -> Callable[[Any], Hashable]:
+        """Return a function that gives what stands for a value in what is sent to the workers now:
+        of replicas and their parts, which each worker has, and of what shows later changes there.
+        It gives None for what is sent by its contents (by default everything)."""
+        return lambda _: None
 
     @abstractmethod
     def restart(self) -> None:

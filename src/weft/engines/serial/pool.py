@@ -176,9 +176,6 @@ class SerialTeam(Team):
         finally:
             self._busy = False
 
-    def shares(self, value: Any) -> bool:
-        return True
-
     def restart(self) -> None:
         self._closed = False
 

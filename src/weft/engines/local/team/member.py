@@ -20,7 +20,7 @@ from weft.adapters.models import parts, reduce
 from weft.engines.base import Group, Member
 from weft.engines.local.group import forget_unfinished, join
 from weft.engines.local.meeting.rendezvous import Identity
-from weft.engines.local.memory.arrays import buffer_of
+from weft.engines.local.memory.arrays import SharedArray, buffer_of
 from weft.engines.local.pool import payload_arrays
 from weft.engines.local.pool.driver_state import outside_inference
 from weft.engines.local.pool.payload import (
@@ -164,6 +164,11 @@ class Arguments(Payload):
         if id(rows) not in self._cut:
             self._cut[id(rows)] = rows.__reduce__()
         return self._cut[id(rows)]
+
+
+def stays_shared(value: Any) -> bool:
+    """Return whether workers that get a value within a registered object see its later changes."""
+    return type(value) is SharedArray and buffer_of(value) is not None
 
 
 def lies_in_shared_memory(value: Any) -> bool:

@@ -42,7 +42,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -70,13 +70,13 @@ from weft.engines.local.team.member import (
     enter_as_worker,
     has_parts,
     leave,
-    lies_in_shared_memory,
     pack_for_registration,
     pack_once,
     part_ids,
     register,
     renew,
     run_remote,
+    stays_shared,
     unregister,
 )
 from weft.engines.serial.group import SerialGroup
@@ -155,8 +155,16 @@ class LocalTeam(Team):
     ) -> list[Any]:
         return self._use(self._call_after_drops, function, own, common)
 
-    def shares(self, value: Any) -> bool:
-        return lies_in_shared_memory(value)
+    def persistent_ids(self) -> Callable[[Any], Hashable]:
+        registered = self._registered_ids()
+
+        def persistent_id(value: Any) -> Hashable:
+            return ("shared", id(value)) if self._shares(value) else registered(id(value))
+
+        return persistent_id
+
+    def _shares(self, value: Any) -> bool:
+        return stays_shared(value)
 
     def restart(self) -> None:
         self._check_process()
@@ -271,18 +279,9 @@ class LocalTeam(Team):
     def _send(self, number: int, value: Any, name: str, by_value: bool) -> None:
         """Send an object to the workers as it is now, and register it there and here."""
         self._send_drops()  # first: what it replaces may be as large
-        parts: dict[int, PersistentId] = {}
-        for model in reversed(self._models):  # of several models with one part, the first counts
-            # each time: the parameters may have been replaced
-            parts.update(part_ids(model, self._objects[model][0]))
-
-        def persistent_id_of(identity: int) -> PersistentId | None:
-            known = self._numbers.get(identity)
-            return parts.get(identity) if known is None else (known, None)
-
         payload = None
         try:
-            payload = pack_for_registration(value, persistent_id_of, name)
+            payload = pack_for_registration(value, self._registered_ids(), name)
             self._team_workers.modules |= payload.modules
             self._call(register, [None, *[(number, payload.data)] * (self.size - 1)])
         except BaseException:
@@ -299,6 +298,24 @@ class LocalTeam(Team):
         self._numbers.setdefault(id(value), number)
         if has_parts(value):
             self._models.append(number)
+
+    def _registered_ids(self) -> Callable[[int], PersistentId | None]:
+        """Return a function that gives the persistent id of a registered object, or of a part of
+        one, by its identity now."""
+        parts: dict[int, PersistentId] | None = None
+
+        def persistent_id_of(identity: int) -> PersistentId | None:
+            nonlocal parts
+            known = self._numbers.get(identity)
+            if known is not None:
+                return known, None
+            if parts is None:
+                parts = {}
+                for model in reversed(self._models):  # of several with one part the first counts
+                    parts.update(part_ids(model, self._objects[model][0]))
+            return parts.get(identity)
+
+        return persistent_id_of
 
     def _send_all(self) -> None:
         for number, registered in list(self._objects.items()):

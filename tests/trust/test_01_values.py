@@ -1,0 +1,255 @@
+"""Workers compute with the values that the driver has when it calls, whatever has changed."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.support import run_script
+
+
+@pytest.fixture
+def team() -> Iterator[weft.Team]:
+    with weft.Team(2) as made:
+        yield made
+
+
+def test_the_program_of_the_report() -> None:
+    """One element of a large array, in a program from a file."""
+    outcome = run_script(
+        "import numpy as np, weft\n"
+        "w, x = np.zeros(200_000), np.ones(10)\n"
+        "f = weft.function(lambda x: (x * 0 + w.sum()).mean(), collect='mean', team=weft.Team(2))\n"
+        "f(x)\n"
+        "w[1234] = 7.0\n"
+        "print(f(x), f.serial(x))\n"
+    )
+    assert outcome.out.split() == ["7.0", "7.0"], outcome
+
+
+class Settings:
+    """An object of an importable module."""
+
+    def __init__(self) -> None:
+        self.values = [float(n) for n in range(5000)]
+        self.inner = {"deep": [np.zeros(3)]}
+
+
+@pytest.mark.filterwarnings("ignore:.*of the time of")  # each call sends something again
+def test_any_change_of_anything(team: weft.Team) -> None:
+    """Late in a list, deep in a dict, in a set, in an object of another module, in bytes."""
+    array, cut = np.zeros(300_000), np.zeros((500, 700))[::3, ::2]
+    numbers, names, own = list(range(10_000)), {"a", "b"}, Settings()
+    text, table = bytearray(100_000), {n: [n] for n in range(3000)}
+    uses = (array, cut, numbers, names, own, text, table)
+
+    def total(x: Any) -> Any:
+        array, cut, numbers, names, own, text, table = uses
+        number = array.sum() + cut.sum() + sum(numbers) + len(names) + sum(own.values)
+        number += own.inner["deep"][0].sum() + sum(text) + sum(n for (n,) in table.values())
+        return x * 0 + number
+
+    f = weft.function(total, collect="gather", team=team)
+    x = np.arange(4.0)
+
+    def change(step: int) -> None:
+        rng = np.random.default_rng(step)
+        if step % 8 == 0:
+            array[rng.integers(len(array))] += 1
+        elif step % 8 == 1:
+            cut[-1, rng.integers(cut.shape[1])] += 1
+        elif step % 8 == 2:
+            numbers[rng.integers(1000, len(numbers))] += 1
+        elif step % 8 == 3:
+            names.add(f"name {step}")
+        elif step % 8 == 4:
+            own.values[rng.integers(1000, 5000)] += 1
+        elif step % 8 == 5:
+            own.inner["deep"][0][1] += 1
+        elif step % 8 == 6:
+            text[rng.integers(len(text))] += 1
+        else:
+            table[int(rng.integers(3000))][0] += 1
+
+    assert (f(x) == f.serial(x)).all()
+    for step in range(24):
+        change(step)
+        found = f(x)
+        assert (found == f.serial(x)).all(), step
+
+
+def test_results_that_are_used_later(team: weft.Team) -> None:
+    """A large result lies in shared memory, but is the caller's own: its changes are sent."""
+    rows = weft.function(lambda x: x * 2, collect="gather", team=team)(np.ones(50_000))
+    part = weft.function(lambda x: x[: len(x)], collect="gather", team=weft.Team(1))(rows)
+    for used in (rows, part):
+        f = weft.function(lambda x, used=used: x * 0 + used.sum(), collect="gather", team=team)
+        f(np.ones(4))
+        used[123] += 1
+        assert (f(np.ones(4)) == used.sum()).all()
+
+
+def test_a_data_frame(team: weft.Team) -> None:
+    """One number, one text."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"n": np.arange(5000.0), "name": ["a"] * 5000})
+
+    def total(x: Any) -> Any:
+        return x * 0 + frame["n"].sum() + len("".join(frame["name"]))
+
+    f = weft.function(total, collect="gather", team=team)
+    x = np.arange(4.0)
+    assert np.allclose(f(x), f.serial(x))
+    frame.loc[3456, "n"] += 1
+    assert np.allclose(f(x), f.serial(x))
+    frame.loc[4000, "name"] += "b"
+    assert np.allclose(f(x), f.serial(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*of the time of")
+def test_tensors(team: weft.Team) -> None:
+    """A tensor and a module that is no replica, changed by `.data`."""
+    torch = pytest.importorskip("torch")
+    tensor, module = torch.zeros(100_000), torch.nn.Linear(300, 300)
+
+    def total(x: Any) -> Any:
+        return x * 0 + float(tensor.sum()) + float(module.weight.detach().double().sum())
+
+    f = weft.function(total, collect="gather", team=team)
+    x = np.arange(4.0)
+    for _ in range(3):
+        assert np.allclose(f(x), f.serial(x))
+        tensor.data[12_345] += 1
+        assert np.allclose(f(x), f.serial(x))
+        module.weight.data[17, 23] += 1
+        assert np.allclose(f(x), f.serial(x))
+
+
+def test_training_sees_changes_of_data() -> None:
+    """Parameters and buffers by `.data`, and the optimizer's own state, in place."""
+    with weft.Team(2) as team:  # a fixture would hold it, and it the arrays
+        torch = pytest.importorskip("torch")
+        torch.manual_seed(0)
+
+        class Scaled(torch.nn.Module):  # type: ignore[name-defined,misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = torch.nn.Linear(3, 1)
+                self.register_buffer("scale", torch.ones(1), persistent=False)
+
+            def forward(self, x: Any) -> Any:
+                return self.inner(x) * self.scale
+
+        def made() -> tuple[Any, Any]:
+            torch.manual_seed(0)
+            model = Scaled()
+            return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+        x, y = torch.randn(9, 3), torch.randn(9, 1)
+        loss = lambda model, x, y: ((model(x) - y) ** 2).mean()  # noqa: E731
+        model, optimizer = made()
+        alone, alone_optimizer = made()
+        step = weft.train_step(loss, model, optimizer, team=team)
+
+        def step_alone() -> float:
+            alone_optimizer.zero_grad()
+            value = loss(alone, x, y)
+            value.backward()
+            alone_optimizer.step()
+            return float(value.detach())
+
+        for number in range(6):
+            assert step(x, y) == pytest.approx(step_alone(), rel=1e-5)
+            for one, other in ((model, optimizer), (alone, alone_optimizer)):
+                one.inner.weight.data[0, number % 3] += 0.5
+                one.scale.data += 0.25
+                other.state[one.inner.weight]["exp_avg"] *= 0.5
+        step(x, y)
+        step_alone()
+        assert weft.same(model, team=team)
+        assert torch.allclose(model.inner.weight, alone.inner.weight, rtol=1e-4)
+
+
+def test_jax_parameters_replaced_in_their_dict(team: weft.Team) -> None:
+    """The pytree stays the same dict, and has another array."""
+    jnp = pytest.importorskip("jax.numpy")
+    model = weft.Holder({"w": jnp.zeros(2)})
+    step = weft.train_step(
+        lambda p, x: ((x @ p["w"] - 1) ** 2).mean(), model, lambda p, g: p, team=team
+    )
+    x = jnp.ones((4, 2))
+    assert step(x) == 1.0
+    model.value["w"] = jnp.ones(2)
+    assert step(x) == 1.0
+    model.value["w"] = jnp.ones(2) * 2
+    assert step(x) == 9.0
+
+
+def test_what_costs_nothing() -> None:
+    """Read-only arrays that own their memory, replicas, shared arrays: they are not read."""
+    with weft.Team(2) as team:  # a fixture would hold it, and it the arrays
+        constant = np.ones(30_000_000)
+        constant.setflags(write=False)
+        replica = np.ones(100_000)
+        weft.replicate(replica, team=team)
+        shared = weft.share(np.ones(100_000), readonly=True)
+        f = weft.function(
+            lambda x: x * 0 + constant[0] + replica[0] + shared[0], collect="gather", team=team
+        )
+        x = np.ones(4)
+        assert f(x).tolist() == [3] * 4
+        registered = f._registered
+        assert registered is not None
+        looked = registered._fingerprint()
+        assert looked is not None
+        assert looked.size < 2000
+        replica += 1
+        assert f(x).tolist() == [4, 4, 3, 3]  # each rank has its own
+
+
+def test_a_warning_where_comparing_takes_long(team: weft.Team) -> None:
+    """Once for each function, naming the value and the lines to write; then none."""
+    weights = np.ones(4_000_000)
+    f = weft.function(lambda x: x.mean() + weights[0], collect="mean", team=team)
+    x = np.ones(4)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        end = time.monotonic() + 60
+        while not told and time.monotonic() < end:
+            f(x)
+        for _ in range(10):
+            f(x)
+    (one,) = told
+    text = str(one.message)
+    assert "weights, 32,000,0" in text
+    for line in ("whole=['weights']", "weft.replicate(weights)", "readonly=True", "setflags"):
+        assert line in text
+    assert one.filename == __file__
+    small = weft.function(lambda x: x.mean() + team.size, collect="mean", team=weft.Team(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(200):
+            small(x)
+
+
+def test_without_kernels() -> None:
+    """Hashes are slower, and no less whole."""
+    outcome = run_script(
+        "import numpy as np, weft\n"
+        "w, x = np.zeros(200_000), np.ones(10)\n"
+        "f = weft.function(lambda x: (x * 0 + w.sum()).mean(), collect='mean', team=weft.Team(2))\n"
+        "for at in (0, 77_777, 199_999):\n"
+        "    w[at] += 1\n"
+        "    assert f(x) == f.serial(x)\n"
+        "    w[at] = -w[at]\n"
+        "    assert f(x) == f.serial(x)\n",
+        env={**os.environ, "WEFT_KERNELS": "0"},
+    )
+    assert outcome.code == 0, outcome
