@@ -208,8 +208,10 @@ def can_sum_in_place(array: Array, element: str) -> bool:
 
 def sum_in_place(arrays: Sequence[Array]) -> None:
     """Replace each of several arrays by the sum of all, in their order, in one pass over memory.
-    They are contiguous and alike, and `can_sum_in_place` holds."""
-    kernel: Any = kernels.sum_in_place_kernel(arrays[0].dtype.name)
+    They are contiguous and alike. Raises TypeError if there is no kernel for them."""
+    kernel = kernels.sum_in_place_kernel(arrays[0].dtype.name)
+    if kernel is None:
+        raise TypeError(f"there is no kernel that sums arrays of {arrays[0].dtype} in place")
     kernel([address(array) for array in arrays], arrays[0].size)
 
 
