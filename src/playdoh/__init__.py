@@ -12,7 +12,6 @@ stays what it is. `distfun` is another name of this package. Errors are weft's: 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -83,8 +82,8 @@ def map(
     [11, 22]
     """
     _validate_options(cpu, gpu, machines, "map")
-    one, items = _as_one(fun, lists, "map")
-    return weft.map(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
+    _validate_lists(lists, "map")
+    return weft.map(fun, *lists, n=cpu, gpus=gpu, shared_data=shared_data)
 
 
 def map_async(
@@ -97,8 +96,8 @@ def map_async(
 ) -> weft.MapHandle:
     """Start a `map` and return a handle: `status`, `progress`, `results()`, `wait()`."""
     _validate_options(cpu, gpu, machines, "map_async")
-    one, items = _as_one(fun, lists, "map_async")
-    return weft.map_async(one, items, n=cpu, gpus=gpu, shared_data=shared_data)
+    _validate_lists(lists, "map_async")
+    return weft.map_async(fun, *lists, n=cpu, gpus=gpu, shared_data=shared_data)
 
 
 def _validate_function(dfun: DistributedFunction, where: str) -> DistributedFunction:
@@ -124,27 +123,12 @@ def _validate_options(
         )
 
 
-def _as_one(
-    fun: Callable[..., Any], lists: tuple[Iterable[Any], ...], where: str
-) -> tuple[Callable[..., Any], Iterable[Any]]:
-    """Return a function of one item, and the items: tuples if there are several lists."""
+def _validate_lists(lists: tuple[Iterable[Any], ...], where: str) -> None:
     if not lists:
         raise InvalidType(f"{where} got a function and no list; expected {where}(fun, list, ...)")
-    if len(lists) == 1 or not callable(fun):
-        return fun, lists[0]
     lengths = [len(one) for one in lists if isinstance(one, Sized)]
     if len(set(lengths)) > 1:
         raise InvalidValue(
             f"{where} got lists of {', '.join(str(length) for length in lengths)} elements; "
             "expected lists of one length"
         )
-
-    @functools.wraps(fun)  # whether it asks for shared_data is looked up in `fun`
-    def on_one_of_each(items: tuple[Any, ...], *rest: Any, **named: Any) -> Any:
-        return fun(*items, *rest, **named)
-
-    try:
-        items = zip(*lists, strict=True)
-    except TypeError as error:
-        raise InvalidType(f"{where}: {error}; expected lists after the function") from None
-    return on_one_of_each, list(items) if len(lengths) == len(lists) else items

@@ -269,7 +269,8 @@ class Loss:
 
 
 class Cancelled(WeftError, RuntimeError):
-    """The results of a map were waited for after it had been cancelled."""
+    """The results of a map were waited for after it had been cancelled; or, as a value, an item had
+    not begun when the time was over."""
 
 
 class Mismatch(WeftError, ValueError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import pytest
 
 import weft
 from tests.support import run_python, run_script, wait_until, within
+from weft._api.mapping import share_of_cores
 from weft.errors import (
     Cancelled,
     InvalidType,
@@ -112,6 +115,41 @@ def test_items_of_every_kind() -> None:
 
     for said in (0, 2, 10):
         assert weft.map(str, Guessed(said), n=2) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("engine", ["local", "serial"])
+def test_several_iterables_are_gone_through_in_step(engine: str) -> None:
+    """As the built-in does: up to the end of the shortest, of any kinds; what every call gets comes
+    after them. The one iterable may be named, as before."""
+    options: dict[str, Any] = {"n": 2, "engine": engine}
+    assert weft.map(pow, [2, 3, 4], [5, 2], **options) == [32, 9]
+    assert weft.map(max, range(1000), itertools.count(), **options) == list(range(1000))
+    assert weft.map(lambda x, y, z: (x, y, z), "ab", {"k": 1}, [(1, 2)], **options) == [
+        ("a", "k", (1, 2))
+    ]
+    shared = weft.map(
+        lambda x, y, data: x * data["by"] + y, [1, 2], [3, 4], shared_data={"by": 10}, **options
+    )
+    assert shared == [13, 24]
+    named = weft.map(
+        lambda x, y, *, shared_data: x + y, [1], [2], shared_data={"by": 10}, **options
+    )
+    assert named == [3]
+    assert weft.map(pow, [], [1], **options) == []
+    rows = np.arange(6.0).reshape(3, 2)
+    assert weft.map(np.dot, rows, rows, **options) == [1.0, 13.0, 41.0]
+    assert weft.map_async(pow, [2, 3], [5, 2], **options).wait() == [32, 9]
+    assert weft.map(abs, items=[-1], **options) == [1]
+
+
+def test_minus_one_is_all_cores() -> None:
+    """As in joblib and scikit-learn; the same as no number."""
+    assert weft.map(abs, [-1, -2, -3], n=-1) == [1, 2, 3]
+    pids = weft.map(lambda _: (time.sleep(0.01), os.getpid())[1], range(40), n=-1)
+    assert len(set(pids)) == min(40, share_of_cores())
+    with weft.Team(-1, engine="serial") as team:
+        assert team.size == 1
+    assert weft.distribute(abs, max_cpu=-1)([-1, -2]) == [1, 2]
 
 
 def test_an_exception_keeps_its_class_and_tells_where() -> None:
@@ -437,7 +475,9 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], type[Exce
     (weft.map, (abs, None), {}, InvalidType, r"items of type NoneType"),
     (weft.map, (abs, np.array(3)), {}, InvalidType, r"items of type ndarray"),
     (weft.map, (abs, [1]), {"n": 0}, InvalidValue, r"n=0: expected one worker or more"),
-    (weft.map, (abs, [1]), {"n": -2}, InvalidValue, r"n=-2: expected one worker or more"),
+    (weft.map, (abs, [1]), {"n": -2}, InvalidValue, r"n=-2: expected one .*more, or -1 or None"),
+    (weft.map, (pow, [1], 5), {}, InvalidType, r"map got items of type int, which cannot be gone"),
+    (weft.map, (abs,), {}, TypeError, r"map\(\) missing 1 required positional argument: 'items'"),
     (weft.map, (abs, [1]), {"n": 2.0}, InvalidType, r"n=2\.0: expected a whole number"),
     (weft.map, (abs, [1]), {"n": True}, InvalidType, r"n=True: expected a whole number"),
     (weft.map, (abs, [1]), {"engine": "mpi"}, UnknownEngine, r"'mpi': known are 'local', 'serial'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sized
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,19 @@ from weft._core.items import (
     NOTHING,
     Collected,
     ColumnSlice,
+    Delivery,
     Finished,
     Unwrapping,
+    Window,
+    at_hand,
     bind,
+    not_begun,
+    not_drawn,
     takes_an_item,
     validate_callable,
+    zipped,
 )
-from weft.errors import InvalidType
+from weft.errors import Cancelled, InvalidType, Stalled
 
 DATA = {"table": 1}
 
@@ -70,6 +77,26 @@ def test_shared_data_comes_by_name_or_second() -> None:
     assert bind(anything, shared_data=DATA)(3) == ((3, DATA), {})
     assert bind(plain)(3) == 3
     assert bind(with_place, shared_data={})(3) == (3, {})
+
+
+def test_an_item_may_be_several_arguments() -> None:
+    """What every call gets comes after them."""
+    assert bind(anything, spread=True)((1, 2)) == ((1, 2), {})
+    assert bind(anything, shared_data=DATA, spread=True)((1, 2)) == ((1, 2, DATA), {})
+    assert bind(with_all, shared_data=DATA, use_gpu=False, spread=True)((3,)) == (3, DATA, False)
+
+
+def test_iterables_in_step() -> None:
+    """Up to the shortest; with a length, and at hand, only if all of them are."""
+    both = zipped([[1, 2, 3], range(2)])
+    assert (list(both), len(both), at_hand(both)) == ([(1, 0), (2, 1)], 2, True)  # type: ignore[arg-type]
+    assert list(both) == [(1, 0), (2, 1)]
+    some = zipped([[1, 2], {"a": 1}])
+    assert (list(some), len(some), at_hand(some)) == ([(1, "a")], 1, False)  # type: ignore[arg-type]
+    unknown = zipped([[1, 2], iter("abc")])
+    assert not isinstance(unknown, Sized)
+    assert not at_hand(unknown)
+    assert list(unknown) == [(1, "a"), (2, "b")]
 
 
 def test_use_gpu_goes_to_those_who_ask() -> None:
@@ -168,3 +195,82 @@ def test_failures_are_kept_in_their_places() -> None:
     collected.add(part(0, [0, 1]))
     assert collected.results == [0, 1, error, 3]
     assert (collected.finished, collected.failed) == (4, 1)
+
+
+@given(st.lists(st.integers(1, 5), max_size=20), st.booleans(), st.randoms())
+def test_a_delivery_gives_each_result_once(sizes: list[int], ordered: bool, random: Any) -> None:
+    """In the order of the items, or chunk by chunk as they came; nothing before it has come."""
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(part(first, list(range(first, first + size))))
+        first += size
+    random.shuffle(parts)
+    delivery = Delivery(ordered=ordered)
+    assert delivery.take() is None
+    taken = []
+    for one in parts:
+        delivery.add(one)
+        for _ in range(random.randrange(8)):
+            outcome = delivery.take()
+            taken += [] if outcome is None else [outcome]
+    while (outcome := delivery.take()) is not None:
+        taken.append(outcome)
+    came = [index for one in parts for index in range(one.first, one.first + len(one.values))]
+    assert [index for index, _, _ in taken] == (sorted(came) if ordered else came)
+    assert all(index == value and error is None for index, value, error in taken)
+
+
+def test_a_delivery_has_failures_in_their_places() -> None:
+    error = ValueError("no")
+    delivery = Delivery(ordered=True)
+    delivery.add(part(1, [None, 2], {1: error}))
+    assert delivery.take() is None
+    delivery.add(part(0, [0]))
+    assert [delivery.take() for _ in range(4)] == [
+        (0, 0, None),
+        (1, None, error),
+        (2, 2, None),
+        None,
+    ]
+
+
+def test_a_window_wakes_who_waits_for_room() -> None:
+    """Only then, and only once there is enough."""
+    window = Window(3)
+    woken: list[int] = []
+    window.wake = lambda: woken.append(1)
+    window.consume()
+    assert window.has_room(1)
+    window.consume()
+    assert not woken
+    assert not window.has_room(4)
+    window.consume()
+    assert not woken
+    window.consume()
+    assert woken
+    assert window.has_room(4)
+
+
+def test_parts_of_a_chunk_without_some_items() -> None:
+    """Those that are run again; what was sent and how long it took is counted once."""
+    error = KeyError("k")
+    chunk = Finished(10, list("abcde"), {11: error, 14: error}, 2, 3, 0.5, 6, 7, "host")
+    assert list(chunk.without([])) == [chunk]
+    assert list(chunk.without([11, 13])) == [
+        Finished(10, ["a"], {}, 2, 3, 0.5, 6, 7, "host"),
+        Finished(12, ["c"], {}, 2, 3, 0.0, 0, 0, "host"),
+        Finished(14, ["e"], {14: error}, 2, 3, 0.0, 0, 0, "host"),
+    ]
+    assert list(chunk.without(range(10, 15))) == []
+
+
+def test_items_that_a_deadline_left_are_all_there() -> None:
+    """However many: each has a Cancelled; and one Stalled stands for those that never came."""
+    found = list(not_begun([range(3, 5), range(10, 10), range(7, 10_000)], 0.5))
+    indexes = [index for chunk in found for index in chunk.failures]
+    assert indexes == [3, 4, *range(7, 10_000)]
+    assert all(isinstance(error, Cancelled) for one in found for error in one.failures.values())
+    assert "items 3 to 4 had not begun when 0.5 s had passed" in str(found[0].failures[3])
+    last = not_drawn(7, 0.5)
+    assert (last.first, last.values) == (7, [None])
+    assert isinstance(last.failures[7], Stalled)

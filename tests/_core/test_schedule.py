@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft._core.items import Window, zipped
 from weft._core.schedule import UNKNOWN, Chunk, Cost, Schedule
 
 #: what sending a chunk costs, as measured on one machine
@@ -309,3 +310,116 @@ def test_nobody_gets_more_than_a_share_of_what_is_not_known() -> None:
     expected = Schedule(range(48), 4, expected=Cost(1e-6))
     chunks = [expected.next() for _ in range(4)]
     assert all(chunk is not None and len(chunk.items) == 3 for chunk in chunks)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-6, 1e-3, 0.1]), min_size=1, max_size=300),
+    st.integers(1, 5),
+    st.integers(1, 40) | st.none(),
+    st.booleans(),
+    st.randoms(),
+)
+def test_a_stream_draws_no_more_than_its_window_allows(
+    seconds: list[float], workers: int, ahead: int | None, known: bool, random: Any
+) -> None:
+    """Whatever items take, and however slowly they are consumed: never more than `ahead` are drawn
+    and not consumed, each comes once, and a stream whose results are all consumed goes on."""
+    window = Window(ahead)
+    schedule = Schedule(seconds if known else iter(seconds), workers, window=window)
+    busy: list[Chunk] = []
+    drawn, consumed, results = 0, 0, []
+    while True:
+        while len(busy) < workers and (chunk := schedule.next()) is not None:
+            busy.append(chunk)
+            drawn += len(chunk.items)
+            if ahead is not None:
+                assert drawn - consumed <= ahead
+        if busy and (consumed == len(results) or random.random() < 0.5):
+            chunk = busy.pop(random.randrange(len(busy)))
+            schedule.done(len(chunk.items), sum(chunk.items), 0)
+            results += chunk.items
+        elif consumed < len(results):
+            window.consume()
+            consumed += 1
+        else:
+            break
+    assert not schedule.waiting
+    assert consumed == drawn == len(seconds)
+
+
+def test_a_stream_begins_with_single_items_however_many_there_are() -> None:
+    """Of a billion items a first part would be more than fits in memory."""
+    schedule = Schedule(range(10**9), 2, window=Window())
+    drawn = 0
+    while chunk := schedule.next():
+        assert len(chunk.items) == 1
+        drawn += 1
+    assert schedule.waiting
+    assert 2 < drawn < 20
+
+
+def test_a_stream_of_short_items_has_some_chunks_for_each_worker() -> None:
+    """Without `ahead` they grow as those of a map do."""
+    window = Window()
+    schedule = Schedule(itertools.count(), 2, window=window)
+    longest = 0
+    for _ in range(200):
+        chunk = schedule.next()
+        assert chunk is not None
+        schedule.done(len(chunk.items), 1e-6 * len(chunk.items), 0)
+        for _ in chunk.items:
+            window.consume()
+        longest = max(longest, len(chunk.items))
+    assert longest > 1000
+    before = schedule.taken
+    while schedule.next() is not None:
+        pass
+    assert schedule.taken - before <= 8 * longest
+
+
+def test_timed_items_are_sent_singly() -> None:
+    """However short they are known to be."""
+    schedule = Schedule(range(100), 2, expected=Cost(1e-7), singly=True)
+    for index in range(100):
+        assert schedule.next() == Chunk(index, [index])
+        schedule.done(1, 1e-7, 0)
+
+
+def test_an_item_that_failed_is_run_again_as_often_as_asked() -> None:
+    """It is one count with losses, and it is forgotten when the item has ended."""
+    schedule = Schedule([], 1, retries=2)
+    chunk = Chunk(5, list("abc"))
+    assert schedule.failed(chunk, 6)
+    assert schedule.next() == Chunk(6, ["b"])
+    assert schedule.lost(Chunk(6, ["b"]), 6)
+    assert schedule.next() == Chunk(6, ["b"])
+    assert not schedule.failed(Chunk(6, ["b"]), 6)
+    assert schedule.next() is None
+    assert schedule.failed(chunk, 7)
+    assert schedule.next() == Chunk(7, ["c"])
+    schedule.forget(Chunk(7, ["c"]))
+    assert schedule._runs == {}
+
+
+def test_what_is_left_when_the_time_is_over() -> None:
+    """What was to be run again, and what was not drawn; of an unknown number only the former."""
+    schedule = Schedule(range(10), 1, retries=1)
+    chunk = schedule.next()
+    assert chunk == Chunk(0, [0])
+    schedule.put_back(chunk)
+    assert schedule.left() == [range(1), range(1, 10)]
+    assert schedule.next() == chunk
+    assert schedule.left() == [range(1, 10)]
+    unknown = Schedule(iter(range(10)), 1)
+    chunk = unknown.next()
+    assert chunk is not None
+    assert unknown.left() == []
+    unknown.resend_singly(chunk)
+    assert unknown.left() == [range(1)]
+
+
+def test_several_iterables_are_at_hand_if_each_is() -> None:
+    """Then their number is known, and they go in chunks at once."""
+    schedule = Schedule(zipped([list(range(16)), range(20)]), 2, expected=Cost(1e-6))
+    assert (schedule.total, schedule.at_hand) == (16, True)
+    assert schedule.next() == Chunk(0, [(0, 0), (1, 1)])

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support import within
+from tests.support import wait_until, within
 from weft._api.mapping import make_pool
-from weft._core.items import ColumnSlice, Finished, Job
+from weft._core.items import ColumnSlice, Finished, Job, Window
 from weft._core.seeding import derive
 from weft.engines.base import Pool
 from weft.errors import Cancelled, RemoteTraceback, Stalled
@@ -228,6 +230,112 @@ def test_a_deadline_raises_stalled(pool: Pool) -> None:
         run(pool, lambda x: time.sleep(0.05), range(1000), timeout=0.15)
     assert time.monotonic() - began < within(3)
     assert by_index(run(pool, lambda x: x, range(5), timeout=30.0)) == list(range(5))
+
+
+def sleeps(x: int, *, at: int) -> int:
+    for _ in range(3000 if x == at else 0):
+        time.sleep(0.01)
+    return x
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_that_keeps_going_ends_at_its_deadline(pool: Pool, known: bool) -> None:
+    """Each item once: results of those that are finished, Stalled for those that ran, Cancelled for
+    those that had not begun; one more Stalled where nobody knows how many there are."""
+    run(pool, lambda x: x, range(8))  # the workers have started
+    items: Iterable[int] = range(50) if known else iter(range(50))
+    function = partial(sleeps, at=pool.size)
+    began = time.monotonic()
+    found = by_index(run(pool, function, items, keep_going=True, timeout=0.4))
+    assert time.monotonic() - began < within(5)
+    assert found[: pool.size] == list(range(pool.size))
+    assert isinstance(found[pool.size], Stalled)
+    for x, value in enumerate(found):
+        assert value == x or isinstance(value, (Stalled, Cancelled))
+    if known:
+        assert len(found) == 50
+        assert sum(isinstance(value, Stalled) for value in found) == 1
+    elif pool.size == 1:  # others go on to the end
+        assert isinstance(found[-1], Stalled)
+    assert by_index(run(pool, function, [77], keep_going=True, timeout=30.0)) == [77]
+
+
+def test_an_item_that_runs_too_long_has_failed(pool: Pool) -> None:
+    """Alone, also while others of its job go on; with retries it is run so often."""
+    function = partial(sleeps, at=1)
+    options = {"keep_going": True, "timeout_each": 0.25}
+    found = by_index(run(pool, function, range(4), **options))
+    assert [type(value) for value in found] == [int, Stalled, int, int]
+    assert "item 1 has run for more than 0.25 s" in str(found[1])
+    parts = run(pool, function, range(4), timeout_each=0.25)
+    assert isinstance(parts[-1].failures[1], Stalled)
+    found = by_index(run(pool, function, [1], retries=1, **options))
+    assert "for the 2. time" in str(found[0])
+
+
+def test_named_exceptions_are_run_again(pool: Pool, tmp_path: Path) -> None:
+    """Each item as often as asked for and no more, with its seed; others fail at once."""
+
+    def function(x: int) -> tuple[int, float]:
+        drawn = random.random()
+        (tmp_path / f"{x} {len(list(tmp_path.glob(f'{x} *')))}").touch()
+        if x % 3 == 1 and len(list(tmp_path.glob(f"{x} *"))) < 3:
+            raise KeyError(x)
+        if x % 3 == 2:
+            raise IndexError(x)
+        return x, drawn
+
+    options = {"retries": 2, "retry_on": (KeyError,), "keep_going": True}
+    found = by_index(run(pool, function, range(30), seed=4, **options))
+    expected = by_index(run(pool, lambda x: (x, random.random()), range(30), seed=4))
+    for x, value in enumerate(found):
+        assert isinstance(value, IndexError) if x % 3 == 2 else value == expected[x]
+        assert len(list(tmp_path.glob(f"{x} *"))) == (3 if x % 3 == 1 else 1)
+    parts = run(pool, lambda x: {}[x], [8], retries=2, retry_on=(KeyError,))
+    (error,) = parts[-1].failures.values()
+    assert error.__notes__ == ["item 0 was run 3 times: retries=2"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_with_a_window_waits_for_its_consumer(pool: Pool, known: bool) -> None:
+    """No more is drawn than it has room for; the rest when there is room."""
+    drawn = []
+
+    def items() -> Iterator[int]:
+        for x in range(60):
+            drawn.append(x)
+            yield x
+
+    window = Window(6)
+    finished: list[Finished] = []
+    ended = threading.Event()
+    job = Job(
+        pool.prepare(lambda x: x * x),
+        list(range(60)) if known else items(),
+        cancelled=lambda: window.closed,
+        window=window,
+    )
+
+    def carry_out() -> None:
+        finished.extend(pool.run(job))
+        ended.set()
+
+    if pool.computes_here:
+        parts = pool.run(job)
+        for count in range(60):
+            finished.append(next(parts))
+            assert len(drawn) <= count + 1
+        return
+    thread = threading.Thread(target=carry_out)
+    thread.start()
+    for consumed in range(60):
+        wait_until(lambda consumed=consumed: sum(len(one.values) for one in finished) > consumed)
+        assert sum(len(one.values) for one in finished) <= consumed + 6
+        assert len(drawn) <= consumed + 6
+        window.consume()
+    thread.join(60)
+    assert ended.is_set()
+    assert by_index(finished) == [x * x for x in range(60)]
 
 
 def test_a_cancelled_job_raises_cancelled(pool: Pool, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_map_refuses(call: Callable[..., Any]) -> None:
         ((3, [1]), {}, InvalidType, rf"argument of {name}\(fun, items\) is 3 of type int"),
         ((3, [1], [2]), {}, InvalidType, rf"argument of {name}\(fun, items\) is 3 of type int"),
         ((abs, 3), {}, InvalidType, "items of type int"),
-        ((max, [1], 3), {}, InvalidType, "not iterable; expected lists after the function"),
+        ((max, [1], 3), {}, InvalidType, "items of type int, which cannot be gone"),
         ((max, [1], [2, 3]), {}, InvalidValue, rf"{name} got lists of 1, 2 elements"),
         ((abs, [1]), {"cpu": 0}, InvalidValue, rf"{name}\(cpu=0\)"),
         ((abs, [1]), {"cpu": "2"}, InvalidType, rf"{name}\(cpu='2'\)"),

@@ -98,8 +98,8 @@ def not_drawn(index: int, timeout: float | None) -> Finished:
     """Return what stands for all items that an iterator has not given at the deadline: one more
     failure, so that nobody takes the others for all there are."""
     error = Stalled(
-        f"item {index} had not come out of its iterator when {timeout} s had passed; what comes "
-        "after it is not known"
+        f"the iterator had neither given item {index} nor ended when {timeout} s had passed; how "
+        "many more there are is not known"
     )
     return Finished(index, [None], {index: error}, worker=-1, pid=0)
 

@@ -67,6 +67,18 @@ class Cost(NamedTuple):
 UNKNOWN = Cost(math.inf)
 
 
+def draw_some(
+    items: Iterator[Any], size: int, clock: Callable[[], float] = time.perf_counter
+) -> list[Any]:
+    """Draw at most so many items; fewer if they are slow to come, so that these can be run."""
+    drawn, deadline = [], clock() + _SECONDS
+    for item in itertools.islice(items, size):
+        drawn.append(item)
+        if clock() > deadline:
+            break
+    return drawn
+
+
 class Schedule:
     """The items of one job, and which of them are run next."""
 
@@ -86,7 +98,8 @@ class Schedule:
 
         `expected` is what items of the function took in earlier jobs. `singly` says that chunks
         have one item each, `window` how far a stream may run ahead. `feed` returns what draws from
-        an iterator without waiting, for items that may be slow to come.
+        an iterator, for items that may be slow to come; what it has drawn when it raises was not
+        drawn.
         """
         #: how many items there are in all; None while that is not known
         self.total = len(items) if isinstance(items, Sized) else None
@@ -153,15 +166,9 @@ class Schedule:
         return spans
 
     def _draw_here(self, size: int) -> list[Any]:
-        """Draw at most so many items; fewer if they are slow to come, so that these can be run."""
         if self.at_hand:
             return list(itertools.islice(self._items, size))
-        items, deadline = [], self._clock() + _SECONDS
-        for item in itertools.islice(self._items, size):
-            items.append(item)
-            if self._clock() > deadline:
-                break
-        return items
+        return draw_some(self._items, size, self._clock)
 
     def done(self, count: int, seconds: float, size: int) -> None:
         """Record that so many items of a chunk have ended, how many seconds their calls took, and

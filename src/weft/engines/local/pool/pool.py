@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.items import Finished, Job, add_note_of_runs, at_hand, not_begun, not_drawn
-from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule
+from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule, draw_some
 from weft.engines import interruption
 from weft.engines.base import Pool
 from weft.engines.interruption import ComputationInterrupted, Result, by_signal_handler
@@ -160,7 +160,10 @@ class Run:
         self._wakeup = wakeup = Wakeup() if job.cancelled is not None else None
         #: draws the items where the job can be cancelled while their iterator blocks
         self._feed: Feed | None = None
-        feed = partial(self._draw_in_background, wakeup.set) if wakeup is not None else None
+        if wakeup is not None:
+            feed: Callable[[Iterator[Any]], Draw] = partial(self._draw_in_background, wakeup.set)
+        else:
+            feed = self._draw_until_deadline
         expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
         self._schedule = Schedule(
             job.items,
@@ -186,6 +189,11 @@ class Run:
     def _draw_in_background(self, wake: Callable[[], None], items: Iterator[Any]) -> Draw:
         self._feed = Feed(items, wake)
         return self._feed.draw
+
+    def _draw_until_deadline(self, items: Iterator[Any]) -> Draw:
+        return lambda size: self._limits.run_until_deadline(
+            lambda: draw_some(items, size), self._where
+        )
 
     def steps(self) -> Generator[Finished, None, None]:
         """Yield each chunk when it is finished. Raises Stalled, Cancelled. If the job keeps going,
@@ -279,19 +287,19 @@ class Run:
 
     # sending
 
-    def _hand_out(self) -> list[Finished]:
-        """Send a chunk to every idle worker. Return the items that could not be packed."""
-        failed: list[Finished] = []
+    def _hand_out(self) -> Generator[Finished, None, None]:
+        """Send a chunk to every idle worker. Yield the items that could not be packed. Raises
+        Stalled if the deadline passes before items come."""
         if not self._idle and not self._busy and not self._served:
-            chunk = self._next()
+            chunk = self._schedule.next()
             if chunk is None:
-                return failed
+                return
             self._schedule.put_back(chunk)
             self._borrow()
         while self._idle:
-            chunk = self._next()
+            chunk = self._schedule.next()
             if chunk is None:
-                break
+                return
             try:
                 payload = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
             except PayloadTooLarge:
@@ -303,17 +311,9 @@ class Run:
                 if len(chunk.items) > 1:
                     self._schedule.resend_singly(chunk)
                 else:
-                    unsent = Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
-                    failed.append(unsent)
+                    yield Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                 continue
             self._give(self._idle.pop(), _Task(chunk, payload))
-        return failed
-
-    def _next(self) -> Chunk | None:
-        """Return the next chunk. Raises Stalled if the deadline passes before its items come."""
-        if self._schedule.at_hand or self._feed is not None:
-            return self._schedule.next()
-        return self._limits.run_until_deadline(self._schedule.next, self._where)
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
@@ -584,7 +584,7 @@ class Run:
         if begun:
             errors: dict[int, Exception] = {
                 index: Stalled(
-                    f"item {index} was not finished when {timeout} s had passed; {worker} ran it. "
+                    f"item {index} had no result when {timeout} s had passed; {worker} ran it. "
                     "Pass a longer timeout=, or find out why it takes so long"
                 )
                 for index in begun
