@@ -45,7 +45,7 @@ from weft.engines import interruption
 from weft.engines.base import Pool
 from weft.engines.interruption import by_signal_handler
 from weft.engines.local.pool import modules
-from weft.engines.local.pool.driver_state import capture
+from weft.engines.local.pool.driver_state import Captured, capture
 from weft.engines.local.pool.messages import (
     LOADING,
     Answer,
@@ -113,8 +113,11 @@ class LocalPool(Pool):
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
             gpus = gpus[: len(job.items)]  # more workers would have nothing to do
         limits = Limits(job)
+        thread, state = job.function.state
+        if thread == threading.get_ident():  # else this is a thread of weft's, not the caller's
+            state = capture()
         lent, watch = self._workers.lend(gpus, self._threads, limits.check)
-        run = Run(job, limits, self._workers, lent, watch)
+        run = Run(job, limits, self._workers, lent, watch, state=state)
         try:
             for finished in run.steps():
                 yield finished
@@ -139,13 +142,19 @@ class Run:
     """A job under way."""
 
     def __init__(
-        self, job: Job, limits: Limits, workers: Workers, lent: list[Worker], watch: Watch
+        self,
+        job: Job,
+        limits: Limits,
+        workers: Workers,
+        lent: list[Worker],
+        watch: Watch,
+        *,
+        state: Captured,
     ) -> None:
         self._process = os.getpid()
         self._job = job
-        thread, state = job.function.state
-        #: of the thread that has called: this one may be a thread of weft's
-        self._state = capture() if thread == threading.get_ident() else state
+        #: the driver's state and modules at the call
+        self._state = state
         self._modules = modules.look(job.function.modules)
         self._limits = limits
         self._workers = workers
