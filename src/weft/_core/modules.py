@@ -196,7 +196,11 @@ class Pictures:
         waiting = [name for name in names if name in own]
         while waiting:
             name = waiting.pop()
-            module = own[name]
+            module = sys.modules.get(name)
+            if module is not own[name]:  # it was removed and imported again
+                if module is None or not _is_own(name, module):
+                    continue
+                own[name] = module
             if name in found or getattr(vars(module).get("__spec__"), "_initializing", False):
                 continue  # one that is being imported has only a part of its attributes
             watched = self._watched.get(name)
