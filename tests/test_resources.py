@@ -68,8 +68,10 @@ print(count_sharing([os.getpid(), *pids]))
 def test_the_users_variables_win() -> None:
     """What is set is left alone; OMP_NUM_THREADS speaks for all libraries."""
     plan = Plan(8, 2)
-    assert plan.environment({}) == dict.fromkeys(THREAD_VARIABLES, "4")
-    assert plan.environment({"OMP_NUM_THREADS": "3"}) == {}
+    joblib = "LOKY_MAX_CPU_COUNT"
+    assert plan.environment({}) == dict.fromkeys((*THREAD_VARIABLES, joblib), "4")
+    assert plan.environment({"OMP_NUM_THREADS": "3"}) == {joblib: "4"}
+    assert plan.environment({"OMP_NUM_THREADS": "3", joblib: "2"}) == {}
     added = plan.environment({"MKL_NUM_THREADS": "3"})
     assert "MKL_NUM_THREADS" not in added
     assert added["OMP_NUM_THREADS"] == "4"

@@ -36,6 +36,9 @@ _OWN_VARIABLES = {
     "BLIS_NUM_THREADS": "blis",
 }
 
+#: the variable by which joblib, and what scikit-learn uses of it, learns how many cores there are
+_JOBLIB = "LOKY_MAX_CPU_COUNT"
+
 #: the variable with the number of cores that a worker may use of its driver's
 CORES = "WEFT_CORES"
 
@@ -92,11 +95,10 @@ def _affinity(pid: int) -> set[int]:
 
 def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that limit libraries to so many threads. A variable that the user has
-    set stays as it is. Libraries fall back on OMP_NUM_THREADS, so nothing is added if the user has
-    set that one."""
-    if "OMP_NUM_THREADS" in environ:
-        return {}
-    return {name: str(threads) for name in THREAD_VARIABLES if name not in environ}
+    set stays as it is. Libraries fall back on OMP_NUM_THREADS, so of theirs none is added if the
+    user has set that one."""
+    names = () if "OMP_NUM_THREADS" in environ else THREAD_VARIABLES
+    return {name: str(threads) for name in (*names, _JOBLIB) if name not in environ}
 
 
 def limit_threads(threads: int) -> Callable[[], None]:

@@ -113,6 +113,19 @@ def home_of(function: FunctionType) -> ModuleType | None:
     return module if module is not None and vars(module) is function.__globals__ else None
 
 
+#: what pytest adds to the modules of tests, whose asserts it compiles in its own way
+_REWRITTEN_BY_PYTEST = "@pytest_ar"
+
+#: the names of those that are rewritten in the driver, and not here
+_rewritten: set[str] = set()
+
+
+def is_rewritten(module: ModuleType) -> bool:
+    """Return whether pytest has compiled a module in the driver. Its functions are compared by name
+    and line: nobody reloads it, and the worker has the same file."""
+    return _REWRITTEN_BY_PYTEST in vars(module) or module.__name__ in _rewritten
+
+
 def is_importable(value: Any) -> bool:
     """Return whether a function or class is what its module has under its name: not after the
     module was reloaded."""
@@ -148,11 +161,25 @@ def imports_of(code: CodeType, package: str) -> set[str]:
 class Picture:
     """One module at one time."""
 
-    def __init__(self, digests: dict[str, bytes], values: dict[str, Any]) -> None:
+    def __init__(
+        self, digests: dict[str, bytes], values: dict[str, Any], versions: dict[str, int]
+    ) -> None:
         #: of each attribute
         self.digests = digests
         #: the driver's objects
         self.values = values
+        #: how often an attribute got another object of which the digest does not tell all: one that
+        #: cannot be compared, or that functions may have changed in a worker since
+        self.versions = versions
+
+    def changes_since(self, before: Picture) -> list[str]:
+        """Return the attributes that have changed."""
+        return [
+            name
+            for name, content in self.digests.items()
+            if before.digests.get(name) != content
+            or before.versions.get(name) != self.versions.get(name)
+        ]
 
 
 class Pictures:
@@ -169,7 +196,11 @@ class Pictures:
         waiting = [name for name in names if name in own]
         while waiting:
             name = waiting.pop()
-            module = own[name]
+            module = sys.modules.get(name)
+            if module is not own[name]:  # it was removed and imported again
+                if module is None or not _is_own(name, module):
+                    continue
+                own[name] = module
             if name in found or getattr(vars(module).get("__spec__"), "_initializing", False):
                 continue  # one that is being imported has only a part of its attributes
             watched = self._watched.get(name)
@@ -187,7 +218,7 @@ class _Watched:
         self.module = module
         #: the modules that its attributes mention
         self.mentions: set[str] = set()
-        self._picture = Picture({}, {})
+        self._picture = Picture({}, {}, {})
         self._variables: dict[str, Any] = {}
         #: of the attributes that may change and stay the same object
         self._readers: dict[str, _Reader] = {}
@@ -219,10 +250,11 @@ class _Watched:
     def _read(self, names: set[str]) -> None:
         picture = self._picture
         digests, values = dict(picture.digests), dict(picture.values)
+        versions = dict(picture.versions)
         for name in names:
             self._readers.pop(name, None)
             self._mentions.pop(name, None)
-            before = digests.pop(name, b""), values.pop(name, None)
+            known, before = digests.pop(name, None) is not None, values.pop(name, None)
             if name in self._variables and _is_compared(name, self._variables[name]):
                 value = values[name] = self._variables[name]
                 reader = _Reader()
@@ -230,22 +262,20 @@ class _Watched:
                 self._mentions[name] = reader.mentions
                 if reader.may_change:
                     self._readers[name] = reader
-                if reader.is_opaque and before[0] and before[1] is not value:
-                    digests[name] += next(_serial)  # one that was put there is not the import's
-                elif reader.is_opaque and before[0]:
-                    digests[name] = before[0]
+                if known and before is not value and (reader.is_opaque or reader.is_data(value)):
+                    versions[name] = versions.get(name, 0) + 1
         self.mentions = set().union(*self._mentions.values())
-        if digests == picture.digests:
+        if (digests, versions) == (picture.digests, picture.versions):
             picture.values = values
         else:
-            self._picture = Picture(digests, values)
+            self._picture = Picture(digests, values, versions)
 
 
-_serial = (f"#{number}".encode() for number in itertools.count())
-
-
-def read_module(module: ModuleType) -> dict[str, bytes]:
-    """Return the digest of each attribute of a module."""
+def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the digest of each attribute of a worker's module, as the driver would, whose digests
+    are given."""
+    if _REWRITTEN_BY_PYTEST in expected:
+        _rewritten.add(module.__name__)
     return {
         name: digest(value)
         for name, value in list(vars(module).items())
@@ -286,6 +316,7 @@ _NOT_COMPARED = {
     "__doc__",
     "__firstlineno__",
     "__module__",
+    "__slotnames__",
     "__static_attributes__",
     "__weakref__",
     "_abc_impl",
@@ -316,6 +347,10 @@ class _Reader:
     def may_change(self) -> bool:
         """Return whether the attribute can change and stay the same object."""
         return bool(self._always or self._functions or self._namespaces or self._data)
+
+    def is_data(self, value: Any) -> bool:
+        """Return whether the attribute itself can be changed in place."""
+        return any(one is value or one is getattr(value, "__dict__", None) for one in self._data)
 
     def has_changed(self) -> bool:
         """Return whether the attribute, which is still the same object, has to be read again."""
@@ -398,7 +433,10 @@ class _Reader:
             return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
         self._functions.append((function, code, defaults, named))
-        parts = [self._code(code), self._known(defaults), self._known(named)]
+        if home is not None and is_rewritten(home):
+            parts = [f"{code.co_qualname} {code.co_firstlineno}".encode()]
+        else:
+            parts = [self._code(code), self._known(defaults), self._known(named)]
         for cell in function.__closure__ or ():
             content = _content(cell)
             self._cells.append((cell, content))

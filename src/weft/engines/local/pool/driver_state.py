@@ -112,7 +112,9 @@ class Library(NamedTuple):
 
 
 class _Torch(NamedTuple):
-    default_dtype: Any
+    """Torch's state; dtypes by name, so that a worker need not load torch to read it."""
+
+    default_dtype: str
     matmul_precision: str
     deterministic: bool
     warn_only: bool
@@ -120,12 +122,12 @@ class _Torch(NamedTuple):
     grad: bool
     inference: bool
     #: the devices with autocast, and its dtype there
-    autocast: tuple[tuple[str, Any], ...]
+    autocast: tuple[tuple[str, str], ...]
 
 
 def _read_torch(torch: Any) -> _Torch:
     return _Torch(
-        torch.get_default_dtype(),
+        str(torch.get_default_dtype()),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -135,21 +137,25 @@ def _read_torch(torch: Any) -> _Torch:
     )
 
 
-def _read_autocast(torch: Any) -> tuple[tuple[str, Any], ...]:
+def _read_autocast(torch: Any) -> tuple[tuple[str, str], ...]:
     if not hasattr(torch, "get_autocast_dtype"):  # before 2.4
-        cuda = torch.is_autocast_enabled(), ("cuda", torch.get_autocast_gpu_dtype())
-        cpu = torch.is_autocast_cpu_enabled(), ("cpu", torch.get_autocast_cpu_dtype())
+        cuda = torch.is_autocast_enabled(), ("cuda", str(torch.get_autocast_gpu_dtype()))
+        cpu = torch.is_autocast_cpu_enabled(), ("cpu", str(torch.get_autocast_cpu_dtype()))
         return tuple(one for enabled, one in (cpu, cuda) if enabled)
     return tuple(
-        (device, torch.get_autocast_dtype(device))
+        (device, str(torch.get_autocast_dtype(device)))
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     )
 
 
+def _dtype(torch: Any, name: str) -> Any:
+    return getattr(torch, name.removeprefix("torch."))
+
+
 def _set_torch(torch: Any, state: Any) -> None:
     wanted = _Torch(*state)
-    torch.set_default_dtype(wanted.default_dtype)
+    torch.set_default_dtype(_dtype(torch, wanted.default_dtype))
     torch.set_float32_matmul_precision(wanted.matmul_precision)
     torch.use_deterministic_algorithms(wanted.deterministic, warn_only=wanted.warn_only)
     if _call is not None:  # it was loaded in the middle of the call
@@ -162,19 +168,20 @@ def _enter_torch(call: contextlib.ExitStack, torch: Any, wanted: _Torch) -> None
     if wanted.inference:
         call.enter_context(torch.inference_mode())
     for device, dtype in wanted.autocast:
-        call.enter_context(torch.autocast(device, dtype=dtype))
+        call.enter_context(torch.autocast(device, dtype=_dtype(torch, dtype)))
 
 
 def _read_decimal(decimal: Any) -> tuple[Any, ...]:
     context = decimal.getcontext()
     _, (*settings, _, traps) = context.__reduce__()
-    return (*settings, tuple(traps))
+    return (*settings, tuple(signal.__name__ for signal in traps))
 
 
 def _set_decimal(decimal: Any, state: Any) -> None:
     precision, rounding, least, most, capitals, clamp, traps = state
+    signals = [getattr(decimal, name) for name in traps]
     decimal.setcontext(
-        decimal.Context(precision, rounding, least, most, capitals, clamp, [], list(traps))
+        decimal.Context(precision, rounding, least, most, capitals, clamp, [], signals)
     )
 
 

@@ -206,6 +206,7 @@ class LocalTeam(Team):
         self._numbers.clear()
         self._models.clear()
         name = secrets.token_hex(8)
+        capture()  # first: it raises in a folder that was deleted
         lent, watch = self._pool.lend(self._gpus, self._threads)
         self._team_workers = TeamWorkers(name, lent, watch, self._pool, self._restart_hint)
         self._closed = self._failed = False

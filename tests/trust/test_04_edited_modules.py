@@ -1,0 +1,409 @@
+"""Edited modules: workers compute with the code and the constants that the driver has now."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.support import Outcome, run_script
+
+#: modules are edited within a second: bytecode files could not tell the versions apart
+WITHOUT_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+MODULES = {
+    "helper.py": """
+RATE = 1
+
+def g(x):
+    return x * RATE
+""",
+    "mod.py": """
+import helper
+from helper import g
+
+OPTIONS = {"add": 0}
+
+class Scale:
+    by = 1
+
+    def __call__(self, x):
+        return x * self.by
+
+def f(x):
+    return helper.g(x), g(x), Scale()(x) + OPTIONS["add"]
+
+def total(x):
+    return helper.g(x).sum()
+
+def lazy(x):
+    import late
+    return late.h(x)
+""",
+    "late.py": "def h(x):\n    return x + 1\n",
+}
+
+START = """
+import importlib, os, sys
+from pathlib import Path
+import weft
+import helper, mod
+
+def edit(name, old, new):
+    text = Path(name).read_text()
+    assert old in text
+    Path(name).write_text(text.replace(old, new))
+
+def check(f=mod.f, n=2):
+    items = range(1, 5)
+    expected = [f(x) for x in items]
+    found = weft.map(f, items, n=n)
+    assert found == expected, (found, expected)
+    return expected[0]
+
+assert check() == (1, 1, 1)
+"""
+
+
+def run(program: str) -> Outcome:
+    """Run a program beside its modules."""
+    folder = Path(os.environ["WEFT_TEST_FOLDER"])
+    for name, text in MODULES.items():
+        (folder / name).write_text(text)
+    start = f"import os; os.chdir({str(folder)!r})\n"
+    return run_script(start + program, env=WITHOUT_BYTECODE)
+
+
+def succeeds(program: str) -> None:
+    outcome = run(program + "\nprint('done')")
+    assert outcome.code == 0, outcome
+    assert outcome.out.endswith("done\n"), outcome
+
+
+def test_a_module_that_is_reloaded() -> None:
+    """Its functions, its classes, its constants; what others have imported from it stays."""
+    succeeds(
+        START
+        + """
+edit("mod.py", "by = 1", "by = 10")
+edit("mod.py", '"add": 0', '"add": 5')
+importlib.reload(mod)
+assert check(mod.f) == (1, 1, 15)
+edit("mod.py", "helper.g(x), g(x)", "g(x), -helper.g(x)")
+old = mod.f
+importlib.reload(mod)
+assert check(mod.f) == (1, -1, 15)
+assert check(old) == (1, 1, 15)  # whoever kept the old one has the old one
+"""
+    )
+
+
+def test_a_helper_that_is_reloaded() -> None:
+    """A module that the function's module imports, `import helper` and `from helper import g`."""
+    succeeds(
+        START
+        + """
+edit("helper.py", "x * RATE", "x * RATE + 100")
+importlib.reload(helper)
+assert check() == (101, 1, 1)  # mod.g is the old one, here as in the workers
+importlib.reload(mod)
+assert check(mod.f) == (101, 101, 1)
+"""
+    )
+
+
+def test_a_function_of_a_team_after_a_reload() -> None:
+    """No mixture of both in one result: every rank computes what the driver computes."""
+    succeeds(
+        START
+        + """
+import numpy as np
+
+def rows(x):
+    return helper.g(x)
+
+x = np.ones(4)
+with weft.Team(2) as team:
+    f = weft.function(rows, collect="gather", team=team)
+    g = weft.function(mod.total, collect="sum", team=team)
+    assert list(f(x)) == [1] * 4 and g(x) == 4
+    edit("helper.py", "x * RATE", "x * RATE + 6")
+    importlib.reload(helper)
+    assert list(f(x)) == [7] * 4 and g(x) == 28
+    helper.RATE = 3
+    assert list(f(x)) == [9] * 4 and g(x) == 36 == mod.total(x)
+    edit("mod.py", "helper.g(x).sum()", "helper.g(x).sum() * 2")
+    importlib.reload(mod)
+    assert g(x) == 36 == g.serial(x)  # made of the old function
+    h = weft.function(mod.total, collect="sum", team=team)
+    assert h(x) == 72 == mod.total(x)
+"""
+    )
+
+
+def test_attributes_that_are_patched() -> None:
+    """By hand or by monkeypatch, before the first map and undone after it; deleted; in place."""
+    succeeds(
+        START.replace("assert check() == (1, 1, 1)", "")
+        + """
+import pytest
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(helper, "g", lambda x: -x)
+    patch.setattr(mod.Scale, "by", 3)
+    patch.setitem(mod.OPTIONS, "add", 1)
+    assert check() == (-1, 1, 4)
+assert check() == (1, 1, 1)
+
+helper.RATE = 0.5
+assert check() == (0.5, 0.5, 1)
+mod.OPTIONS["add"] = 7
+assert check() == (0.5, 0.5, 8)
+mod.OPTIONS = {"add": 8}
+assert check() == (0.5, 0.5, 9)
+mod.Scale.__call__ = lambda self, x: x * 100
+assert check() == (0.5, 0.5, 108)
+mod.g = helper.g = abs
+assert check() == (1, 1, 108)
+helper.g.__self__  # abs is a function in C
+
+del mod.OPTIONS
+found = weft.map(mod.f, [1], n=2, on_error="return")
+assert isinstance(found[0], NameError), found
+"""
+    )
+
+
+def test_a_file_that_is_edited_and_not_reloaded() -> None:
+    """The driver has the old code, and so have the workers, also those that start later."""
+    succeeds(
+        START
+        + """
+edit("helper.py", "x * RATE", "x * RATE + 100")
+edit("mod.py", "by = 1", "by = 10\\n    extra = 3")
+Path("mod.py").write_text(Path("mod.py").read_text() + "\\nEXTRA = 1\\n")
+assert check() == (1, 1, 1)
+assert check(n=4) == (1, 1, 1)  # two of these are new
+weft.shutdown()
+assert check() == (1, 1, 1)
+assert not any(weft.map(lambda _: hasattr(mod, "EXTRA"), range(4), n=2))
+"""
+    )
+
+
+def test_a_module_that_a_function_imports_when_it_is_called() -> None:
+    """It is compared as well, once the driver has it."""
+    succeeds(
+        START
+        + """
+assert check(mod.lazy) == 2
+edit("late.py", "x + 1", "x + 100")
+assert check(mod.lazy, n=3) == 2  # one of these is new
+import late
+importlib.reload(late)
+assert check(mod.lazy) == 101
+"""
+    )
+
+
+def test_items_of_a_class_that_has_changed() -> None:
+    """The modules that items refer to count too."""
+    succeeds(
+        START
+        + """
+def call(scale):
+    return scale(7)
+
+assert weft.map(call, [mod.Scale()] * 2, n=2) == [7, 7]
+mod.Scale.by = 3
+assert weft.map(call, [mod.Scale()] * 2, n=2) == [21, 21]
+"""
+    )
+
+
+def test_the_state_of_a_module_is_one() -> None:
+    """What functions change of their module in a worker stays there, and locks stay its own; of
+    instances of the user's classes the attributes are compared."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "state.py").write_text("""
+import functools, threading
+
+lock = threading.Lock()
+calls = 0
+seen = []
+
+class Settings:
+    def __init__(self):
+        self.rate = 1
+
+settings = Settings()
+
+@functools.lru_cache
+def cached(x):
+    return x * settings.rate
+
+def count(x):
+    global calls
+    with lock:
+        calls += 1
+        seen.append(x)
+    return calls, len(seen), settings.rate
+
+def cached_rate(x):
+    return cached(x)
+""")
+    succeeds(
+        START
+        + """
+import state
+
+weft.shutdown()  # from here on there is one worker
+assert weft.map(state.count, range(3), n=1) == [(1, 1, 1), (2, 2, 1), (3, 3, 1)]
+assert weft.map(state.count, range(2), n=1) == [(4, 4, 1), (5, 5, 1)]
+state.settings.rate = 3
+assert weft.map(state.count, [0], n=1) == [(6, 6, 3)]
+state.calls = 100
+assert weft.map(state.count, [0], n=1) == [(101, 7, 3)]
+assert state.calls == 100 and state.seen == []
+
+assert weft.map(state.cached_rate, [5], n=1) == [15]
+edit("state.py", "x * settings.rate", "x * settings.rate + 1")
+importlib.reload(state)
+assert weft.map(state.cached_rate, [5], n=1) == [6]
+
+import numpy as np
+with weft.Team(2) as team:  # what a function changes itself stays with each rank
+    def tally(x):
+        state.seen.append(len(x))
+        return np.array([state.seen[-1], len(state.seen)])
+    f = weft.function(tally, collect="sum", team=team)
+    assert [list(f(np.ones(6))) for _ in range(3)] == [[6, 2], [6, 4], [6, 6]]
+"""
+    )
+
+
+def test_what_cannot_be_brought_up_to_date() -> None:
+    """It is an error that names it, never an old number; the next call begins anew."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "odd.py").write_text("""
+import threading
+
+class Fixed(type):
+    def __setattr__(cls, name, value):
+        pass
+
+class Odd(metaclass=Fixed):
+    def number(self):
+        return 1
+
+def locked():
+    lock = threading.Lock()
+    def f(x):
+        with lock:
+            return x + 1
+    return f
+
+add = locked()
+
+def number(x):
+    return Odd().number()
+
+def added(x):
+    return add(x)
+""")
+    succeeds(
+        START
+        + """
+import odd
+
+def error(f):
+    try:
+        weft.map(f, [1, 2], n=2)
+    except Exception as error:
+        return error
+
+assert check(odd.number) == 1 and check(odd.added) == 2
+text = Path("odd.py").read_text()
+edit("odd.py", "return 1", "return 2")
+importlib.reload(odd)
+told = error(odd.number)
+assert isinstance(told, weft.ModuleDiffers) and "odd.Odd" in str(told), repr(told)
+assert "weft.shutdown()" in str(told)
+assert isinstance(error(odd.number), weft.ModuleDiffers)
+weft.shutdown()
+assert check(odd.number) == 2
+
+edit("odd.py", "x + 1", "x + 2")
+importlib.reload(odd)
+told = error(odd.added)
+assert isinstance(told, weft.InvalidType) and "odd.add" in str(told), repr(told)
+weft.shutdown()
+assert check(odd.added) == 3
+
+sys.modules["nowhere"] = type(sys)("nowhere")
+nowhere = sys.modules["nowhere"]
+nowhere.__file__ = "nowhere.py"
+exec("def f(x): return x", vars(nowhere))
+told = error(nowhere.f)
+assert isinstance(told, ModuleNotFoundError) and "nowhere" in str(told), repr(told)
+"""
+    )
+
+
+def test_autoreload_of_ipython() -> None:
+    """In a notebook: the next cell after an edit computes with the new code, in functions, in
+    replicas, and in what was imported from the module."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "net.py").write_text("""
+import numpy as np
+
+class Net:
+    def __init__(self):
+        self.w = np.ones(1)
+
+    def __call__(self, x):
+        return x * self.w * 1
+
+def double(x):
+    return x * 2
+""")
+    succeeds(
+        """
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+
+def cell(text):
+    result = shell.run_cell(text)
+    result.raise_error()
+
+def edit(old, new):
+    text = Path("net.py").read_text()
+    assert old in text
+    Path("net.py").write_text(text.replace(old, new))
+
+cell('''
+%load_ext autoreload
+%autoreload 2
+import numpy as np
+import weft
+import net
+from net import Net, double
+
+model = Net()
+x = np.ones(4)
+team = weft.Team(2)
+f = weft.function(model, collect="gather", team=team)
+g = weft.function(double, collect="gather", team=team)
+assert list(f(x)) == [1] * 4 and list(g(x)) == [2] * 4
+assert weft.map(double, [1, 2], n=2) == weft.map(net.double, [1, 2], n=2) == [2, 4]
+''')
+edit("self.w * 1", "self.w * 7")
+edit("x * 2", "x * 3")
+cell('''
+assert list(map(float, model(x))) == [7] * 4 and list(g.serial(x)) == [3] * 4
+assert list(f(x)) == [7] * 4, f(x)
+assert list(g(x)) == [3] * 4, g(x)
+assert weft.map(double, [1, 2], n=2) == weft.map(net.double, [1, 2], n=2) == [3, 6]
+assert weft.map(lambda x: Net()(x)[0], [1], n=2) == [7]
+team.close()
+''')
+"""
+    )
