@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from weft._api.team import RegisteredFunction, Team, default_team
+from weft._api.team import RegisteredFunction, Team, default_team, in_turn
 from weft._core.items import validate_callable
 from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
 from weft.adapters import models
@@ -66,6 +66,7 @@ class _TrainStep:
         self._numbers = number_of_model, number
         self._values = self._framework.values(model, optimizer)
 
+    @in_turn
     def __call__(self, *batch: Any) -> float:
         """Train on these rows, and return the loss before the step."""
         rows = choose(None, common_length({f"argument {i}": x for i, x in enumerate(batch)}))

@@ -63,6 +63,7 @@ from weft.engines.local.pool.payload import (
 from weft.engines.local.pool.workers import (
     CHECK_INTERVAL,
     FUNCTION_BYTES,
+    Lease,
     ReadyEvents,
     Watch,
     Worker,
@@ -87,6 +88,7 @@ class LocalPool(Pool):
         self._gpus: list[str | None] = list(gpus) or [None] * size
         self.size = len(self._gpus)
         self._threads = max(1, cores // self.size)
+        self._cores = cores
         self._workers = workers
 
     def prepare(self, function: Callable[[Any], Any]) -> Payload:
@@ -111,11 +113,13 @@ class LocalPool(Pool):
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
             gpus = gpus[: len(job.items)]  # more workers would have nothing to do
         limits = Limits(job)
-        lent, watch = self._workers.lend(gpus, self._threads, limits.check)
-        run = Run(job, limits, self._workers, lent, watch)
+        lease = self._workers.lease(gpus, self._threads, self._cores, limits.check)
+        run = Run(job, limits, self._workers, lease)
         try:
             for finished in run.steps():
+                lease.pause()
                 yield finished
+                lease.resume()
                 if finished.failures and not job.keep_going:
                     return
         finally:
@@ -136,25 +140,24 @@ class _Task(NamedTuple):
 class Run:
     """A job under way."""
 
-    def __init__(
-        self, job: Job, limits: Limits, workers: Workers, lent: list[Worker], watch: Watch
-    ) -> None:
+    def __init__(self, job: Job, limits: Limits, workers: Workers, lease: Lease) -> None:
         self._process = os.getpid()
         self._job = job
         self._limits = limits
         self._workers = workers
-        self._watch = watch
+        self._lease = lease
+        self._watch = lease.watch
         #: draws the items where the job can be cancelled while their iterator blocks
         self._feed: Feed | None = None
         feed = self._draw_in_background if job.cancelled is not None else None
         expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
         self._schedule = Schedule(
-            job.items, len(lent), retries=job.retries, expected=expected, feed=feed
+            job.items, lease.wanted.total(), retries=job.retries, expected=expected, feed=feed
         )
-        self._idle = lent
+        self._idle = lease.idle
         self._busy: dict[Worker, _Task] = {}
-        #: workers that have had their one item, where each gets only one
-        self._served: list[Worker] = []
+        #: a chunk for which there was no worker any more when its items had come
+        self._unsent: Chunk | None = None
 
     def _draw_in_background(self, items: Iterator[Any]) -> Draw:
         self._feed = Feed(items)
@@ -164,10 +167,10 @@ class Run:
     def steps(self) -> Generator[Finished, None, None]:
         """Yield each chunk when it is finished. Raises Stalled, Cancelled."""
         for worker in self._watch.ended():  # they ended while idle: no item is lost
-            self._replace(worker)
+            self._drop(worker)
         while True:
             yield from self._hand_out()
-            if not self._busy and not self._schedule.waiting:
+            if not self._busy and not self._schedule.waiting and self._unsent is None:
                 return
             for worker, events in self._wait().items():
                 yield from self._attend(worker, events)
@@ -176,6 +179,7 @@ class Run:
         """End what still runs, and give the workers back."""
         if os.getpid() != self._process:
             return  # in a forked child, which has no business with the parent's workers
+        self._lease.resume()
         if self._feed is not None:
             self._watch.watch_wakeup(-1)
             self._feed.close()
@@ -187,11 +191,10 @@ class Run:
                 worker.kill()
             for worker in list(self._busy):
                 self._drop(worker)
-            rested = [*self._idle, *self._served]
             for worker, events in self._watch.wait(0).items():
                 self._watch.relay(worker, events)
             self._workers.note_cost(self._job.function.digest, self._schedule.cost)
-            self._workers.give_back(rested, self._watch)
+            self._lease.end()
 
     def _interrupt(self) -> None:
         """Interrupt the busy workers, and wait for those that reply within the grace period."""
@@ -215,7 +218,7 @@ class Run:
     def _hand_out(self) -> list[Finished]:
         """Send a chunk to every idle worker. Return the items that could not be packed."""
         failed = []
-        while self._idle:
+        while self._has_worker():
             chunk = self._next()
             if chunk is None:
                 break
@@ -233,14 +236,34 @@ class Run:
                     unsent = Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                     failed.append(unsent)
                 continue
+            if not self._idle:  # another call has taken it while the items came
+                payload.release()
+                self._unsent = chunk
+                continue
             self._give(self._idle.pop(), _Task(chunk, payload))
         return failed
 
+    def _has_worker(self) -> bool:
+        """Return whether there is a worker for the next chunk. Wait for one if none is at work."""
+        if not self._idle and self._schedule.exhausted and self._unsent is None:
+            self._lease.wants_no_more()
+            return False
+        if not self._idle and not self._lease.take(self._check) and not self._busy:
+            self._lease.wait_for_one(self._limits.check)
+        return bool(self._idle)
+
     def _next(self) -> Chunk | None:
         """Return the next chunk. Raises Stalled if the deadline passes before its items come."""
+        if self._unsent is not None:
+            chunk, self._unsent = self._unsent, None
+            return chunk
         if self._schedule.at_hand or self._feed is not None:
             return self._schedule.next()
-        return self._limits.run_until_deadline(self._schedule.next, self._where)
+        self._lease.pause()
+        try:
+            return self._limits.run_until_deadline(self._schedule.next, self._where)
+        finally:
+            self._lease.resume()
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
@@ -259,14 +282,21 @@ class Run:
         Cancelled."""
         while True:
             self._check()
+            self._lease.spare_idle()
             events = self._watch.wait(self._limits.pause)
-            if events or self._watch.woken:
+            if events or self._watch.woken or self._may_send():
                 return events
+
+    def _may_send(self) -> bool:
+        """Return whether another worker has become free for what is left."""
+        return not self._idle and not self._schedule.exhausted and self._lease.take(self._check)
 
     def _check(self) -> None:
         self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
+        if worker not in self._lease.held:  # it was given to another call meanwhile
+            return
         self._watch.relay(worker, events)
         message = None
         ended = worker.pidfd in events
@@ -323,8 +353,12 @@ class Run:
     def _free(self, worker: Worker) -> None:
         """Take the chunk from a worker that is done with it."""
         task = self._busy.pop(worker)
-        (self._served if self._job.one_each else self._idle).append(worker)
         task.payload.release()
+        if self._job.one_each:
+            self._lease.served.add(worker)
+            self._lease.give_back(worker)
+        else:
+            self._lease.rest(worker)
 
     def _not_loaded(
         self, worker: Worker, message: Done, error: Exception
@@ -340,7 +374,7 @@ class Run:
             return
         chunk = self._busy[worker].chunk
         if message.shared:  # the blocks of its other results stay in flight until it ends
-            self._replace(worker)
+            self._drop(worker)
         else:
             self._free(worker)
         if len(chunk.items) > 1:
@@ -364,14 +398,14 @@ class Run:
         return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
-        """Replace a worker that has ended; run its items again, or yield the one that failed."""
+        """Forget a worker that has ended; run its items again, or yield the one that failed."""
         task = self._busy.get(worker)
         if task is None:
             self._drop(worker)
             return
         chunk = task.chunk
         delivered = not worker.frames.unsent
-        ended = self._replace(worker)
+        ended = self._drop(worker)
         item = ended.item if ended is not None else chunk.first if delivered else -1
         if item == LOADING + chunk.first:  # it ended while unpickling: nobody knows which item
             item = chunk.first
@@ -394,21 +428,10 @@ class Run:
         )
         yield self._finished(worker, Chunk(item, [None]), [None], {item: error})
 
-    def _replace(self, worker: Worker) -> Ended | None:
-        """Start a worker in the place of one that has ended. Return how that one ended."""
-        ended = self._drop(worker)
-        fresh = self._workers.replace(worker, self._check)
-        self._idle.append(fresh)
-        self._watch.add(fresh)
-        return ended
-
     def _drop(self, worker: Worker) -> Ended | None:
         """End a worker, if it has not ended. Return how it did."""
         worker.kill()
-        self._watch.remove(worker)
-        for rested in (self._idle, self._served):
-            if worker in rested:
-                rested.remove(worker)
+        self._lease.discard(worker)
         ended = self._workers.end(worker)
         task = self._busy.pop(worker, None)
         if task is not None:

@@ -23,6 +23,7 @@ from weft._core.failures import Failure, describe
 from weft._core.seeding import derive, seed_generators, seed_torch
 from weft.engines.local.pool.messages import (
     LOADING,
+    NO_ITEM,
     Answer,
     CacheFunction,
     Cancel,
@@ -63,8 +64,8 @@ _NO_RESULTS = Payload()
 
 
 def serve(connection: socket.socket, number: int, item: memoryview) -> None:
-    """Serve the driver until it closes the connection. `item[0]` tells the fork server which item
-    is being run."""
+    """Serve the driver until it closes the connection, or has been silent for as long as it said.
+    `item[0]` tells the fork server which item is being run."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -85,11 +86,14 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     try:
         while True:
             message = frames.receive()
+            if message is None and not frames.incomplete:
+                raise Closed("nobody has needed this worker for long")
             if isinstance(message, Work):
                 note(LOADING + message.first)
                 answer, results = _reply(message, functions[message.digest], note)
                 retain_borrowed()
                 send(answer)
+                item[0] = NO_ITEM  # should it end now, no item of the next chunk is lost
                 if faults.armed:
                     faults.reach("work.replied")
                 del answer
@@ -107,6 +111,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 send(CancelAcknowledged())
             elif isinstance(message, Settings):
                 _adopt(message)
+                frames.limit_receiving(message.idle)
             del message
     except Closed:
         atexit._run_exitfuncs()  # os._exit follows, without unwinding the fork server's frames
