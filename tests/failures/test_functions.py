@@ -513,7 +513,7 @@ def test_a_forked_child(pair: weft.Team) -> None:
 
 
 def test_calls_in_the_middle_of_calls(team: weft.Team) -> None:
-    """A function that calls its own team, and a second thread, are told so."""
+    """A function that calls its own team is told so."""
     inner = weft.function(np.sum, split=[0], team=team)
     outer = weft.function(lambda x: inner(x) if in_driver() else 0.0, team=team)
     with pytest.raises(UsedConcurrently, match="serial"):

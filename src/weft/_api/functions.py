@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft._api.team import RegisteredFunction, Team, default_team, validate_team
+from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
 from weft._core.arguments import whole
 from weft._core.functions import (
     Common,
@@ -120,6 +120,7 @@ class Function:
             self._team.track(self)
         return self._team
 
+    @in_turn
     def send(self) -> None:
         """Send the function to the workers, if they do not have it as it is now."""
         self._registered_now().number()
@@ -129,6 +130,7 @@ class Function:
             self._registered = RegisteredFunction(self.team, self._fun, self.name)
         return self._registered
 
+    @in_turn
     def __call__(
         self,
         *arguments: Any,

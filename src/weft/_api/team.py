@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from weft._api import session
 from weft._api.mapping import share_of_cores, validate_size
@@ -29,6 +31,20 @@ class Sendable(Protocol):
 
     def send(self) -> None:
         """Send it to the workers, if they do not have it as it is now."""
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def in_turn(method: _Method) -> _Method:
+    """Have threads call a method one after the other, as far as their objects use the same team:
+    what it sends to the workers and what it calls there belong together."""
+
+    @functools.wraps(method)
+    def call(user: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        return user.team.backend.turns.call(method, user, *arguments, **keywords)
+
+    return cast("_Method", call)
 
 
 class RegisteredFunction:
@@ -243,14 +259,17 @@ class Team:
 #: teams that have workers: they stay until they are closed, even if nobody else holds them
 _teams: set[Team] = set()
 _default: Team | None = None
+#: several threads may be the first to use it
+_making = threading.RLock()
 
 
 def default_team() -> Team:
     """Return the team of functions and replicas that were given none; made at its first use."""
     global _default
-    if _default is None:
-        _default = Team(restart_hint="f.team.restart()  # f: any weft.function or train_step")
-    return _default
+    with _making:
+        if _default is None:
+            _default = Team(restart_hint="f.team.restart()  # f: any weft.function or train_step")
+        return _default
 
 
 def validate_team(team: Any) -> Team | None:
@@ -276,6 +295,8 @@ def _close_all() -> None:
 
 def _in_child() -> None:
     """Forget all teams in a forked child: they are the parent's."""
+    global _making
+    _making = threading.RLock()
     set_default_team(None)
     _teams.clear()
 

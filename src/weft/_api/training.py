@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from weft._api.team import RegisteredFunction, Team, default_team, validate_team
+from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
 from weft._core.fingerprint import Fingerprint, fingerprint
 from weft._core.items import validate_callable
 from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
@@ -69,6 +69,7 @@ class _TrainStep:
     def __repr__(self) -> str:
         return f"<train_step of a {type(self._model).__name__} in {self.team.size} ranks>"
 
+    @in_turn
     def __call__(self, *batch: Any) -> float:
         """Train on these rows, and return the loss before the step."""
         rows = choose(None, common_length({f"argument {i}": x for i, x in enumerate(batch)}))

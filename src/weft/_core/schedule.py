@@ -153,6 +153,11 @@ class Schedule:
         self._again.appendleft(chunk)
 
     @property
+    def exhausted(self) -> bool:
+        """Return whether no chunk is left, as far as is known."""
+        return not self._again and self.total is not None and self._taken >= self.total
+
+    @property
     def taken(self) -> int:
         """Return how many items have been drawn."""
         return self._taken

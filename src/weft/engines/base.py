@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weft._core.calls import Call
     from weft._core.items import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
+    from weft.engines.turns import Turns
 
 
 class Group(ABC):
@@ -403,6 +404,8 @@ class Team(ABC):
     size: int
     #: the driver's own part
     member: Member
+    #: by which threads use it one after the other
+    turns: Turns
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -420,7 +423,7 @@ class Team(ABC):
 
     @abstractmethod
     def drop(self, number: int) -> None:
-        """Forget an object when the next one is registered. Safe in finalizers."""
+        """Forget an object at the next call. Safe in finalizers."""
 
     @abstractmethod
     def call(
@@ -435,7 +438,8 @@ class Team(ABC):
         Return the results in rank order; a rank whose `own` is None does not run the function. Of a
         RowSlice a worker gets at least the rows that it names. The values of `common` are sent once
         for all workers, errors name them by their keys, and each worker may change what it gets.
-        Raises what a rank raised, WorkerLost, Stalled; ranks that still run are ended then.
+        Raises what a rank raised, WorkerLost, Stalled; ranks that still run are ended then. Waits
+        for other threads' calls; raises UsedConcurrently within a call of this thread.
         """
 
     def persistent_ids(self) -> Callable[[Any], Hashable]:

@@ -15,6 +15,7 @@ from weft._core.seeding import derive, seed_generators
 from weft.engines.base import NO_COMMON, Member, Pool, Team
 from weft.engines.interruption import ComputationInterrupted, run_until
 from weft.engines.serial.group import SerialGroup
+from weft.engines.turns import Turns
 from weft.errors import Cancelled, Stalled, TeamBroken, UsedConcurrently
 from weft.resources import host_name
 
@@ -148,8 +149,12 @@ class SerialTeam(Team):
         self.member = Member(0, 1, SerialGroup(timeout=timeout))
         self._registered_so_far = 0
         self._closed = self._busy = False
+        self.turns = Turns("this team", timeout)
 
     def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
+        return self.turns.call(self._register, value)
+
+    def _register(self, value: Any) -> int:
         self._validate_usable()
         number = self._registered_so_far
         self._registered_so_far += 1
@@ -165,6 +170,14 @@ class SerialTeam(Team):
         own: Sequence[tuple[Any, ...] | None],
         *,
         common: Mapping[str, Any] = NO_COMMON,
+    ) -> list[Any]:
+        return self.turns.call(self._call, function, own, common)
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        common: Mapping[str, Any],
     ) -> list[Any]:
         self._validate_usable()
         self._busy = True

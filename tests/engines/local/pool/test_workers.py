@@ -214,7 +214,7 @@ def test_a_folder_that_a_worker_cannot_enter(tmp_path: Path) -> None:
     the driver has changed to one that can be entered."""
     gone = tmp_path / "gone"
     workers = own_workers()
-    (worker,), watch = workers.lend([None], 1)
+    (worker,), _ = workers.lend_for_good([None], 1)
     function, items = pack_function(abs), pack([-1], 0)
     work = Work(function.digest, 0, items.data, None, keep_going=False)
     state = capture().state
@@ -234,7 +234,7 @@ def test_a_folder_that_a_worker_cannot_enter(tmp_path: Path) -> None:
     assert "os.chdir(folder)" in told.failure.message
     worker.bring_up_to_date(Captured(state._replace(folder=str(tmp_path))), {})
     assert isinstance(answer(), Done)
-    workers.give_back([worker], watch)
+    worker.close()
 
 
 #: what a worker does with memory, and what it and its children see in their environment

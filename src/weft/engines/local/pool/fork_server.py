@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft._core.launch import Process
+from weft.engines.local.pool.messages import NO_ITEM
 from weft.engines.local.processes import linux
 from weft.engines.local.processes.channel import Channel, Close, Closed, Ended, Start, Started
 from weft.engines.local.processes.linux import oom_kills, open_pidfd, peek_end, process_start
@@ -40,9 +41,6 @@ _GRACE = 0.2
 
 #: idle seconds after which the server loads what later workers need
 _IDLE = 0.5
-
-#: the item of a worker that has not begun one
-_NO_ITEM = (1 << 64) - 1
 
 
 class Listener(Protocol):
@@ -175,7 +173,7 @@ class Server:
         if not self._slots:
             raise OSError(errno.EAGAIN, f"there are {_MOST} already")
         slot = self._slots[-1]
-        self._items[slot] = _NO_ITEM
+        self._items[slot] = NO_ITEM
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -250,7 +248,7 @@ class Server:
             ended = Ended(
                 worker.number,
                 code,
-                -1 if item == _NO_ITEM else item,
+                -1 if item == NO_ITEM else item,
                 usage.ru_maxrss * 1024,
                 int(out_of_memory and code == -signal.SIGKILL),
             )

@@ -21,8 +21,9 @@ and results are bytes in them: the data of payloads (payload.py), whose large ar
 separately.
 
 `Frames` sends whole messages over a stream socket: eight bytes of length, then the pickle. On a
-blocking socket (the worker's) `send` and `receive` wait. On one that does not block (the driver's)
-what cannot be sent stays for `flush`, and `receive` returns None while a message is incomplete.
+blocking socket (the worker's) `send` and `receive` wait, `receive` perhaps for a limited time. On
+one that does not block (the driver's) what cannot be sent stays for `flush`, and `receive` returns
+None while a message is incomplete.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from weft.engines.local.processes.output import Logged
 #: added to the index of a chunk's first item while a worker loads the chunk
 LOADING = 1 << 62
 
+#: in the place of that index: the worker has no chunk
+NO_ITEM = (1 << 64) - 1
+
 
 class Settings(NamedTuple):
     """The driver's settings, which a worker takes over."""
@@ -49,6 +53,8 @@ class Settings(NamedTuple):
     threads: int
     #: the one GPU that it sees; None: those that the driver sees
     gpu: str | None
+    #: seconds without a message after which the worker ends; None: never
+    idle: float | None
 
 
 class Modules(NamedTuple):
@@ -220,6 +226,8 @@ Message = (
 
 _LENGTH = struct.Struct("=Q")
 
+_TIMEVAL = struct.Struct("ll")
+
 _READ = 1 << 16
 
 
@@ -271,6 +279,17 @@ class Frames:
     def _left(self) -> memoryview:
         data, taken = self._outgoing
         return data[sum(taken) :]
+
+    def limit_receiving(self, seconds: float | None) -> None:
+        """Have `receive` on a blocking socket return None if so long nothing has come."""
+        whole, part = divmod(seconds or 0.0, 1.0)
+        limit = _TIMEVAL.pack(int(whole), int(part * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    @property
+    def incomplete(self) -> bool:
+        """Return whether a part of the next message has come."""
+        return any(self._incoming)
 
     def receive(self) -> Message | None:
         """Return the next message; None if it is incomplete. Raises Closed."""

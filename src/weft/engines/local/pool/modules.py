@@ -50,6 +50,7 @@ from weft.engines.local.pool.payload import (
     load,
     unpicklable_error,
 )
+from weft.engines.local.processes.channel import Closed
 from weft.errors import ModuleDiffers
 
 #: an attribute of a module: the names of both
@@ -282,15 +283,18 @@ class LoadedModules:
     def __init__(self, frames: Frames, send: Callable[[Outdated], None]) -> None:
         self._frames, self._send = frames, send
         #: messages that came while it waited for Update
-        self._waiting: deque[Message | None] = deque()
+        self._waiting: deque[Message] = deque()
         #: the digests of those that could not be imported yet
         self._later: dict[str, dict[str, bytes]] = {}
         #: why the next chunk cannot be run
         self._failure: Failure | None = None
 
     def receive(self) -> Message | None:
-        """Return the driver's next message. Raises Closed."""
-        return self._waiting.popleft() if self._waiting else self._frames.receive()
+        """Return the driver's next message. Raises Closed, also if there was none for long."""
+        message = self._waiting.popleft() if self._waiting else self._frames.receive()
+        if message is None and not self._frames.incomplete:
+            raise Closed("nobody has needed this worker for long")
+        return message
 
     def take(self, message: Modules | Update) -> None:
         """Compare modules with the driver's, or change them. Raises Closed."""
@@ -301,7 +305,8 @@ class LoadedModules:
         if outdated:
             self._send(Outdated(outdated))
             while not isinstance(answer := self._frames.receive(), Update):
-                self._waiting.append(answer)
+                if answer is not None:  # nothing has come for long
+                    self._waiting.append(answer)
             self._update(answer)
 
     def failure(self) -> Failure | None:

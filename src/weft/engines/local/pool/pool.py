@@ -69,6 +69,7 @@ from weft.engines.local.pool.payload import (
 from weft.engines.local.pool.workers import (
     CHECK_INTERVAL,
     FUNCTION_BYTES,
+    Lease,
     ReadyEvents,
     Watch,
     Worker,
@@ -92,6 +93,7 @@ class LocalPool(Pool):
         """Use `size` workers that share so many cores, or one for each of `gpus`."""
         self._gpus: list[str | None] = list(gpus) or [None] * size
         self.size = len(self._gpus)
+        self._cores = cores
         self._threads = max(1, cores // self.size)
         self._workers = workers
 
@@ -118,10 +120,13 @@ class LocalPool(Pool):
         gpus = self._gpus
         if at_hand(job.items) and not job.one_each:
             gpus = gpus[: len(cast("Sized", job.items))]  # more would have nothing to do
-        run = Run(job, self._workers, gpus, self._threads)
+        lease = self._workers.lease(gpus, self._threads, self._cores)
+        run = Run(job, self._workers, lease)
         try:
             for finished in run.steps():
+                lease.pause()
                 yield finished
+                lease.resume()
                 if finished.failures and not job.keep_going:
                     return
         finally:
@@ -130,8 +135,6 @@ class LocalPool(Pool):
 
 #: seconds that an interrupted function has to return
 _GRACE = 0.3
-
-_NOBODY = Watch(())
 
 
 class _Task(NamedTuple):
@@ -144,10 +147,7 @@ class _Task(NamedTuple):
 class Run:
     """A job under way."""
 
-    def __init__(
-        self, job: Job, workers: Workers, gpus: Sequence[str | None], threads: int
-    ) -> None:
-        """Prepare a job for workers with these GPUs, and so many threads each."""
+    def __init__(self, job: Job, workers: Workers, lease: Lease) -> None:
         self._process = os.getpid()
         self._job = job
         thread, state = job.function.state
@@ -155,7 +155,9 @@ class Run:
         self._state = capture() if thread == threading.get_ident() else state
         self._modules = modules.look(job.function.modules)
         self._limits = Limits(job)
-        self._workers, self._gpus, self._threads = workers, gpus, threads
+        self._workers, self._lease = workers, lease
+        #: the workers without a chunk
+        self._idle = lease.idle
         #: wakes this thread when items have come or may be drawn; who cannot cancel needs none
         self._wakeup = wakeup = Wakeup() if job.cancelled is not None else None
         #: draws the items where the job can be cancelled while their iterator blocks
@@ -167,7 +169,7 @@ class Run:
         expected = UNKNOWN if job.one_each else workers.expected_cost(job.function.digest)
         self._schedule = Schedule(
             job.items,
-            max(1, len(gpus)),
+            max(1, lease.wanted.total()),
             retries=job.retries,
             expected=expected,
             singly=job.timeout_each is not None,
@@ -176,13 +178,10 @@ class Run:
         )
         if job.window is not None and wakeup is not None:
             job.window.wake = wakeup.set
-        self._watch = self._watch_nobody()
-        self._idle: list[Worker] = []
+        self._watch_wakeup()
         self._busy: dict[Worker, _Task] = {}
         #: until when their items may run, where these are timed
         self._due: dict[Worker, float] = {}
-        #: workers that have had their one item, where each gets only one
-        self._served: list[Worker] = []
         #: whether the job's deadline has passed: nothing more begins
         self._over = False
 
@@ -191,9 +190,22 @@ class Run:
         return self._feed.draw
 
     def _draw_until_deadline(self, items: Iterator[Any]) -> Draw:
-        return lambda size: self._limits.run_until_deadline(
-            lambda: draw_some(items, size), self._where
-        )
+        def draw(size: int) -> list[Any]:
+            self._lease.pause()
+            try:
+                return self._limits.run_until_deadline(lambda: draw_some(items, size), self._where)
+            finally:
+                self._lease.resume()
+
+        return draw
+
+    @property
+    def _watch(self) -> Watch:
+        return self._lease.watch
+
+    def _watch_wakeup(self) -> None:
+        if self._wakeup is not None:
+            self._watch.watch_wakeup(self._wakeup.descriptor)
 
     def steps(self) -> Generator[Finished, None, None]:
         """Yield each chunk when it is finished. Raises Stalled, Cancelled. If the job keeps going,
@@ -219,54 +231,24 @@ class Run:
         """End what still runs, and give the workers back."""
         if os.getpid() != self._process:
             return  # in a forked child, which has no business with the parent's workers
+        self._lease.resume()
         if self._feed is not None:
             self._feed.close()
         try:
             if self._busy:
                 self._interrupt()
         finally:  # also after a second Ctrl-C
-            self._drop_busy()
+            for worker in self._busy:
+                worker.kill()
+            for worker in list(self._busy):
+                self._drop(worker)
+            self._watch.watch_wakeup(-1)  # first: `wait` would take a wake-up that is not for it
+            for worker, events in self._watch.wait(0).items():
+                self._watch.relay(worker, events)
             self._workers.note_cost(self._job.function.digest, self._schedule.cost)
-            self._give_back()
+            self._lease.end()
             if self._wakeup is not None:
                 self._wakeup.close()
-
-    def _drop_busy(self) -> None:
-        for worker in self._busy:
-            worker.kill()
-        for worker in list(self._busy):
-            self._drop(worker)
-
-    # workers: none before the first chunk, nor while there is nothing for them to do
-
-    def _borrow(self) -> None:
-        """Wait for workers. Raises Stalled, Cancelled, LaunchError."""
-        self._idle, self._watch = self._workers.lend(self._gpus, self._threads, self._limits.check)
-        if self._wakeup is not None:
-            self._watch.watch_wakeup(self._wakeup.descriptor)
-        for worker in self._watch.ended():  # they ended while idle: no item is lost
-            self._drop(worker)
-            self._replace(worker)
-
-    def _give_back(self) -> None:
-        """Give the workers back; none of them is busy."""
-        rested = [*self._idle, *self._served]
-        if not rested:
-            return
-        self._watch.watch_wakeup(-1)  # first: `wait` would take a wake-up that is not for it
-        for worker, events in self._watch.wait(0).items():
-            self._watch.relay(worker, events)
-        watch, self._watch = self._watch, self._watch_nobody()
-        self._idle, self._served = [], []
-        self._workers.give_back(rested, watch)
-
-    def _watch_nobody(self) -> Watch:
-        """Return a watch for this thread's wake-ups alone."""
-        if self._wakeup is None:
-            return _NOBODY  # without wake-ups nobody waits before there are workers
-        watch = Watch(())
-        watch.watch_wakeup(self._wakeup.descriptor)
-        return watch
 
     def _interrupt(self) -> None:
         """Interrupt the busy workers, and wait for those that reply within the grace period."""
@@ -290,16 +272,16 @@ class Run:
     def _hand_out(self) -> Generator[Finished, None, None]:
         """Send a chunk to every idle worker. Yield the items that could not be packed. Raises
         Stalled if the deadline passes before items come."""
-        if not self._idle and not self._busy and not self._served:
+        while self._idle or not self._busy or self._takes_another():
             chunk = self._schedule.next()
             if chunk is None:
                 return
-            self._schedule.put_back(chunk)
-            self._borrow()
-        while self._idle:
-            chunk = self._schedule.next()
-            if chunk is None:
-                return
+            if not self._idle:  # it has none yet, or other calls took them while the items came
+                self._schedule.put_back(chunk)
+                if self._busy:
+                    return
+                self._begin()
+                continue
             try:
                 payload = pack_items(chunk.items, chunk.first, most=MOST_BYTES)
             except PayloadTooLarge:
@@ -314,6 +296,21 @@ class Run:
                     yield Finished(chunk.first, [None], {chunk.first: error}, worker=-1, pid=0)
                 continue
             self._give(self._idle.pop(), _Task(chunk, payload))
+
+    def _takes_another(self) -> bool:
+        """Take another worker, if there is one, and something may be left for it."""
+        if self._schedule.exhausted:
+            self._lease.wants_no_more()
+            return False
+        return self._lease.take(self._check)
+
+    def _begin(self) -> None:
+        """Wait for workers: none are held before the first chunk. Raises Stalled, Cancelled,
+        LaunchError."""
+        self._lease.begin(self._limits.check)
+        self._watch_wakeup()
+        for worker in self._watch.ended():  # they ended while idle: no item is lost
+            self._drop(worker)
 
     def _give(self, worker: Worker, task: _Task) -> None:
         job = self._job
@@ -342,16 +339,21 @@ class Run:
     def _wait(self) -> ReadyEvents:
         """Return the workers with events, or none when items have come or one has run for too
         long. Raises Stalled, Cancelled."""
-        if not self._busy:
-            self._give_back()
+        if not self._busy:  # until there are items others have the workers
+            self._lease.give_back_idle()
         while True:
             self._check()
+            self._lease.spare_idle()
             pause = self._limits.pause
             if self._due:
                 pause = max(0.0, min(pause, min(self._due.values()) - time.monotonic()))
             events = self._watch.wait(pause)
-            if events or self._watch.woken or self._overdue():
+            if events or self._watch.woken or self._overdue() or self._may_send():
                 return events
+
+    def _may_send(self) -> bool:
+        """Return whether another worker has become free for what is left."""
+        return not self._idle and not self._schedule.waiting and self._takes_another()
 
     def _overdue(self) -> list[Worker]:
         """Return the workers whose items have run for too long."""
@@ -364,6 +366,8 @@ class Run:
         self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
+        if worker not in self._lease.held:  # it was given to another call meanwhile
+            return
         self._watch.relay(worker, events)
         message = None
         ended = worker.pidfd in events
@@ -453,9 +457,12 @@ class Run:
     def _free(self, worker: Worker) -> None:
         """Take the chunk from a worker that is done with it."""
         self._due.pop(worker, None)
-        task = self._busy.pop(worker)
-        (self._served if self._job.one_each else self._idle).append(worker)
-        task.payload.release()
+        self._busy.pop(worker).payload.release()
+        if self._job.one_each:
+            self._lease.served.add(worker)
+            self._lease.give_back(worker)
+        else:
+            self._lease.rest(worker)
 
     def _not_loaded(
         self, worker: Worker, message: Done | Stopped, error: Exception
@@ -480,8 +487,6 @@ class Run:
             indexes = range(chunk.first, chunk.first + len(chunk.items))
             errors: dict[int, Exception] = {i: _not_loaded_error(i, error) for i in indexes}
             yield self._finished(worker, chunk, [None] * len(indexes), errors)
-        if message.shared:
-            self._replace(worker)
 
     @staticmethod
     def _finished(
@@ -494,7 +499,7 @@ class Run:
         return restore(failure, str(worker), item, host=worker.host)
 
     def _lose(self, worker: Worker) -> Generator[Finished, None, None]:
-        """Replace a worker that has ended; run its items again, or yield the one that failed."""
+        """Forget a worker that has ended; run its items again, or yield the one that failed."""
         task = self._busy.get(worker)
         if task is None:
             self._drop(worker)
@@ -516,7 +521,6 @@ class Run:
                 advice="" if retries else "; retries=1 runs such items again on a fresh worker",
             )
             yield self._finished(worker, Chunk(item, [None]), [None], {item: error})
-        self._replace(worker)
 
     def _runs_again(self, chunk: Chunk, item: int) -> bool:
         """Have a chunk run again whose worker has ended, as far as that is to be done. Return
@@ -532,14 +536,6 @@ class Run:
                 return True
         return self._schedule.lost(chunk, item)
 
-    def _replace(self, worker: Worker) -> None:
-        """Start a worker in the place of one that has ended, after what it had was seen to: here
-        the deadline may be noticed."""
-        if not self._over:
-            fresh = self._workers.replace(worker, self._check)
-            self._idle.append(fresh)
-            self._watch.add(fresh)
-
     def _expire(self, worker: Worker) -> Generator[Finished, None, None]:
         """End a worker whose item has run for too long. The item is run again, or has failed."""
         chunk = self._busy[worker].chunk
@@ -553,7 +549,6 @@ class Run:
                 "items again"
             )
             yield self._finished(worker, chunk, [None], {item: error})
-        self._replace(worker)
 
     # at the deadline of a job that keeps going
 
@@ -595,10 +590,7 @@ class Run:
     def _drop(self, worker: Worker) -> Ended | None:
         """End a worker, if it has not ended. Return how it did."""
         worker.kill()
-        self._watch.remove(worker)
-        for rested in (self._idle, self._served):
-            if worker in rested:
-                rested.remove(worker)
+        self._lease.discard(worker)
         ended = self._workers.end(worker)
         self._due.pop(worker, None)
         task = self._busy.pop(worker, None)

@@ -24,6 +24,7 @@ from weft._core.seeding import derive, seed_generators, seed_torch
 from weft.engines.local.pool import driver_state, nesting
 from weft.engines.local.pool.messages import (
     LOADING,
+    NO_ITEM,
     Answer,
     Begun,
     CacheFunction,
@@ -67,8 +68,8 @@ _NO_RESULTS = Payload()
 
 
 def serve(connection: socket.socket, number: int, item: memoryview) -> None:
-    """Serve the driver until it closes the connection. `item[0]` tells the fork server which item
-    is being run."""
+    """Serve the driver until it closes the connection, or has been silent for as long as it said.
+    `item[0]` tells the fork server which item is being run."""
     _set_up_process(number)
     frames = Frames(connection)
     sending = threading.Lock()
@@ -97,11 +98,13 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             message = modules.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                begin = note_and_tell if message.timed else note
                 function = modules.failure() or functions[message.digest]
-                answer, results = _reply(message, function, begin)
+                answer, results = _reply(
+                    message, function, note_and_tell if message.timed else note
+                )
                 retain_borrowed()
                 send(answer)
+                item[0] = NO_ITEM  # should it end now, no item of the next chunk is lost
                 if faults.armed:
                     faults.reach("work.replied")
                 del answer, function
@@ -116,6 +119,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                     results.release()
                 send(CancelAcknowledged())
             elif isinstance(message, Settings):
+                frames.limit_receiving(message.idle)
                 _adopt(message)
             elif isinstance(message, (Modules, Update)):
                 modules.take(message)

@@ -1,14 +1,30 @@
 """The driver's side of workers: start them, lend them, watch them, lose them.
 
-`Workers` are those of one fork server: started when needed, kept warm, lent to one call at a time.
-`Worker` is one of them: its connection, its outputs, and the functions that it has cached. `Watch`
-waits for several at once: for their replies, their output and their end. `worker_lost_error` tells
-how one was lost.
+`Workers` are those of one fork server: started when needed, kept warm, lent to the calls of all
+threads. `Lease` is one call's use of them. `Worker` is one of them: its connection, its outputs,
+and the functions that it has cached. `Watch` waits for several at once: for their replies, their
+output and their end. `worker_lost_error` tells how one was lost.
+
+Of all calls together no more workers compute than there are cores, or than one of them has asked
+for. Who gets a worker:
+
+    a call begins            takes what is free, and starts what may be started; waits if that is
+                             none, for the first worker that another gives back
+    a chunk ends             the call keeps the worker, unless another waits that has fewer: its
+                             fair share it keeps for a while
+    a call's loop comes by   it takes what has become free, if it wants more
+    a call is paused         its caller has the turn, or its iterator is asked for items: others
+                             take its idle workers. Those of its workers whose answers nobody reads
+                             do not count, so that a call within a call never waits for it
+
+Teams have workers of their own, which stay. Workers that nobody has used for a minute end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import select
 import signal
@@ -17,7 +33,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import cast
 
@@ -27,6 +43,7 @@ from weft.engines.local.pool import interpreter
 from weft.engines.local.pool.driver_state import Captured, reissue
 from weft.engines.local.pool.messages import (
     Answer,
+    Begun,
     CacheFunction,
     Cancel,
     CancelAcknowledged,
@@ -57,11 +74,21 @@ _START = 60.0
 #: seconds for the fork server to report how a worker ended, and to end itself
 _END = 2.0
 
+#: seconds after which a worker of the pool ends if nobody uses it, and after which it is not lent
+#: any more, so that none ends when work is sent to it
+IDLE, _LENDABLE = 60.0, 0.9
+
+#: ends of workers that nobody has asked for
+_ENDS = 4096
+
 #: functions whose cost per item is remembered
 _COSTS = 256
 
 #: raises when the caller has to stop waiting
 Check = Callable[[], None]
+
+#: the same, for a caller that can say where it is
+CheckWhere = Callable[[Callable[[], str]], None]
 
 
 class Workers:
@@ -69,64 +96,169 @@ class Workers:
 
     def __init__(self, pipe: str | None) -> None:
         self._pipe = pipe
-        self._lock = threading.Lock()
-        self._server: Channel | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        #: held only while the fields below change, and those of leases
+        self.lock = threading.Lock()
         self._idle: list[Worker] = []
-        self._started = 0
-        self._ends: dict[int, Ended] = {}
-        #: all that have not ended: idle, lent, and of teams
+        #: the calls under way. One that an interrupt has lost is garbage, and its workers with it
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        #: all workers that have not ended: idle, lent, and of teams
         self._everyone: weakref.WeakSet[Worker] = weakref.WeakSet()
         #: watches the workers that were given back last
         self._watch: Watch | None = None
         #: what an item took in the last job, by the function's digest
         self._costs: dict[bytes, Cost] = {}
+        #: held while the fork server answers
+        self._server_lock = threading.Lock()
+        self._server: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0
+        self._ends: dict[int, Ended] = {}
 
-    def lend(
-        self, gpus: Sequence[str | None], threads: int, check: Check = lambda: None
-    ) -> tuple[list[Worker], Watch]:
-        """Return workers for one call, warm ones first: one for each GPU, or None, in `gpus`.
+    def lease(self, gpus: Sequence[str | None], threads: int, cores: int) -> Lease:
+        """Return a call's lease, which has no workers yet: at most one for each GPU, or None, in
+        `gpus`, with so many threads each. All calls together use so many cores."""
+        lease = Lease(self, gpus, threads, cores)
+        self._leases.add(lease)
+        return lease
 
-        While they start, `check` is called again and again; it raises when the call has to end.
-        Raises LaunchError.
-        """
+    def lend_for_good(self, gpus: Sequence[str | None], threads: int) -> tuple[list[Worker], Watch]:
+        """Return workers that are not given back, warm ones first: one for each of `gpus`. They
+        belong to no lease. Raises LaunchError."""
         lent: list[Worker] = []
-        locked: list[bool] = []
         try:
-            try:
-                self._take_lock(locked, check)
-                for gpu in gpus:
-                    lent.append(self._take(gpu) or self._start(gpu, check))
-                watch, self._watch = self._watch, None
-            finally:
-                if any(locked):
-                    self._lock.release()
+            for gpu in gpus:
+                with self.lock:
+                    warm = self._pop_idle(gpu)
+                    while warm is not None and readable(warm.pidfd):
+                        warm = self._pop_idle(gpu)
+                lent.append(warm or self.start(gpu, lambda: None))
             for worker in lent:
-                worker.threads = threads
+                worker.threads, worker.idle_limit = threads, None
         except BaseException:
-            # warm ones stay warm; without the lock, which another thread may hold for long: += is
-            # one step
-            self._idle += lent
+            self._idle += lent  # warm ones stay warm; += is one step
             raise
-        return lent, watch if watch is not None and watch.watches(lent) else Watch(lent)
+        return lent, Watch(lent)
 
-    def replace(self, worker: Worker, check: Check) -> Worker:
-        """Return a fresh worker in the place of one that has ended. Raises LaunchError."""
-        locked: list[bool] = []
-        try:
-            self._take_lock(locked, check)
-            fresh = self._start(worker.gpu, check)
-        finally:
-            if any(locked):
-                self._lock.release()
-        fresh.threads = worker.threads
-        return fresh
+    def take(self, lease: Lease) -> Worker | None:
+        """Return an idle worker for a lease; None if there is none. Then `lease.starting` has the
+        GPU of one that it may start."""
+        with self.lock:
+            for gpu in lease.lacking():
+                idle, room = self._count_idle(gpu), self._limit(gpu) - self._in_use(gpu, lease)
+                ahead = sum(other.comes_before(lease, gpu) for other in self._leases)
+                if max(room, idle) <= ahead:
+                    continue
+                worker = self._pop_idle(gpu, but=lease.served)
+                if worker is not None:
+                    lease.held.add(worker)
+                    return worker
+                if room > idle:
+                    lease.starting = (gpu,)
+                    return None
+            return None
 
-    def give_back(self, workers: Sequence[Worker], watch: Watch) -> None:
-        """Take workers back after a call; none of them has a chunk."""
-        with self._lock:
+    def give_back(
+        self, lease: Lease, workers: Sequence[Worker], watch: Watch | None = None
+    ) -> None:
+        """Take workers back from a lease; none of them has a chunk. `watch` watches exactly
+        these."""
+        now = time.monotonic()
+        with self.lock:
+            for worker in workers:
+                worker.idle_since = now
+            lease.held.difference_update(workers)
             self._idle += workers
-            self._watch = watch
+            if watch is not None:
+                self._watch = watch
+            self._wake(len(workers))
+
+    def end_lease(self, lease: Lease) -> None:
+        """Forget a lease."""
+        with self.lock:
+            self._leases.discard(lease)
+            self._wake(1)
+
+    def pop_watch(self, workers: Sequence[Worker]) -> Watch:
+        """Return a watch of these workers: the last call's, if that had the same."""
+        with self.lock:
+            watch, self._watch = self._watch, None
+        return watch if watch is not None and watch.watches(workers) else Watch(workers)
+
+    @property
+    def shared(self) -> bool:
+        """Return whether several calls are under way."""
+        return len(self._leases) > 1
+
+    def is_wanted(self, worker: Worker, lease: Lease) -> bool:
+        """Return whether a call waits for a worker of this lease that has fewer of them. Its fair
+        share a lease may keep for a while: to change hands takes longer than a short chunk."""
+        with self.lock:
+            calls = [other for other in self._leases if other.wanted[worker.gpu]]
+            share = max(1, self._limit(worker.gpu) // len(calls))
+            mine = lease.count(worker.gpu)
+            if mine <= share and time.monotonic() - lease.since < CHECK_INTERVAL:
+                return False
+            return any(
+                other.waits_for(worker.gpu)
+                and worker not in other.served
+                and other.count(worker.gpu) < min(share, mine)
+                for other in calls
+            )
+
+    def describe(self) -> str:
+        """Return what a call that has no worker waits for."""
+        with self.lock:
+            busy = sum(len(lease.held) for lease in self._leases)
+            others = len(self._leases) - 1
+        if others < 1 or not busy:
+            return "  no worker has started yet"
+        return (
+            f"  it waits for a worker: all {busy} are used by the calls of this process that are "
+            f"under way, {others} besides this one"
+        )
+
+    # with the lock held
+
+    def _limit(self, gpu: str | None) -> int:
+        """Return how many workers all calls may use: for a GPU, as many as one call has asked for,
+        else at least as many as there are cores."""
+        cores = [lease.cores for lease in self._leases] if gpu is None else []
+        return max([*cores, *(lease.wanted[gpu] for lease in self._leases)])
+
+    def _in_use(self, gpu: str | None, asking: Lease) -> int:
+        """Return how many workers the calls use. First take idle ones from those that are paused:
+        they do not look at them meanwhile."""
+        for lease in list(self._leases):
+            if lease.paused and lease.idle:
+                idle, lease.idle[:] = lease.idle[:], []
+                for worker in idle:
+                    lease.watch.remove(worker)
+                lease.held.difference_update(idle)
+                self._idle += idle
+        return sum(lease.count_in_use(gpu, asking) for lease in self._leases)
+
+    def _count_idle(self, gpu: str | None) -> int:
+        return sum(worker.gpu == gpu for worker in self._idle)
+
+    def _pop_idle(self, gpu: str | None, but: Container[Worker] = ()) -> Worker | None:
+        """Return the idle worker that was used last, if there is one."""
+        oldest = time.monotonic() - IDLE * _LENDABLE
+        for worker in self._idle[::-1]:
+            if worker.gpu == gpu and worker not in but:
+                self._idle.remove(worker)
+                if worker.idle_since > oldest:
+                    return worker
+                worker.close()  # it may be ending
+        return None
+
+    def _wake(self, count: int) -> None:
+        """Wake the first so many calls that wait for a worker."""
+        waiting = (lease for lease in self._leases if lease.waits_since < math.inf)
+        for lease in sorted(waiting, key=Lease.rank)[:count]:
+            if lease.turn.locked():
+                lease.turn.release()
+
+    # settings
 
     def expected_cost(self, digest: bytes) -> Cost:
         """Return what an item of a function took in its last job."""
@@ -142,7 +274,7 @@ class Workers:
 
     def forget(self, digest: bytes) -> None:
         """Have the workers drop a function: the idle ones now, the others with their next work."""
-        with self._lock:
+        with self.lock:
             for worker in list(self._everyone):
                 worker.forget(digest)
             for worker in self._idle:
@@ -170,10 +302,12 @@ class Workers:
 
     def close(self) -> None:
         """End all workers of this process, and the fork server if it is its own."""
-        with self._lock:
-            for worker in self._idle:
+        with self._server_lock:
+            with self.lock:
+                idle, self._idle = self._idle, []
+                self._watch = None
+            for worker in idle:
                 worker.close()
-            self._idle.clear()
             self._disconnect()
 
     def abandon(self) -> None:
@@ -186,25 +320,29 @@ class Workers:
             self._process.returncode = 0  # it is not this process's child: do not wait for it
         self._server = self._process = self._watch = None
         self._idle, self._ends = [], {}
-        self._lock = threading.Lock()
+        self._leases.clear()
+        self.lock, self._server_lock = threading.Lock(), threading.Lock()
 
-    def _take_lock(self, locked: list[bool], check: Check) -> None:
+    def start(self, gpu: str | None, check: Check) -> Worker:
+        """Start a worker. Raises LaunchError, and what `check` raises."""
+        locked: list[bool] = []
+        try:
+            self._take_server_lock(locked, check)
+            return self._start(gpu, check)
+        finally:
+            if any(locked):
+                self._server_lock.release()
+
+    def _take_server_lock(self, locked: list[bool], check: Check) -> None:
         """Take the lock, which another thread holds while it starts a worker. `locked` ends with
         whether it was taken, also if a signal handler raises: `extend` and `map` are one step (see
         `messages.Frames`)."""
         while not any(locked):
-            locked.extend(map(self._lock.acquire, (True,), (CHECK_INTERVAL,)))
+            locked.extend(map(self._server_lock.acquire, (True,), (CHECK_INTERVAL,)))
             if not locked[-1]:
                 check()
 
-    # with the lock held
-
-    def _take(self, gpu: str | None) -> Worker | None:
-        """Return an idle worker, if there is one. It may have ended: sending it work will tell."""
-        for index, worker in enumerate(self._idle):
-            if worker.gpu == gpu:
-                return self._idle.pop(index)
-        return None
+    # with the server's lock held
 
     def _start(self, gpu: str | None, check: Check) -> Worker:
         fresh = self._server is None
@@ -261,7 +399,7 @@ class Workers:
                 continue
             message, descriptors = server.receive(Started, Ended)
             if isinstance(message, Ended):
-                self._ends[message.worker] = message
+                self._note_end(message)
             elif message.worker == number:
                 return message.pid, descriptors[0]
             else:
@@ -296,7 +434,7 @@ class Workers:
     def _await_end(self, worker: Worker) -> Ended | None:
         """Return the fork server's report of a worker's end; None if there is none in time."""
         deadline = time.monotonic() + _END
-        with self._lock:
+        with self._server_lock:
             try:
                 while worker.number not in self._ends:
                     if self._server is not worker.server or not self._server.wait(deadline):
@@ -304,10 +442,185 @@ class Workers:
                     message, descriptors = self._server.receive(Started, Ended)
                     _close(descriptors)
                     if isinstance(message, Ended):
-                        self._ends[message.worker] = message
+                        self._note_end(message)
             except Closed:
                 return None
             return self._ends.pop(worker.number)
+
+    def _note_end(self, ended: Ended) -> None:
+        """Keep the report of an end until somebody asks for it; of those that ended while they were
+        idle nobody may."""
+        self._ends[ended.worker] = ended
+        if len(self._ends) > _ENDS:
+            del self._ends[next(iter(self._ends))]
+
+
+class Lease:
+    """One call's use of the workers. Its thread alone calls its methods; what other threads read
+    and change is guarded by the lock of `Workers`."""
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self, workers: Workers, gpus: Sequence[str | None], threads: int, cores: int
+    ) -> None:
+        self._workers = workers
+        self._threads = threads
+        #: how many workers it can use, by their GPU
+        self.wanted = Counter(gpus)
+        #: how many cores all calls may use
+        self.cores = cores
+        #: the workers that it has, and those of them without a chunk
+        self.held: set[Worker] = set()
+        self.idle: list[Worker] = []
+        self.watch = Watch(())
+        #: since when it has had workers without a pause
+        self.since = 0.0
+        #: the GPU of a worker that is being started for it
+        self.starting: tuple[str | None, ...] = ()
+        #: the workers that it has used and does not want again
+        self.served: set[Worker] = set()
+        #: since when it could use another worker, as a number that grows; infinite if it could not
+        self.waits_since = math.inf
+        #: released to wake it
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self._thread = threading.get_ident()
+        #: since when nobody attends to it; infinite if somebody does
+        self._paused_at = math.inf
+
+    def begin(self, check: CheckWhere) -> None:
+        """Take as many workers as there are for it, where it has none; wait until there is one.
+
+        While it waits or starts workers, `check` is called again and again with where the call is;
+        it raises when the call has to end. Raises LaunchError.
+        """
+        self._wait_for_one(check)
+        while self._take_one(lambda: check(self._workers.describe)):
+            pass
+        self.watch = self._workers.pop_watch(self.idle)
+
+    def take(self, check: Check) -> bool:
+        """Take a worker if there is one for it. Return whether there was. Raises as `begin`."""
+        taken = self._take_one(check)
+        if taken:
+            self.watch.add(self.idle[-1])
+        return taken
+
+    def wants_no_more(self) -> None:
+        """Let others have the workers that become free."""
+        self.waits_since = math.inf
+
+    def rest(self, worker: Worker) -> None:
+        """Keep a worker whose chunk has ended, or give it back if another call waits for it."""
+        if self._workers.shared and self._workers.is_wanted(worker, self):
+            self.give_back(worker)
+        else:
+            self.idle.append(worker)
+
+    def give_back(self, worker: Worker) -> None:
+        """Give back a worker without a chunk."""
+        self.watch.remove(worker)
+        self._workers.give_back(self, [worker])
+
+    def give_back_idle(self) -> None:
+        """Give back the idle workers, for which there is no chunk."""
+        while self.idle:
+            self.give_back(self.idle.pop())
+
+    def spare_idle(self) -> None:
+        """Give them back if there are other calls."""
+        if self.idle and self._workers.shared:
+            self.give_back_idle()
+
+    def discard(self, worker: Worker) -> None:
+        """Forget a worker that has ended."""
+        self.watch.remove(worker)
+        with self._workers.lock:
+            self.held.discard(worker)
+        if worker in self.idle:
+            self.idle.remove(worker)
+
+    def pause(self) -> None:
+        """Let other calls take the idle workers, until `resume`."""
+        self._paused_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Attend to the workers again; there may be fewer of them."""
+        with self._workers.lock:
+            self._paused_at, self._thread = math.inf, threading.get_ident()
+
+    def end(self) -> None:
+        """Give all workers back; none of them has a chunk."""
+        idle = list(self.idle)
+        self.idle.clear()
+        self._workers.give_back(self, idle, self.watch if self.watch.watches(idle) else None)
+        self._workers.end_lease(self)
+
+    def _wait_for_one(self, check: CheckWhere) -> None:
+        def check_here() -> None:
+            check(self._workers.describe)
+
+        while self.wanted and not self._take_one(check_here):
+            self.turn.acquire(timeout=CHECK_INTERVAL)
+            check_here()
+
+    def _take_one(self, check: Check) -> bool:
+        """Take a worker that is idle or can be started. Return whether there was one."""
+        if len(self.held) == self.wanted.total():
+            return False
+        worker = self._workers.take(self)
+        try:
+            if worker is None and self.starting:
+                worker = self._workers.start(self.starting[0], check)
+                with self._workers.lock:
+                    self.held.add(worker)
+        finally:
+            self.starting = ()
+        if worker is None:
+            self.waits_since = min(self.waits_since, next(self._numbers))
+            return False
+        self.waits_since = math.inf
+        if len(self.held) == 1:
+            self.since = time.monotonic()
+        self.idle.append(worker)
+        worker.threads, worker.idle_limit = self._threads, IDLE
+        return True
+
+    # read by other threads, with the lock held
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at < math.inf
+
+    def lacking(self) -> list[str | None]:
+        """Return the GPUs of the workers that it could still use."""
+        return [gpu for gpu, wanted in self.wanted.items() if self.count(gpu) < wanted]
+
+    def count(self, gpu: str | None) -> int:
+        """Return how many workers with this GPU it has."""
+        return sum(worker.gpu == gpu for worker in self.held) + self.starting.count(gpu)
+
+    def count_in_use(self, gpu: str | None, asking: Lease) -> int:
+        """Return how many of its workers are in use, as another call that asks sees it. If nobody
+        attends to it, those that have answered are not."""
+        late = time.monotonic() - self._paused_at > CHECK_INTERVAL
+        if self is asking or not (late or self._thread == asking._thread):
+            return self.count(gpu)
+        return sum(worker.gpu == gpu and worker.computes for worker in self.held)
+
+    def rank(self) -> tuple[int, float]:
+        """Return its place among the calls that wait: who has fewer workers, or waits longer, is
+        first."""
+        return len(self.held), self.waits_since
+
+    def comes_before(self, other: Lease, gpu: str | None) -> bool:
+        """Return whether it gets the next worker with this GPU before another."""
+        return self.waits_for(gpu) and self is not other and self.rank() < other.rank()
+
+    def waits_for(self, gpu: str | None) -> bool:
+        """Return whether it would take a worker with this GPU now."""
+        return self.waits_since < math.inf and not self.paused and gpu in self.lacking()
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
@@ -376,8 +689,14 @@ class Worker:
         self.server: Channel
         #: how many threads BLAS and the like may use in it
         self.threads = 1
-        #: the driver's state, and the threads, that it has
-        self._settings: tuple[Captured, int] | None = None
+        #: seconds without a message after which it ends; None: never
+        self.idle_limit: float | None = None
+        #: whether it has work that it has not answered
+        self.busy = False
+        #: since when nobody has it; meaningful while it is idle
+        self.idle_since = time.monotonic()
+        #: the driver's state, the threads and the limit that it has
+        self._settings: tuple[Captured, int, float | None] | None = None
         self._modules = SentModules()
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
@@ -391,23 +710,30 @@ class Worker:
         """Send it the driver's state and what has changed of these modules, if it does not have
         them. Raises Closed."""
         messages: list[Settings | Modules | Update] = []
-        if self._settings != (state, self.threads):
-            messages.append(Settings(state.data, self.threads, self.gpu))
+        settings = state, self.threads, self.idle_limit
+        if self._settings != settings:
+            messages.append(Settings(state.data, self.threads, self.gpu, self.idle_limit))
         messages += (changed := self._modules.messages(modules))
         if messages:
             self.frames.send(*messages)
             if changed:  # cached functions may be those from before
                 self._unwanted.extend(self._cached)
-            self._settings = state, self.threads
+            self._settings = settings
             self._modules.note(modules)
 
     def note_own_changes(self, modules: Mapping[str, Picture]) -> None:
         """Note that a function has changed these modules itself, there as here."""
         self._modules.note_own_changes(modules)
 
+    @property
+    def computes(self) -> bool:
+        """Return whether it has work and has not answered, also if nobody has read the answer."""
+        return self.busy and not readable(self.frames.fileno())
+
     def give(self, function: Payload, work: Work) -> None:
         """Send it work, and before it the function unless it is cached there. Raises Closed."""
         missing = self.function_messages(function.digest, function)
+        self.busy = True
         self.frames.send(*missing, work)
         # after: an interrupt may come before it is sent
         self._cached[function.digest] = len(function.data)
@@ -461,6 +787,7 @@ class Worker:
         if isinstance(message, Unreadable):  # the next try begins anew
             self._modules.forget()
             self._unwanted.extend(self._cached)
+        self.busy = self.busy and (message is None or isinstance(message, Begun))
         return cast("Answer | CancelAcknowledged | None", message)
 
     def relay(self, ready: Container[int]) -> list[int]:

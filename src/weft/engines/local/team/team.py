@@ -80,6 +80,7 @@ from weft.engines.local.team.member import (
     unregister,
 )
 from weft.engines.serial.group import SerialGroup
+from weft.engines.turns import Turns
 from weft.errors import (
     Disagreement,
     PeerLost,
@@ -118,6 +119,7 @@ class LocalTeam(Team):
         self._pool = workers
         self._threads = max(1, cores // size)
         self._timeout = timeout
+        self.turns = Turns("this team", timeout)
         self._run_remote = pack_function(run_remote)
         self._nobody = SerialGroup(timeout=timeout)
         self._nobody.leave()
@@ -168,6 +170,9 @@ class LocalTeam(Team):
 
     def restart(self) -> None:
         self._check_process()
+        self.turns.call(self._restart)
+
+    def _restart(self) -> None:
         self._check_unused()
         self.close()
         self._start()
@@ -207,7 +212,7 @@ class LocalTeam(Team):
         self._models.clear()
         name = secrets.token_hex(8)
         capture()  # first: it raises in a folder that was deleted
-        lent, watch = self._pool.lend(self._gpus, self._threads)
+        lent, watch = self._pool.lend_for_good(self._gpus, self._threads)
         self._team_workers = TeamWorkers(name, lent, watch, self._pool, self._restart_hint)
         self._closed = self._failed = False
         self._under_way = None
@@ -350,13 +355,13 @@ class LocalTeam(Team):
         return dropped
 
     def _use(self, method: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a method that only one thread may call at a time. Raises TeamBroken,
-        UsedConcurrently.
-
-        Not a context manager: a signal handler that raises between its `__enter__` and the block
-        would leave the team in use.
-        """
+        """Call a method when no other thread uses the team. Raises TeamBroken, Stalled, and
+        UsedConcurrently within a call of this thread."""
         self._check_process()
+        result: _Result = self.turns.call(self._use_in_turn, method, *arguments)
+        return result
+
+    def _use_in_turn(self, method: Callable[..., _Result], *arguments: Any) -> _Result:
         if self._closed:
             raise TeamBroken("this team has been closed; make a new one: weft.Team()")
         if self._user is None:
@@ -395,10 +400,8 @@ class LocalTeam(Team):
     def _check_unused(self) -> None:
         if self._user is not None:
             raise UsedConcurrently(
-                "a call while the team is in the middle of another, of "
-                + ("this" if self._user == threading.get_ident() else "another")
-                + " thread; a function that is called by a team calls its own with .serial(...), "
-                "and a thread makes a team of its own: weft.Team()"
+                "a call while the team is in the middle of another; a function that is called by a "
+                "team calls its own with .serial(...)"
             )
 
     def _check_process(self) -> None:
