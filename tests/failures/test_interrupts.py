@@ -26,7 +26,7 @@ def strike(*_):
     if exposed:
         raise Interrupt
 
-def struck(call, seconds=1.5, strikes=0):
+def struck(call, seconds=1.5, strikes=101):
     '''How often a loop of calls was interrupted in that time, and until it was so often.'''
     global exposed
     count = step = 0

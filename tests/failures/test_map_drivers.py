@@ -254,7 +254,8 @@ for _ in range(5):
     weft.map(double, items, n=2)
 usual = (time.monotonic() - began) / 5
 pipes, interrupts, longest = count_pipes(), 0, 0.0
-for _ in range(int(sys.argv[2])):
+end = time.monotonic() + 60
+while interrupts < int(sys.argv[2]) and time.monotonic() < end:  # some maps end before it strikes
     signal.setitimer(signal.ITIMER_REAL, 0.0001 + rng.random() * rng.choice([1, 3]) * usual)
     began = time.monotonic()
     try:
@@ -278,14 +279,14 @@ print(interrupts, longest)
 
 @pytest.mark.parametrize(
     ("seed", "interrupts"),
-    [(1, 25), *(pytest.param(s, 200, marks=pytest.mark.soak) for s in (2, 3))],
+    [(1, 12), *(pytest.param(s, 100, marks=pytest.mark.soak) for s in (2, 3))],
 )
 def test_interrupts_at_random(seed: int, interrupts: int) -> None:
     """Wherever a handler raises in the driver, the next map is right, and has all that it needs."""
     outcome = run_python(INTERRUPTED, str(seed), str(interrupts))
     assert outcome.code == 0, outcome
     struck, longest = outcome.out.split()
-    assert int(struck) > interrupts // 4
+    assert int(struck) == interrupts
     assert float(longest) < within(5.0)
 
 
