@@ -14,7 +14,6 @@ copied. In a group of one they live in the table itself, and a sync costs nothin
 from __future__ import annotations
 
 import sys
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -29,6 +28,7 @@ from weft._api.tables import ArrayTable, validate_name
 from weft._core import updaters
 from weft._core.arguments import validate_seconds, whole
 from weft._core.arithmetic import Array, address
+from weft._core.failures import warn_caller
 from weft._core.updaters import Updater
 from weft.adapters import containers
 from weft.errors import InvalidType, InvalidValue
@@ -174,12 +174,10 @@ class ModelTable:
             index = self._adapter.names(self._model).index(name)
             if np.array_equal(self._views[index], values[index]):
                 self._lone.add(place)
-                warnings.warn(
+                warn_caller(
                     f"sync() of an array ({name}) that has not changed since the last sync, and "
                     "that nothing but the model refers to, unlike when its ModelTable was made; "
-                    + remedy,
-                    RuntimeWarning,
-                    stacklevel=3,
+                    + remedy
                 )
 
     def _write(self, like: Sequence[Array]) -> None:

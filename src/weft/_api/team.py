@@ -6,7 +6,6 @@ import functools
 import inspect
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from weft._api import session
 from weft._api.mapping import share_of_cores, validate_size
 from weft._core import arguments
+from weft._core.failures import warn_caller
 from weft._core.fingerprint import Fingerprint, fingerprint
 from weft.engines import registry
 from weft.engines.base import TeamOptions
@@ -75,7 +75,7 @@ class RegisteredFunction:
     def called(self, seconds: float) -> None:
         """Note how long a call took. Warn once if a notable part of it went into `number`."""
         if self._cost.is_notable(seconds):
-            warnings.warn(_costly(self._fun, self._name, self._cost), RuntimeWarning, stacklevel=3)
+            warn_caller(_costly(self._fun, self._name, self._cost))
 
     def _send(self, now: Fingerprint | None) -> None:
         self._number = None

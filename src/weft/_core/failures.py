@@ -12,6 +12,7 @@ import pickle
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -182,6 +183,12 @@ def caller_line() -> str:
     while frame.f_back and not is_outside(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def warn_caller(text: str) -> None:
+    """Issue a RuntimeWarning at the line of the nearest caller outside weft."""
+    file, _, line = caller_line().rpartition(":")
+    warnings.warn_explicit(text, RuntimeWarning, file, int(line))
 
 
 def is_outside(filename: str) -> bool:

@@ -23,7 +23,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -155,17 +154,13 @@ def _named(engine: str, offer: str) -> Engine:
 
 
 def _warn_once(reason: str) -> None:
-    from weft._core.failures import caller_line  # imported late: most programs never warn
+    from weft._core.failures import warn_caller  # imported late: most programs never warn
 
     global _warned
     if _warned:
         return
     _warned = True
-    file, _, line = caller_line().rpartition(":")
-    warnings.warn_explicit(
+    warn_caller(
         f"weft runs serially here, in this process alone: {reason.partition(';')[0]}. "
-        "With engine='serial' it does so without this warning",
-        RuntimeWarning,
-        file,
-        int(line),
+        "With engine='serial' it does so without this warning"
     )
