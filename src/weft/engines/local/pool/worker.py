@@ -81,17 +81,12 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             os._exit(0)  # a child that an earlier item forked, and that has returned
         item[0] = index
 
-    def note_and_tell(index: int) -> None:
-        note(index)
-        send(Begun(time.monotonic()))
-
     try:
         while True:
             message = frames.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
-                begin = note_and_tell if message.timed else note
-                answer, results = _reply(message, functions[message.digest], begin)
+                answer, results = _reply(message, functions[message.digest], note, send)
                 retain_borrowed()
                 send(answer)
                 if faults.armed:
@@ -198,6 +193,7 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
+    send: Callable[[Message], None],
 ) -> tuple[Answer, Payload]:
     """Run the items of a chunk. Return the answer, and the payload that holds its memory."""
     global _interruptible
@@ -211,6 +207,8 @@ def _reply(
         return Unreadable(describe(error), about_function=False), _NO_RESULTS
     if faults.armed:
         faults.reach("work.received")
+    if work.timed:
+        send(Begun(time.monotonic()))
     start = time.perf_counter()
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
