@@ -19,7 +19,6 @@ import queue
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from functools import cached_property
@@ -403,8 +402,8 @@ class MapHandle:
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="weft map", daemon=True)
         session.at_shutdown("maps", _cancel_all)
+        _underway.add(self)
         interruption.start(self._thread)
-        _handles.add(self)
 
     def __repr__(self) -> str:
         finished, total = self.progress
@@ -473,7 +472,7 @@ class MapHandle:
     def end(self, deadline: float) -> None:
         """Cancel the map at shutdown, and wait for its end, but not past the deadline: a generator
         may never return its next item."""
-        if self._process == os.getpid():
+        if self._process == os.getpid() and self._thread.is_alive():
             self._cancelled.set()
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -498,6 +497,7 @@ class MapHandle:
         except BaseException as error:  # raised by wait()
             self._error = error
         finally:
+            _underway.discard(self)
             with self._news:
                 self._ended = True
                 self._news.notify_all()
@@ -650,7 +650,7 @@ class Ahead(Iterator["Finished"]):
         self._closed = False
         self._process = os.getpid()
         session.at_shutdown("maps", _cancel_all)
-        _handles.add(self)
+        _underway.add(self)
         interruption.start(self._thread)
 
     def __next__(self) -> Finished:
@@ -668,7 +668,7 @@ class Ahead(Iterator["Finished"]):
 
     def end(self, deadline: float) -> None:
         """Do the same at shutdown, but not past the deadline."""
-        if self._process == os.getpid():
+        if self._process == os.getpid() and self._thread.is_alive():
             self._window.closed = True
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -681,18 +681,20 @@ class Ahead(Iterator["Finished"]):
         except BaseException as error:  # raised where the results are taken
             last = error
         finally:
+            _underway.discard(self)
             self._queue.put(last)
 
 
 #: seconds that maps have to end at shutdown
 _END_TIMEOUT = 2.0
-_handles: weakref.WeakSet[MapHandle | Ahead] = weakref.WeakSet()
+#: what threads carry out; each leaves when its thread ends
+_underway: set[MapHandle | Ahead] = set()
 
 
 def _cancel_all() -> None:
     deadline = time.monotonic() + _END_TIMEOUT
-    for handle in list(_handles):
-        handle.end(deadline)
+    for one in list(_underway):
+        one.end(deadline)
 
 
 class Bar:

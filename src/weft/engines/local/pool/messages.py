@@ -120,12 +120,12 @@ class Work(NamedTuple):
     seed: int | None
     #: whether the items after one that fails are run
     keep_going: bool
-    #: whether the driver is told when an item begins
+    #: whether the driver is told when its one item begins
     timed: bool = False
 
 
 class Begun(NamedTuple):
-    """An item begins."""
+    """The one item of a chunk begins."""
 
     #: when, on the monotonic clock, which all processes of a host share
     at: float

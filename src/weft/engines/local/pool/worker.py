@@ -89,19 +89,13 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             os._exit(0)  # a child that an earlier item forked, and that has returned
         item[0] = index
 
-    def note_and_tell(index: int) -> None:
-        note(index)
-        send(Begun(time.monotonic()))
-
     try:
         while True:
             message = modules.receive()
             if isinstance(message, Work):
                 note(LOADING + message.first)
                 function = modules.failure() or functions[message.digest]
-                answer, results = _reply(
-                    message, function, note_and_tell if message.timed else note
-                )
+                answer, results = _reply(message, function, note, send)
                 retain_borrowed()
                 send(answer)
                 item[0] = NO_ITEM  # should it end now, no item of the next chunk is lost
@@ -213,6 +207,7 @@ def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
     note: Callable[[int], None],
+    send: Callable[[Message], None],
 ) -> tuple[Answer, Payload]:
     """Run the items of a chunk. Return the answer, and the payload that holds its memory."""
     global _interruptible
@@ -226,6 +221,8 @@ def _reply(
         return Unreadable(describe(error), about_function=False), _NO_RESULTS
     if faults.armed:
         faults.reach("work.received")
+    if work.timed:
+        send(Begun(time.monotonic()))
     start = time.perf_counter()
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
