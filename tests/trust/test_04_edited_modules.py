@@ -347,6 +347,41 @@ assert isinstance(told, ModuleNotFoundError) and "nowhere" in str(told), repr(to
     )
 
 
+def test_large_data_in_a_module() -> None:
+    """It is compared whole at every call, and a warning says so once; not if it is read-only."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "big.py").write_text("""
+import numpy as np
+
+TABLE = np.zeros(8_000_000)
+
+def f(x):
+    return TABLE[x]
+""")
+    succeeds(
+        START
+        + """
+import warnings
+import big
+
+with warnings.catch_warnings(record=True) as caught:
+    assert check(big.f) == 0
+    big.TABLE[3] = 7
+    assert weft.map(big.f, [2, 3, 4], n=2) == [0, 7, 0]
+    assert check(big.f) == 0
+assert len(caught) == 1, caught
+assert "big.TABLE (" in str(caught[0].message), caught[0].message
+assert "big.TABLE.flags.writeable = False" in str(caught[0].message)
+big.TABLE.flags.writeable = False
+assert check(big.f) == 0
+from weft.engines.local.pool import modules
+import time
+began = time.perf_counter()
+modules.look(["big"])
+assert time.perf_counter() - began < 0.01
+"""
+    )
+
+
 def test_autoreload_of_ipython() -> None:
     """In a notebook: the next cell after an edit computes with the new code, in functions, in
     replicas, and in what was imported from the module."""

@@ -385,12 +385,11 @@ class Worker:
         messages: list[Settings | Modules | Update | DropFunction] = []
         if self._settings != (state, self.threads):
             messages.append(Settings(state.data, self.threads, self.gpu))
-        if changed := self._modules.messages(modules):
+        if changed := self._modules.messages(modules):  # cached functions may be those from before
             messages += [*changed, *map(DropFunction, self._cached)]
+            self._cached.clear()
         if messages:
             self.frames.send(*messages)
-            if changed:  # cached functions may be those from before
-                self._cached.clear()
             self._settings = state, self.threads
             self._modules.note(modules)
 
