@@ -205,6 +205,38 @@ assert check(mod.lazy) == 101
     )
 
 
+def test_a_package() -> None:
+    """Its modules are compared where they are used, as `pack.part.f`, and by `from . import part`;
+    others of it are not imported."""
+    pack = Path(os.environ["WEFT_TEST_FOLDER"]) / "pack"
+    pack.mkdir()
+    (pack / "__init__.py").write_text("from . import inner\n\ndef f(x):\n    return inner.g(x)\n")
+    (pack / "inner.py").write_text("def g(x):\n    return x\n")
+    (pack / "part.py").write_text("def g(x):\n    return x\n")
+    (pack / "unused.py").write_text("")
+    (pack.parent / "user.py").write_text(
+        "import pack.part\n\ndef f(x):\n    return pack.f(x), pack.part.g(x)\n"
+    )
+    succeeds(
+        START
+        + """
+import user, pack.unused, pack.part
+
+def of_main(x):
+    return pack.part.g(x), "pack.unused" in sys.modules
+
+assert check(user.f) == (1, 1)
+assert weft.map(of_main, [1], n=2) == [(1, False)]
+edit("pack/inner.py", "return x", "return x + 1")
+edit("pack/part.py", "return x", "return x + 2")
+assert check(user.f, n=3) == (1, 1)
+importlib.reload(pack.inner), importlib.reload(pack.part)
+assert check(user.f) == (2, 3)
+assert weft.map(of_main, [1], n=2) == [(3, False)]
+"""
+    )
+
+
 def test_items_of_a_class_that_has_changed() -> None:
     """The modules that items refer to count too."""
     succeeds(

@@ -97,9 +97,7 @@ def references(value: Any) -> Iterable[str]:
         return (value.__name__,)
     if isinstance(value, (FunctionType, type)) and is_importable(value):
         return (value.__module__,)
-    if isinstance(value, FunctionType):
-        return imports_of(value.__code__, value.__globals__.get("__package__") or "")
-    return ()
+    return modules_used_by(value) if isinstance(value, FunctionType) else ()
 
 
 def home_of(function: FunctionType) -> ModuleType | None:
@@ -152,6 +150,20 @@ def imports_of(code: CodeType, package: str) -> set[str]:
             elif instruction.opname == "IMPORT_FROM":
                 names.add(f"{start}.{instruction.argval}")
     return names
+
+
+def modules_used_by(function: FunctionType) -> set[str]:
+    """Return the names of modules that a function's code names or imports: in `pack.age.f()` both
+    `pack` and `pack.age`."""
+    variables = function.__globals__
+    names = _names_in(function.__code__)
+    used = imports_of(function.__code__, variables.get("__package__") or "")
+    found = {variables[name].__name__ for name in names if type(variables.get(name)) is ModuleType}
+    own = own_modules()
+    while found - used:
+        used |= found
+        found = {f"{package}.{name}" for package in found for name in names} & own.keys()
+    return used
 
 
 class Picture:
@@ -251,8 +263,9 @@ class _Watched:
             self._readers.pop(name, None)
             self._mentions.pop(name, None)
             known, before = digests.pop(name, None) is not None, values.pop(name, None)
-            if name in self._variables and _is_compared(name, self._variables[name]):
-                value = values[name] = self._variables[name]
+            value = self._variables.get(name)
+            if name in self._variables and _is_compared(self.module, name, value):
+                values[name] = value
                 reader = _Reader()
                 digests[name] = reader.digest(value)
                 self._mentions[name] = reader.mentions
@@ -275,7 +288,7 @@ def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, 
     return {
         name: digest(value)
         for name, value in list(vars(module).items())
-        if _is_compared(name, value)
+        if _is_compared(module, name, value)
     }
 
 
@@ -291,8 +304,10 @@ def is_opaque(value: Any) -> bool:
     return reader.is_opaque
 
 
-def _is_compared(name: str, value: Any) -> bool:
+def _is_compared(module: ModuleType, name: str, value: Any) -> bool:
     """Return whether an attribute of a module belongs to the program, not to the import system."""
+    if isinstance(value, ModuleType):
+        return value.__name__ != f"{module.__name__}.{name}"  # a submodule that was imported
     return not (name.startswith("__") and name.endswith("__")) or type(value) is FunctionType
 
 
@@ -424,8 +439,7 @@ class _Reader:
         home = home_of(function)
         if home is not None and home.__name__ in own_modules():
             self.mentions.add(home.__name__)
-            package = function.__globals__.get("__package__") or ""
-            self.mentions |= imports_of(function.__code__, package)
+            self.mentions |= modules_used_by(function)
         elif is_importable(function):
             return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
@@ -488,6 +502,8 @@ class _Reader:
         return _hash(b"instance", self._read(kind), self._dict(vars(value)))
 
     def _module(self, module: ModuleType) -> bytes:
+        if sys.modules.get(module.__name__) is not module:  # it cannot be imported
+            raise _Opaque
         self.mentions.add(module.__name__)
         return _hash(b"module", module.__name__.encode())
 

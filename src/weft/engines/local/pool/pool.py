@@ -91,9 +91,9 @@ class LocalPool(Pool):
         self._workers = workers
 
     def prepare(self, function: Callable[[Any], Any]) -> Payload:
-        function_payload = pack_function(function)
-        function_payload.state = threading.get_ident(), capture()
-        return function_payload
+        prepared = pack_function(function)
+        prepared.state = capture()
+        return prepared
 
     def forget(self, prepared: Payload) -> None:
         if prepared.has_references:  # without, workers keep it for the next call
@@ -113,9 +113,8 @@ class LocalPool(Pool):
         if isinstance(job.items, (list, tuple, range)) and not job.one_each:
             gpus = gpus[: len(job.items)]  # more workers would have nothing to do
         limits = Limits(job)
-        thread, state = job.function.state
-        if thread == threading.get_ident():  # else this is a thread of weft's, not the caller's
-            state = capture()
+        # one that can be cancelled is carried out by a thread of weft's, not the caller's
+        state = capture() if job.cancelled is None else job.function.state
         lent, watch = self._workers.lend(gpus, self._threads, limits.check)
         run = Run(job, limits, self._workers, lent, watch, state=state)
         try:

@@ -385,8 +385,9 @@ class Worker:
         messages: list[Settings | Modules | Update | DropFunction] = []
         if self._settings != (state, self.threads):
             messages.append(Settings(state.data, self.threads, self.gpu))
-        if changed := self._modules.messages(modules):  # cached functions may be those from before
-            messages += [*changed, *map(DropFunction, self._cached)]
+        messages += self._modules.messages(modules)
+        if any(isinstance(message, Update) for message in messages):
+            messages += map(DropFunction, self._cached)  # they may be those from before
             self._cached.clear()
         if messages:
             self.frames.send(*messages)
@@ -435,9 +436,10 @@ class Worker:
                 reissue(message)
             else:
                 self.frames.send(self._modules.answer(message))
-        if isinstance(message, Unreadable):  # the next try begins anew
+        if isinstance(message, Unreadable) and message.about_function:  # the next try begins anew
             self._modules.forget()
-            self._cached.clear()
+            for digest in list(self._cached):
+                self.forget(digest)
         return cast("Answer | CancelAcknowledged | None", message)
 
     def relay(self, ready: Container[int]) -> list[int]:
