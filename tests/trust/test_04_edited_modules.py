@@ -205,6 +205,38 @@ assert check(mod.lazy) == 101
     )
 
 
+def test_a_package() -> None:
+    """Its modules are compared where they are used, as `pack.part.f`, and by `from . import part`;
+    others of it are not imported."""
+    pack = Path(os.environ["WEFT_TEST_FOLDER"]) / "pack"
+    pack.mkdir()
+    (pack / "__init__.py").write_text("from . import inner\n\ndef f(x):\n    return inner.g(x)\n")
+    (pack / "inner.py").write_text("def g(x):\n    return x\n")
+    (pack / "part.py").write_text("def g(x):\n    return x\n")
+    (pack / "unused.py").write_text("")
+    (pack.parent / "user.py").write_text(
+        "import pack.part\n\ndef f(x):\n    return pack.f(x), pack.part.g(x)\n"
+    )
+    succeeds(
+        START
+        + """
+import user, pack.unused, pack.part
+
+def of_main(x):
+    return pack.part.g(x), "pack.unused" in sys.modules
+
+assert check(user.f) == (1, 1)
+assert weft.map(of_main, [1], n=2) == [(1, False)]
+edit("pack/inner.py", "return x", "return x + 1")
+edit("pack/part.py", "return x", "return x + 2")
+assert check(user.f, n=3) == (1, 1)
+importlib.reload(pack.inner), importlib.reload(pack.part)
+assert check(user.f) == (2, 3)
+assert weft.map(of_main, [1], n=2) == [(3, False)]
+"""
+    )
+
+
 def test_items_of_a_class_that_has_changed() -> None:
     """The modules that items refer to count too."""
     succeeds(
@@ -343,6 +375,41 @@ nowhere.__file__ = "nowhere.py"
 exec("def f(x): return x", vars(nowhere))
 told = error(nowhere.f)
 assert isinstance(told, ModuleNotFoundError) and "nowhere" in str(told), repr(told)
+"""
+    )
+
+
+def test_large_data_in_a_module() -> None:
+    """It is compared whole at every call, and a warning says so once; not if it is read-only."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "big.py").write_text("""
+import numpy as np
+
+TABLE = np.zeros(8_000_000)
+
+def f(x):
+    return TABLE[x]
+""")
+    succeeds(
+        START
+        + """
+import warnings
+import big
+
+with warnings.catch_warnings(record=True) as caught:
+    assert check(big.f) == 0
+    big.TABLE[3] = 7
+    assert weft.map(big.f, [2, 3, 4], n=2) == [0, 7, 0]
+    assert check(big.f) == 0
+assert len(caught) == 1, caught
+assert "big.TABLE (" in str(caught[0].message), caught[0].message
+assert "big.TABLE.flags.writeable = False" in str(caught[0].message)
+big.TABLE.flags.writeable = False
+assert check(big.f) == 0
+from weft.engines.local.pool import modules
+import time
+began = time.perf_counter()
+modules.look(["big"])
+assert time.perf_counter() - began < 0.01
 """
     )
 

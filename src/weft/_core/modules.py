@@ -25,13 +25,11 @@ changed: for all others it is enough that the objects are the same.
 from __future__ import annotations
 
 import collections
-import dis
 import enum
 import functools
 import itertools
 import marshal
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import is_
@@ -48,9 +46,8 @@ from typing import Any
 #: weft's own packages
 _WEFT = ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
 
-_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
-
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 #: the user's modules by name, and the size and the last name of sys.modules then
 _own: tuple[tuple[int, str], dict[str, ModuleType], list[tuple[str, bytes]]] = (0, ""), {}, []
@@ -84,9 +81,9 @@ def _is_own(name: str, module: object) -> bool:
     file = vars(module).get("__file__")
     if not isinstance(file, str) or not file.endswith((".py", ".pyc")):
         return False
-    if name.partition(".")[0] in _WEFT or _INSTALLED.search(file):
+    if name.partition(".")[0] in _WEFT or file.startswith(_LIBRARY):
         return False
-    return not os.path.realpath(file).startswith(_LIBRARY)
+    return not any(folder in file for folder in _INSTALLED)
 
 
 def _as_pickled(name: str) -> bytes:
@@ -100,9 +97,7 @@ def references(value: Any) -> Iterable[str]:
         return (value.__name__,)
     if isinstance(value, (FunctionType, type)) and is_importable(value):
         return (value.__module__,)
-    if isinstance(value, FunctionType):
-        return imports_of(value.__code__, value.__globals__.get("__package__") or "")
-    return ()
+    return modules_used_by(value) if isinstance(value, FunctionType) else ()
 
 
 def home_of(function: FunctionType) -> ModuleType | None:
@@ -135,16 +130,15 @@ def is_importable(value: Any) -> bool:
     return found is value
 
 
-_IMPORT = dis.opmap["IMPORT_NAME"]
-
-
 def imports_of(code: CodeType, package: str) -> set[str]:
     """Return the names of modules that a function imports when it is called."""
+    import dis
+
     names: set[str] = set()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= imports_of(constant, package)
-    if _IMPORT in code.co_code[::2]:
+    if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
         level, start = 0, ""
         for instruction in dis.get_instructions(code):
             if instruction.opname == "LOAD_CONST" and type(instruction.argval) is int:
@@ -156,6 +150,20 @@ def imports_of(code: CodeType, package: str) -> set[str]:
             elif instruction.opname == "IMPORT_FROM":
                 names.add(f"{start}.{instruction.argval}")
     return names
+
+
+def modules_used_by(function: FunctionType) -> set[str]:
+    """Return the names of modules that a function's code names or imports: in `pack.age.f()` both
+    `pack` and `pack.age`."""
+    variables = function.__globals__
+    names = _names_in(function.__code__)
+    used = imports_of(function.__code__, variables.get("__package__") or "")
+    found = {variables[name].__name__ for name in names if type(variables.get(name)) is ModuleType}
+    own = own_modules()
+    while found - used:
+        used |= found
+        found = {f"{package}.{name}" for package in found for name in names} & own.keys()
+    return used
 
 
 class Picture:
@@ -255,8 +263,9 @@ class _Watched:
             self._readers.pop(name, None)
             self._mentions.pop(name, None)
             known, before = digests.pop(name, None) is not None, values.pop(name, None)
-            if name in self._variables and _is_compared(name, self._variables[name]):
-                value = values[name] = self._variables[name]
+            value = self._variables.get(name)
+            if name in self._variables and _is_compared(self.module, name, value):
+                values[name] = value
                 reader = _Reader()
                 digests[name] = reader.digest(value)
                 self._mentions[name] = reader.mentions
@@ -279,7 +288,7 @@ def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, 
     return {
         name: digest(value)
         for name, value in list(vars(module).items())
-        if _is_compared(name, value)
+        if _is_compared(module, name, value)
     }
 
 
@@ -295,8 +304,10 @@ def is_opaque(value: Any) -> bool:
     return reader.is_opaque
 
 
-def _is_compared(name: str, value: Any) -> bool:
+def _is_compared(module: ModuleType, name: str, value: Any) -> bool:
     """Return whether an attribute of a module belongs to the program, not to the import system."""
+    if isinstance(value, ModuleType):
+        return value.__name__ != f"{module.__name__}.{name}"  # a submodule that was imported
     return not (name.startswith("__") and name.endswith("__")) or type(value) is FunctionType
 
 
@@ -326,7 +337,8 @@ _NOT_COMPARED = {
 class _Reader:
     """Reads one attribute: its digest, what it mentions, and what would change with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, for_stamp: bool = False) -> None:
+        self._for_stamp = for_stamp
         self.mentions: set[str] = set()
         self.is_opaque = False
         #: functions and cells, with what they had
@@ -334,9 +346,8 @@ class _Reader:
         self._cells: list[tuple[CellType, Any]] = []
         #: classes, and functions with attributes
         self._namespaces: list[tuple[Any, list[Any]]] = []
-        #: values that may be changed in place, the outermost ones
-        self._data: list[Any] = []
-        self._stamps: list[bytes] = []
+        #: values that may be changed in place, the outermost ones, with their stamps
+        self._data: list[tuple[Any, bytes]] = []
         #: whether it has to be read again in any case
         self._always = False
         #: by identity: what is being read, and how deep; how many of these are data
@@ -350,7 +361,8 @@ class _Reader:
 
     def is_data(self, value: Any) -> bool:
         """Return whether the attribute itself can be changed in place."""
-        return any(one is value or one is getattr(value, "__dict__", None) for one in self._data)
+        inside = getattr(value, "__dict__", None)
+        return any(one is value or one is inside for one, _ in self._data)
 
     def has_changed(self) -> bool:
         """Return whether the attribute, which is still the same object, has to be read again."""
@@ -368,7 +380,9 @@ class _Reader:
             values = vars(holder).values()
             if len(values) != len(before) or not all(map(is_, values, before)):
                 return True
-        return self._always or [*map(_stamp, self._data)] != self._stamps
+        return self._always or any(
+            not _is_constant(value) and _stamp(value) != stamp for value, stamp in self._data
+        )
 
     def digest(self, value: Any) -> bytes:
         """Return the digest of the attribute, of its type alone if it cannot be compared."""
@@ -381,8 +395,6 @@ class _Reader:
             self._namespaces.clear()
             self._data.clear()
             return self._name(value)
-        finally:
-            self._stamps = [*map(_stamp, self._data)]
 
     def _read(self, value: Any) -> bytes:
         """Return the digest of a value. Raises _Opaque."""
@@ -427,8 +439,7 @@ class _Reader:
         home = home_of(function)
         if home is not None and home.__name__ in own_modules():
             self.mentions.add(home.__name__)
-            package = function.__globals__.get("__package__") or ""
-            self.mentions |= imports_of(function.__code__, package)
+            self.mentions |= modules_used_by(function)
         elif is_importable(function):
             return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
@@ -491,13 +502,15 @@ class _Reader:
         return _hash(b"instance", self._read(kind), self._dict(vars(value)))
 
     def _module(self, module: ModuleType) -> bytes:
+        if sys.modules.get(module.__name__) is not module:  # it cannot be imported
+            raise _Opaque
         self.mentions.add(module.__name__)
         return _hash(b"module", module.__name__.encode())
 
     def _value(self, value: Any) -> bytes:
         return _hash(b"value", type(value).__name__.encode(), repr(value).encode())
 
-    def _pattern(self, value: re.Pattern[Any]) -> bytes:
+    def _pattern(self, value: Any) -> bytes:
         return _hash(b"pattern", repr((value.pattern, value.flags)).encode())
 
     def _member(self, value: enum.Enum) -> bytes:
@@ -510,13 +523,18 @@ class _Reader:
 
     def _contents(self, kind: bytes, value: Any, parts: Iterable[Any]) -> bytes:
         """Read what may be changed in place, and consists of these parts."""
-        if not self._in_data:
-            self._data.append(value)
         self._in_data += 1
         try:
-            return _hash(kind, *map(self._read, parts))
+            content = _hash(kind, *map(self._read, parts))
         finally:
             self._in_data -= 1
+        self._note(value, None)
+        return content
+
+    def _note(self, value: Any, stamp: bytes | None) -> None:
+        """Note what may be changed in place, unless it is inside of something else that may."""
+        if not self._in_data and not self._for_stamp:
+            self._data.append((value, _stamp(value) if stamp is None else stamp))
 
     def _sequence(self, values: Any) -> bytes:
         kind = type(values).__name__.encode()
@@ -543,11 +561,9 @@ class _Reader:
 
     def _array(self, value: Any) -> bytes:
         """Read a NumPy array or number, or a tensor of torch in this machine's memory."""
-        flags = getattr(value, "flags", None)
-        constant = flags is not None and not flags.writeable and value.base is None
-        if not constant and not self._in_data:
-            self._data.append(value)
-        return _array_bytes(value)
+        content = _array_bytes(value)
+        self._note(value, content)
+        return content
 
     def _parts(self, value: Any) -> bytes:
         """Read what consists of other values: a method, a partial, a property."""
@@ -619,7 +635,13 @@ def _stamp(value: Any) -> bytes:
             return stamp if len(stamp) <= _LONGEST else _hash(b"marshal", stamp)
         except ValueError:  # there is something else in it
             pass
-    return _Reader()._known(value)
+    return _Reader(for_stamp=True)._known(value)
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether a value is an array that nobody can write to."""
+    flags = getattr(value, "flags", None)
+    return flags is not None and value.base is None and not flags.writeable
 
 
 def _array_bytes(value: Any) -> bytes:
@@ -669,7 +691,6 @@ _READERS: dict[type, Callable[[_Reader, Any], bytes]] = {
         (dict, collections.OrderedDict, collections.defaultdict, collections.Counter), _Reader._dict
     ),
     bytearray: _Reader._bytearray,
-    re.Pattern: _Reader._pattern,
     **dict.fromkeys(
         (
             MethodType,
@@ -696,6 +717,7 @@ _OTHER_READERS: list[tuple[Callable[[type, Any], bool], Callable[[_Reader, Any],
     (lambda kind, _: issubclass(kind, type), _Reader._class),
     (lambda kind, _: issubclass(kind, ModuleType), _Reader._module),
     (lambda kind, _: f"{kind.__module__}.{kind.__name__}" in _BY_REPR, _Reader._value),
+    (lambda kind, _: (kind.__module__, kind.__name__) == ("re", "Pattern"), _Reader._pattern),
     (lambda kind, _: issubclass(kind, enum.Enum), _Reader._member),
     (lambda kind, _: kind.__module__ in ("numpy", "torch"), _Reader._array),
     (

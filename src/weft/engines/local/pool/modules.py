@@ -24,7 +24,9 @@ import importlib
 import os
 import sys
 import threading
+import time
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FunctionType, ModuleType
@@ -51,7 +53,7 @@ from weft.engines.local.pool.payload import (
     unpicklable_error,
 )
 from weft.engines.local.processes.channel import Closed
-from weft.errors import ModuleDiffers
+from weft.errors import ModuleDiffers, format_bytes
 
 #: an attribute of a module: the names of both
 Attribute = tuple[str, str]
@@ -60,11 +62,45 @@ _pictures = Pictures()
 _lock = threading.Lock()
 
 
+#: seconds from which on a look is worth a warning, and whether one was given
+_NOTABLE = 0.02
+_warned = False
+
+
 def look(names: Iterable[str]) -> dict[str, Picture]:
     """Return pictures of those of these modules that are the user's, and of all that they mention,
     as they are now."""
     with _lock:
-        return _pictures.look(names)
+        began = time.perf_counter()
+        pictures = _pictures.look(names)
+        seconds = time.perf_counter() - began
+        if seconds > _NOTABLE and not _warned:
+            _warn(names, pictures)
+    return pictures
+
+
+def _warn(names: Iterable[str], before: Mapping[str, Picture]) -> None:
+    """Warn, once, if a module takes long to compare again, and name the largest value in it."""
+    global _warned
+    began = time.perf_counter()
+    pictures = _pictures.look(names)
+    seconds = time.perf_counter() - began
+    if seconds < _NOTABLE or pictures != before:
+        return
+    _warned = True
+    size, name = max(
+        (getattr(value, "nbytes", None) or sys.getsizeof(value), f"{module}.{attribute}")
+        for module, picture in pictures.items()
+        for attribute, value in picture.values.items()
+    )
+    warnings.warn(
+        f"at each call {seconds * 1000:.0f} ms are spent on comparing the data of modules with the "
+        f"workers'; the largest is {name} ({format_bytes(size)}). An array that nobody can write "
+        f"to is not compared again:\n    {name}.flags.writeable = False\nOther data is better "
+        "passed as an argument, or in shared_data=",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _in_child() -> None:

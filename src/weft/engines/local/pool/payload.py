@@ -66,7 +66,7 @@ class Payload:
         self.shared = 0
         #: modules that it refers to
         self.modules: set[str] = set()
-        #: of a function: the driver's state when it was packed, and the thread
+        #: of a function: the driver's state when it was packed
         self.state: Any = None
         self._owned = owned
         #: handles of the references in flight

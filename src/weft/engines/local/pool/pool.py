@@ -98,9 +98,9 @@ class LocalPool(Pool):
         self._workers = workers
 
     def prepare(self, function: Callable[[Any], Any]) -> Payload:
-        function_payload = pack_function(function)
-        function_payload.state = threading.get_ident(), capture()
-        return function_payload
+        prepared = pack_function(function)
+        prepared.state = capture()
+        return prepared
 
     def forget(self, prepared: Payload) -> None:
         # a small one workers keep for the next call
@@ -150,9 +150,8 @@ class Run:
     def __init__(self, job: Job, workers: Workers, lease: Lease) -> None:
         self._process = os.getpid()
         self._job = job
-        thread, state = job.function.state
-        #: of the thread that has called: this one may be a thread of weft's
-        self._state = capture() if thread == threading.get_ident() else state
+        #: the caller's: a job that can be cancelled is carried out by a thread of weft's
+        self._state = capture() if job.cancelled is None else job.function.state
         self._modules = modules.look(job.function.modules)
         self._limits = Limits(job)
         self._workers, self._lease = workers, lease

@@ -713,11 +713,11 @@ class Worker:
         settings = state, self.threads, self.idle_limit
         if self._settings != settings:
             messages.append(Settings(state.data, self.threads, self.gpu, self.idle_limit))
-        messages += (changed := self._modules.messages(modules))
+        messages += self._modules.messages(modules)
         if messages:
             self.frames.send(*messages)
-            if changed:  # cached functions may be those from before
-                self._unwanted.extend(self._cached)
+            if any(isinstance(message, Update) for message in messages):
+                self._unwanted.extend(self._cached)  # they may be those from before
             self._settings = settings
             self._modules.note(modules)
 
@@ -784,7 +784,7 @@ class Worker:
                 reissue(message)
             else:
                 self.frames.send(self._modules.answer(message))
-        if isinstance(message, Unreadable):  # the next try begins anew
+        if isinstance(message, Unreadable) and message.about_function:  # the next try begins anew
             self._modules.forget()
             self._unwanted.extend(self._cached)
         self.busy = self.busy and (message is None or isinstance(message, Begun))
