@@ -3,8 +3,8 @@
 How long an item takes is not known beforehand. So the first chunks are a small part of all items,
 unless an earlier job has shown how long they take. While items prove short, chunks grow, so that
 sending them costs little compared to running them. A chunk never holds more than a worker's share
-of what is left (guided self-scheduling): the last ones have one item each, so that the workers end
-together even if the last items prove long.
+of what is left (guided self-scheduling), unless that takes less time than sending it; the last ones
+have one item each, so that the workers end together even if the last items prove long.
 
 Of a stream, whose results are consumed one by one, no more is drawn than its `Window` allows.
 """
@@ -22,6 +22,10 @@ from weft._core.items import Window, at_hand
 
 #: seconds that a chunk should take: some thirty times what sending it costs
 _SECONDS = 0.003
+#: seconds that sending a chunk and waiting for its answer costs
+_SENDING = 0.0001
+#: items for each worker at the end that are sent in chunks of a worker's share, however short
+_LAST = 4
 #: bytes of a chunk, there and back, unless one item has more
 MOST_BYTES = 4 << 20
 #: how often a chunk may fail to reach a worker
@@ -126,6 +130,7 @@ class Schedule:
         # measured
         self._done = 0
         self._longest = 0
+        self._largest = 0
         self._seconds = 0.0
         self._bytes = 0
 
@@ -146,6 +151,7 @@ class Schedule:
             return None
         chunk = Chunk(self._taken, items)
         self._taken += len(items)
+        self._largest = max(self._largest, len(items))
         return chunk
 
     def put_back(self, chunk: Chunk) -> None:
@@ -263,4 +269,7 @@ class Schedule:
             return self._done // self._workers
         if not self._done:  # earlier jobs say little of these items
             return self.total // (_FIRST_EXPECTED * self._workers)
-        return -(-(self.total - self._taken) // self._workers)
+        left = self.total - self._taken
+        worth_sending = int(_SENDING / max(self.cost.seconds, 1e-9))
+        share = -(-left // self._workers)
+        return max(share, min(worth_sending, self._largest, left - _LAST * self._workers))

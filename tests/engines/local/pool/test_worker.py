@@ -14,12 +14,20 @@ from weft._core.failures import Failure, restore
 from weft.engines.local.pool.worker import carry_out
 
 
+class Noted(list[int]):
+    """All that was ever written to its place 0."""
+
+    def __setitem__(self, place: Any, index: Any) -> None:
+        assert place == 0
+        self.append(index)
+
+
 def run(function: Any, items: list[Any], **options: Any) -> Any:
-    noted: list[int] = []
+    noted = Noted()
     options = {"first": 0, "seed": None, "keep_going": False, **options}
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
-    carry_out(function, items, values, failures, note=noted.append, **options)
+    carry_out(function, items, values, failures, noted=noted, **options)
     return values, {position: restore(one, "here") for position, one in failures}, noted
 
 

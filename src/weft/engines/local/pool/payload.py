@@ -118,7 +118,7 @@ class Payload:
         pickler = kind.__new__(kind)
         pickler.modules = self.modules
         # before __init__, which reads the table
-        pickler.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reducers()}
+        pickler.dispatch_table = {**_cloudpickle_reducers(), **self._reducers()}
         pickler.__init__(file, _PROTOCOL)
         pickler.dump(value)
         self.data = file.getvalue()
@@ -155,6 +155,20 @@ class Payload:
             self._reduced[id(array)] = (array, reduced)
             self.shared += array.nbytes
         return self._reduced[id(array)][1]
+
+
+#: cloudpickle's own reducers with those of copyreg, and what copyreg had then
+_reducers_then: tuple[dict[type, Any], dict[type, Any]] = {}, {}
+
+
+def _cloudpickle_reducers() -> dict[type, Any]:
+    """Return cloudpickle's table, a ChainMap, as a dict, which takes a tenth of the time."""
+    global _reducers_then
+    merged, copyreg_then = _reducers_then
+    if not merged or copyreg_then != copyreg.dispatch_table:
+        merged = dict(cloudpickle.Pickler.dispatch_table)
+        _reducers_then = merged, dict(copyreg.dispatch_table)
+    return merged
 
 
 class CommonPayload(Payload):

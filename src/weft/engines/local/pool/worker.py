@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from types import FrameType
 from typing import Any, TextIO
 
@@ -84,18 +84,13 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     results = _NO_RESULTS
 
-    def note(index: int) -> None:
-        if _forked:
-            os._exit(0)  # a child that an earlier item forked, and that has returned
-        item[0] = index
-
     try:
         while True:
             message = modules.receive()
             if isinstance(message, Work):
-                note(LOADING + message.first)
+                item[0] = LOADING + message.first
                 function = modules.failure() or functions[message.digest]
-                answer, results = _reply(message, function, note, send)
+                answer, results = _reply(message, function, item, send)
                 retain_borrowed()
                 send(answer)
                 item[0] = NO_ITEM  # should it end now, no item of the next chunk is lost
@@ -206,7 +201,7 @@ def _load_function(message: CacheFunction) -> Callable[[Any], Any] | Failure:
 def _reply(
     work: Work,
     function: Callable[[Any], Any] | Failure,
-    note: Callable[[int], None],
+    item: memoryview,
     send: Callable[[Message], None],
 ) -> tuple[Answer, Payload]:
     """Run the items of a chunk. Return the answer, and the payload that holds its memory."""
@@ -238,7 +233,7 @@ def _reply(
                 first=work.first,
                 seed=work.seed,
                 keep_going=work.keep_going,
-                note=note,
+                noted=item,
             )
             _interruptible = False
         except KeyboardInterrupt:
@@ -334,27 +329,32 @@ def carry_out(
     first: int,
     seed: int | None,
     keep_going: bool,
-    note: Callable[[int], None],
+    noted: MutableSequence[int] | memoryview,
 ) -> None:
     """Call a function on each item. Append the results to `values`, None where an item failed, and
     to `failures` each failure with its position.
 
-    Empties the list of items: an argument is freed as soon as its call is over. `note` is called
-    with the index of each item before its call. Raises KeyboardInterrupt, after which the values
-    are those of the items before.
+    Empties the list of items: an argument is freed as soon as its call is over. `noted[0]` is the
+    index of the item that is being run. Raises KeyboardInterrupt, after which the values are those
+    of the items before.
     """
     items.reverse()
+    index, take, keep = first, items.pop, values.append
     while items:
-        index = first + len(values)
-        note(index)
         try:
-            if seed is not None:
-                seed_generators(derive(seed, index))
-            values.append(function(items.pop()))
+            while items:  # in few steps: most items of a large chunk are short
+                if _forked:
+                    os._exit(0)  # a child that an earlier item forked, and that has returned
+                noted[0] = index
+                if seed is not None:
+                    seed_generators(derive(seed, index))
+                keep(function(take()))
+                index += 1
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too is the item's, not the worker's
             failures.append((len(values), describe(error)))
             values.append(None)
+            index += 1
             if not keep_going:
                 items.clear()

@@ -30,6 +30,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -139,44 +140,44 @@ class Workers:
             raise
         return lent, Watch(lent)
 
-    def take(self, lease: Lease) -> Worker | None:
-        """Return an idle worker for a lease; None if there is none. Then `lease.starting` has the
-        GPU of one that it may start."""
+    def take(self, lease: Lease, most: int) -> list[Worker]:
+        """Return at most so many idle workers for a lease. If there are none, `lease.starting` has
+        the GPU of one that it may start."""
+        taken: list[Worker] = []
         with self.lock:
+            others = self._others(lease)
+            self._take_spare(others)
             for gpu in lease.lacking():
-                idle, room = self._count_idle(gpu), self._limit(gpu) - self._in_use(gpu, lease)
-                ahead = sum(other.comes_before(lease, gpu) for other in self._leases)
-                if max(room, idle) <= ahead:
-                    continue
-                worker = self._pop_idle(gpu, but=lease.served)
-                if worker is not None:
+                idle = sum(worker.gpu == gpu for worker in self._idle)
+                used = lease.count(gpu) + sum(other.count_in_use(gpu, lease) for other in others)
+                room = self._limit(gpu, [lease, *others]) - used
+                free = max(room, idle) - sum(other.comes_before(lease, gpu) for other in others)
+                while min(free, most) > len(taken) and lease.count(gpu) < lease.wanted[gpu]:
+                    worker = self._pop_idle(gpu, but=lease.served)
+                    if worker is None:
+                        break
                     lease.held.add(worker)
-                    return worker
-                if room > idle:
+                    taken.append(worker)
+                if not taken and min(free, room - idle) > 0:
                     lease.starting = (gpu,)
-                    return None
-            return None
+                if taken or lease.starting:
+                    break
+        return taken
 
-    def give_back(
-        self, lease: Lease, workers: Sequence[Worker], watch: Watch | None = None
-    ) -> None:
-        """Take workers back from a lease; none of them has a chunk. `watch` watches exactly
-        these."""
-        now = time.monotonic()
+    def give_back(self, lease: Lease, worker: Worker) -> None:
+        """Take a worker back from a lease; it has no chunk."""
         with self.lock:
-            for worker in workers:
-                worker.idle_since = now
-            lease.held.difference_update(workers)
-            self._idle += workers
-            if watch is not None:
-                self._watch = watch
-            self._wake(len(workers))
+            self._rest(lease, [worker])
+            self._wake(1, lease)
 
-    def end_lease(self, lease: Lease) -> None:
-        """Forget a lease."""
+    def end_lease(self, lease: Lease, idle: Sequence[Worker], watch: Watch | None) -> None:
+        """Forget a lease, and take its workers back; `watch` watches exactly these."""
         with self.lock:
             self._leases.discard(lease)
-            self._wake(1)
+            self._rest(lease, idle)
+            if watch is not None:
+                self._watch = watch
+            self._wake(len(idle) + 1, lease)
 
     def pop_watch(self, workers: Sequence[Worker]) -> Watch:
         """Return a watch of these workers: the last call's, if that had the same."""
@@ -192,17 +193,18 @@ class Workers:
     def is_wanted(self, worker: Worker, lease: Lease) -> bool:
         """Return whether a call waits for a worker of this lease that has fewer of them. Its fair
         share a lease may keep for a while: to change hands takes longer than a short chunk."""
+        gpu = worker.gpu
         with self.lock:
-            calls = [other for other in self._leases if other.wanted[worker.gpu]]
-            share = max(1, self._limit(worker.gpu) // len(calls))
-            mine = lease.count(worker.gpu)
+            others = [other for other in self._others(lease) if other.wanted[gpu]]
+            share = max(1, self._limit(gpu, [lease, *others]) // (1 + len(others)))
+            mine = lease.count(gpu)
             if mine <= share and time.monotonic() - lease.since < CHECK_INTERVAL:
                 return False
             return any(
-                other.waits_for(worker.gpu)
+                other.waits_for(gpu)
                 and worker not in other.served
-                and other.count(worker.gpu) < min(share, mine)
-                for other in calls
+                and other.count(gpu) < min(share, mine)
+                for other in others
             )
 
     def describe(self) -> str:
@@ -219,26 +221,32 @@ class Workers:
 
     # with the lock held
 
-    def _limit(self, gpu: str | None) -> int:
+    def _others(self, lease: Lease) -> list[Lease]:
+        alone = len(self._leases) == 1 and lease in self._leases  # most are, and sets are slow
+        return [] if alone else [other for other in self._leases if other is not lease]
+
+    @staticmethod
+    def _limit(gpu: str | None, leases: Sequence[Lease]) -> int:
         """Return how many workers all calls may use: for a GPU, as many as one call has asked for,
         else at least as many as there are cores."""
-        cores = [lease.cores for lease in self._leases] if gpu is None else []
-        return max([*cores, *(lease.wanted[gpu] for lease in self._leases)])
+        cores = [lease.cores for lease in leases] if gpu is None else []
+        return max([*cores, *(lease.wanted[gpu] for lease in leases)])
 
-    def _in_use(self, gpu: str | None, asking: Lease) -> int:
-        """Return how many workers the calls use. First take idle ones from those that are paused:
-        they do not look at them meanwhile."""
-        for lease in list(self._leases):
+    def _take_spare(self, leases: Sequence[Lease]) -> None:
+        """Take the idle workers of calls that are paused: they do not look at them meanwhile."""
+        for lease in leases:
             if lease.paused and lease.idle:
                 idle, lease.idle[:] = lease.idle[:], []
                 for worker in idle:
                     lease.watch.remove(worker)
-                lease.held.difference_update(idle)
-                self._idle += idle
-        return sum(lease.count_in_use(gpu, asking) for lease in self._leases)
+                self._rest(lease, idle)
 
-    def _count_idle(self, gpu: str | None) -> int:
-        return sum(worker.gpu == gpu for worker in self._idle)
+    def _rest(self, lease: Lease, workers: Sequence[Worker]) -> None:
+        now = time.monotonic()
+        for worker in workers:
+            worker.idle_since = now
+        lease.held.difference_update(workers)
+        self._idle += workers
 
     def _pop_idle(self, gpu: str | None, but: Container[Worker] = ()) -> Worker | None:
         """Return the idle worker that was used last, if there is one."""
@@ -251,12 +259,12 @@ class Workers:
                 worker.close()  # it may be ending
         return None
 
-    def _wake(self, count: int) -> None:
-        """Wake the first so many calls that wait for a worker."""
-        waiting = (lease for lease in self._leases if lease.waits_since < math.inf)
-        for lease in sorted(waiting, key=Lease.rank)[:count]:
-            if lease.turn.locked():
-                lease.turn.release()
+    def _wake(self, count: int, lease: Lease) -> None:
+        """Wake the first so many of the other calls that wait for a worker."""
+        waiting = [other for other in self._others(lease) if other.waits_since < math.inf]
+        for other in sorted(waiting, key=Lease.rank)[:count]:
+            if other.turn.locked():
+                other.turn.release()
 
     # settings
 
@@ -466,8 +474,8 @@ class Lease:
     ) -> None:
         self._workers = workers
         self._threads = threads
-        #: how many workers it can use, by their GPU
-        self.wanted = Counter(gpus)
+        #: how many workers it can use, by their GPU, and in all
+        self.wanted, self._most = Counter(gpus), len(gpus)
         #: how many cores all calls may use
         self.cores = cores
         #: the workers that it has, and those of them without a chunk
@@ -495,14 +503,15 @@ class Lease:
         While it waits or starts workers, `check` is called again and again with where the call is;
         it raises when the call has to end. Raises LaunchError.
         """
-        self._wait_for_one(check)
-        while self._take_one(lambda: check(self._workers.describe)):
+        self._wait_for_one(check, most=sys.maxsize)
+        while self._take(lambda: check(self._workers.describe), most=sys.maxsize):
             pass
+        self.wants_no_more()
         self.watch = self._workers.pop_watch(self.idle)
 
     def take(self, check: Check) -> bool:
         """Take a worker if there is one for it. Return whether there was. Raises as `begin`."""
-        taken = self._take_one(check)
+        taken = self._take(check, most=1)
         if taken:
             self.watch.add(self.idle[-1])
         return taken
@@ -521,7 +530,7 @@ class Lease:
     def give_back(self, worker: Worker) -> None:
         """Give back a worker without a chunk."""
         self.watch.remove(worker)
-        self._workers.give_back(self, [worker])
+        self._workers.give_back(self, worker)
 
     def give_back_idle(self) -> None:
         """Give back the idle workers, for which there is no chunk."""
@@ -554,37 +563,37 @@ class Lease:
         """Give all workers back; none of them has a chunk."""
         idle = list(self.idle)
         self.idle.clear()
-        self._workers.give_back(self, idle, self.watch if self.watch.watches(idle) else None)
-        self._workers.end_lease(self)
+        self._workers.end_lease(self, idle, self.watch if self.watch.watches(idle) else None)
 
-    def _wait_for_one(self, check: CheckWhere) -> None:
+    def _wait_for_one(self, check: CheckWhere, *, most: int) -> None:
         def check_here() -> None:
             check(self._workers.describe)
 
-        while self.wanted and not self._take_one(check_here):
+        while self.wanted and not self._take(check_here, most=most):
             self.turn.acquire(timeout=CHECK_INTERVAL)
             check_here()
 
-    def _take_one(self, check: Check) -> bool:
-        """Take a worker that is idle or can be started. Return whether there was one."""
-        if len(self.held) == self.wanted.total():
+    def _take(self, check: Check, *, most: int) -> bool:
+        """Take workers that are idle, or one that can be started. Return whether there was one."""
+        if len(self.held) == self._most:
             return False
-        worker = self._workers.take(self)
-        try:
-            if worker is None and self.starting:
-                worker = self._workers.start(self.starting[0], check)
+        taken = self._workers.take(self, most)
+        if self.starting:
+            try:
+                taken = [self._workers.start(self.starting[0], check)]
                 with self._workers.lock:
-                    self.held.add(worker)
-        finally:
-            self.starting = ()
-        if worker is None:
+                    self.held.update(taken)
+            finally:
+                self.starting = ()
+        if not taken:
             self.waits_since = min(self.waits_since, next(self._numbers))
             return False
         self.waits_since = math.inf
-        if len(self.held) == 1:
+        if len(self.held) == len(taken):
             self.since = time.monotonic()
-        self.idle.append(worker)
-        worker.threads, worker.idle_limit = self._threads, IDLE
+        self.idle += taken
+        for worker in taken:
+            worker.threads, worker.idle_limit = self._threads, IDLE
         return True
 
     # read by other threads, with the lock held
@@ -599,13 +608,15 @@ class Lease:
 
     def count(self, gpu: str | None) -> int:
         """Return how many workers with this GPU it has."""
+        if len(self.wanted) == 1:  # as most have: all of its workers are like that
+            return len(self.held) + len(self.starting) if gpu in self.wanted else 0
         return sum(worker.gpu == gpu for worker in self.held) + self.starting.count(gpu)
 
     def count_in_use(self, gpu: str | None, asking: Lease) -> int:
         """Return how many of its workers are in use, as another call that asks sees it. If nobody
         attends to it, those that have answered are not."""
         late = time.monotonic() - self._paused_at > CHECK_INTERVAL
-        if self is asking or not (late or self._thread == asking._thread):
+        if not late and self._thread != asking._thread:
             return self.count(gpu)
         return sum(worker.gpu == gpu and worker.computes for worker in self.held)
 
@@ -616,7 +627,7 @@ class Lease:
 
     def comes_before(self, other: Lease, gpu: str | None) -> bool:
         """Return whether it gets the next worker with this GPU before another."""
-        return self.waits_for(gpu) and self is not other and self.rank() < other.rank()
+        return self.waits_for(gpu) and self.rank() < other.rank()
 
     def waits_for(self, gpu: str | None) -> bool:
         """Return whether it would take a worker with this GPU now."""
