@@ -40,7 +40,7 @@ from weft.engines.local.processes.channel import Closed
 
 FAILURE = Failure(None, "ValueError", "no", "Traceback")
 MESSAGES: list[Message] = [
-    Settings(b"state", 2, None),
+    Settings(b"state", 2, None, 60.0),
     Settings(b"state", 1, "0"),
     Modules({"module": {"f": b"digest"}}),
     Outdated({"module": ["f"]}),
