@@ -41,7 +41,7 @@ from weft.engines.local.processes.channel import Closed
 FAILURE = Failure(None, "ValueError", "no", "Traceback")
 MESSAGES: list[Message] = [
     Settings(b"state", 2, None, 60.0),
-    Settings(b"state", 1, "0"),
+    Settings(b"state", 1, "0", None),
     Modules({"module": {"f": b"digest"}}),
     Outdated({"module": ["f"]}),
     Update(b"values", {("module", "f"): b"digest"}, [("module", "g")], FAILURE),
