@@ -96,7 +96,7 @@ def test_an_interrupt_leaves_the_results_before_it() -> None:
             first=0,
             seed=None,
             keep_going=True,
-            note=lambda index: None,
+            noted=[0],
         )
     assert values == [1, None, 0.5]
     assert [position for position, _ in failures] == [1]
