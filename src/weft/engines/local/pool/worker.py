@@ -213,7 +213,7 @@ def _reply(
     if faults.armed:
         faults.reach("work.received")
     start = time.perf_counter()
-    with driver_state.during_call():
+    with driver_state.DuringCall():
         try:
             _interruptible = True
             values, failures = carry_out(

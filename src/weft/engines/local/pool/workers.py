@@ -373,6 +373,8 @@ class Worker:
         #: the driver's state, and the threads, that it has
         self._settings: tuple[Captured, int] | None = None
         self._modules = SentModules()
+        #: the modules that it was last brought up to date with: the same for all chunks of a call
+        self._latest: Mapping[str, Picture] | None = None
         #: the digests of the functions that it has cached, the least recently used first
         self._cached: OrderedDict[bytes, None] = OrderedDict()
 
@@ -382,8 +384,11 @@ class Worker:
     def bring_up_to_date(self, state: Captured, modules: Mapping[str, Picture]) -> None:
         """Send it the driver's state and what has changed of these modules, if it does not have
         them. Raises Closed."""
+        same_settings = self._settings == (state, self.threads)
+        if same_settings and self._latest is modules:
+            return
         messages: list[Settings | Modules | Update | DropFunction] = []
-        if self._settings != (state, self.threads):
+        if not same_settings:
             messages.append(Settings(state.data, self.threads, self.gpu))
         messages += self._modules.messages(modules)
         if any(isinstance(message, Update) for message in messages):
@@ -393,6 +398,7 @@ class Worker:
             self.frames.send(*messages)
             self._settings = state, self.threads
             self._modules.note(modules)
+        self._latest = modules
 
     def note_own_changes(self, modules: Mapping[str, Picture]) -> None:
         """Note that a function has changed these modules itself, there as here."""
@@ -438,6 +444,7 @@ class Worker:
                 self.frames.send(self._modules.answer(message))
         if isinstance(message, Unreadable) and message.about_function:  # the next try begins anew
             self._modules.forget()
+            self._latest = None
             for digest in list(self._cached):
                 self.forget(digest)
         return cast("Answer | CancelAcknowledged | None", message)
