@@ -228,8 +228,9 @@ class _Watched:
         self.mentions: set[str] = set()
         self._picture = Picture({}, {}, {})
         self._variables: dict[str, Any] = {}
-        #: of the attributes that may change and stay the same object
+        #: of the attributes that may change and stay the same object, and the functions in them
         self._readers: dict[str, _Reader] = {}
+        self._functions: list[tuple[str, FunctionType, CodeType, Any, Any]] = []
         self._mentions: dict[str, set[str]] = {}
 
     def now(self) -> Picture:
@@ -244,7 +245,14 @@ class _Watched:
     def _changed(self, variables: dict[str, Any]) -> set[str]:
         """Return the names of the attributes that may have changed."""
         before = self._variables
-        changed = {name for name, reader in self._readers.items() if reader.has_changed()}
+        changed = {
+            name
+            for name, function, code, defaults, named in self._functions
+            if function.__code__ is not code
+            or function.__defaults__ is not defaults
+            or function.__kwdefaults__ is not named
+        }
+        changed.update(name for name, reader in self._readers.items() if reader.has_changed())
         same = len(before) == len(variables) and all(map(is_, variables.values(), before.values()))
         if not same or [*variables] != [*before]:
             changed |= before.keys() - variables.keys()
@@ -259,6 +267,7 @@ class _Watched:
         picture = self._picture
         digests, values = dict(picture.digests), dict(picture.values)
         versions = dict(picture.versions)
+        self._functions = [one for one in self._functions if one[0] not in names]
         for name in names:
             self._readers.pop(name, None)
             self._mentions.pop(name, None)
@@ -269,6 +278,7 @@ class _Watched:
                 reader = _Reader()
                 digests[name] = reader.digest(value)
                 self._mentions[name] = reader.mentions
+                self._functions += [(name, *one) for one in reader.functions]
                 if reader.may_change:
                     self._readers[name] = reader
                 if known and before is not value and (reader.is_opaque or reader.is_data(value)):
@@ -341,8 +351,9 @@ class _Reader:
         self._for_stamp = for_stamp
         self.mentions: set[str] = set()
         self.is_opaque = False
-        #: functions and cells, with what they had
-        self._functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        #: functions, their code and their defaults
+        self.functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        #: cells, with what they had
         self._cells: list[tuple[CellType, Any]] = []
         #: classes, and functions with attributes
         self._namespaces: list[tuple[Any, list[Any]]] = []
@@ -356,8 +367,9 @@ class _Reader:
 
     @property
     def may_change(self) -> bool:
-        """Return whether the attribute can change and stay the same object."""
-        return bool(self._always or self._functions or self._namespaces or self._data)
+        """Return whether the attribute can change and stay the same object, apart from functions'
+        code and defaults."""
+        return bool(self._always or self._cells or self._namespaces or self._data)
 
     def is_data(self, value: Any) -> bool:
         """Return whether the attribute itself can be changed in place."""
@@ -366,13 +378,6 @@ class _Reader:
 
     def has_changed(self) -> bool:
         """Return whether the attribute, which is still the same object, has to be read again."""
-        for function, code, defaults, named in self._functions:
-            if (
-                function.__code__ is not code
-                or function.__defaults__ is not defaults
-                or function.__kwdefaults__ is not named
-            ):
-                return True
         for cell, content in self._cells:
             if _content(cell) is not content:
                 return True
@@ -390,7 +395,7 @@ class _Reader:
             return self._read(value)
         except _Opaque:
             self.is_opaque = True
-            self._functions.clear()
+            self.functions.clear()
             self._cells.clear()
             self._namespaces.clear()
             self._data.clear()
@@ -443,7 +448,7 @@ class _Reader:
         elif is_importable(function):
             return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
-        self._functions.append((function, code, defaults, named))
+        self.functions.append((function, code, defaults, named))
         if home is not None and is_rewritten(home):
             parts = [f"{code.co_qualname} {code.co_firstlineno}".encode()]
         else:

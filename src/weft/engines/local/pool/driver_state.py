@@ -2,7 +2,7 @@
 
     driver                                   worker
     capture, at every call         ──>       adopt, when it differs from the last
-                                             during_call: what holds for one call only
+                                             DuringCall: what holds for one call only
 
 A few microseconds, so it reads only what is loaded: nobody gets NumPy or torch for it. A library
 that the worker loads later, perhaps in the middle of a call, is given its state then.
@@ -20,7 +20,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from types import FrameType
 from typing import Any, NamedTuple, cast
@@ -287,19 +287,23 @@ class _WhenLoaded:
         return spec
 
 
-@contextlib.contextmanager
-def during_call() -> Iterator[None]:
-    """Hold what the driver's thread has set for the call: torch's grad mode, autocast, ..."""
-    global _call
-    if _unresolved or _shown:
-        _set_filters()
-    with contextlib.ExitStack() as _call:
+class DuringCall:
+    """A context that holds what the driver's thread has set for the call: torch's grad mode,
+    autocast, ..."""
+
+    def __enter__(self) -> None:
+        global _call
+        if _unresolved or _shown:
+            _set_filters()
+        _call = contextlib.ExitStack()
         if _torch is not None and _loaded("torch"):
             _enter_torch(_call, sys.modules["torch"], _torch)
-        try:
-            yield
-        finally:
-            _call = None
+
+    def __exit__(self, *_: object) -> None:
+        global _call
+        stack, _call = _call, None
+        if stack is not None:
+            stack.close()
 
 
 def outside_inference() -> contextlib.AbstractContextManager[Any]:

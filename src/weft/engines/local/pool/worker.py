@@ -222,7 +222,7 @@ def _reply(
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
     kind: type[Done | Stopped] = Done
-    with driver_state.during_call():
+    with driver_state.DuringCall():
         try:
             _interruptible = True
             carry_out(

@@ -709,6 +709,8 @@ class Worker:
         #: the driver's state, the threads and the limit that it has
         self._settings: tuple[Captured, int, float | None] | None = None
         self._modules = SentModules()
+        #: the modules that it was last brought up to date with: the same for all chunks of a call
+        self._latest: Mapping[str, Picture] | None = None
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         #: the digests of those that it is to drop; other threads add to it
@@ -720,8 +722,10 @@ class Worker:
     def bring_up_to_date(self, state: Captured, modules: Mapping[str, Picture]) -> None:
         """Send it the driver's state and what has changed of these modules, if it does not have
         them. Raises Closed."""
-        messages: list[Settings | Modules | Update] = []
         settings = state, self.threads, self.idle_limit
+        if self._settings == settings and self._latest is modules:
+            return
+        messages: list[Settings | Modules | Update] = []
         if self._settings != settings:
             messages.append(Settings(state.data, self.threads, self.gpu, self.idle_limit))
         messages += self._modules.messages(modules)
@@ -731,6 +735,7 @@ class Worker:
                 self._unwanted.extend(self._cached)  # they may be those from before
             self._settings = settings
             self._modules.note(modules)
+        self._latest = modules
 
     def note_own_changes(self, modules: Mapping[str, Picture]) -> None:
         """Note that a function has changed these modules itself, there as here."""
@@ -797,6 +802,7 @@ class Worker:
                 self.frames.send(self._modules.answer(message))
         if isinstance(message, Unreadable) and message.about_function:  # the next try begins anew
             self._modules.forget()
+            self._latest = None
             self._unwanted.extend(self._cached)
         self.busy = self.busy and (message is None or isinstance(message, Begun))
         return cast("Answer | CancelAcknowledged | None", message)
