@@ -400,7 +400,7 @@ with warnings.catch_warnings(record=True) as caught:
     big.TABLE[3] = 7
     assert weft.map(big.f, [2, 3, 4], n=2) == [0, 7, 0]
     assert check(big.f) == 0
-assert len(caught) == 1, caught
+assert len(caught) == 1 and caught[0].filename == __file__, caught
 assert "big.TABLE (" in str(caught[0].message), caught[0].message
 assert "big.TABLE.flags.writeable = False" in str(caught[0].message)
 big.TABLE.flags.writeable = False
@@ -410,6 +410,58 @@ import time
 began = time.perf_counter()
 modules.look(["big"])
 assert time.perf_counter() - began < 0.01
+"""
+    )
+
+
+def test_changes_that_are_large_and_workers_that_end() -> None:
+    """More than a socket holds at once; a module whose import ends the worker; a change in one
+    thread while others map: every result is of one version."""
+    folder = Path(os.environ["WEFT_TEST_FOLDER"])
+    (folder / "large.py").write_text("TEXT = b'a'\n\ndef f(x):\n    return TEXT[:1], len(TEXT)\n")
+    (folder / "ends.py").write_text(
+        "import os\nif 'WEFT_CORES' in os.environ:\n    os._exit(3)\n\ndef f(x):\n    return x\n"
+    )
+    succeeds(
+        START
+        + """
+import threading
+import numpy as np
+import ends, large
+
+assert check(large.f) == (b"a", 1)
+large.TEXT = b"b" * 5_000_000
+assert check(large.f) == (b"b", 5_000_000)
+with weft.Team(2) as team:
+    f = weft.function(lambda x: x * len(large.TEXT), collect="gather", team=team)
+    for size in (5_000_000, 3_000_000):
+        large.TEXT = b"c" * size
+        assert list(f(np.ones(2))) == [size] * 2
+
+try:
+    weft.map(ends.f, range(3), n=2)
+    raise AssertionError
+except weft.WorkerLost as error:
+    assert "exit code 3" in str(error)
+
+mixed = []
+
+def map_often():
+    for _ in range(20):
+        found = weft.map(large.f, range(4), n=2)
+        if len(set(found)) > 1:
+            mixed.append(found)
+
+threads = [threading.Thread(target=map_often) for _ in range(3)]
+for thread in threads:
+    thread.start()
+number = 0
+while any(thread.is_alive() for thread in threads):
+    number += 1
+    large.TEXT = b"%d" % (number % 10) * (number % 100 + 1)
+for thread in threads:
+    thread.join()
+assert not mixed, mixed[0]
 """
     )
 

@@ -405,7 +405,7 @@ class _Reader:
         """Return the digest of a value. Raises _Opaque."""
         kind = type(value)
         if kind in _SCALARS:
-            return _hash(b"scalar", _plain(value))
+            return _hash(kind.__name__.encode(), _plain(value))
         if id(value) in self._open:
             return b"again %d" % (len(self._open) - self._open[id(value)])
         self._open[id(value)] = len(self._open)
@@ -671,6 +671,8 @@ def _array_bytes(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
     try:
         return repr(value).encode(errors="surrogatepass")
     except ValueError:  # a whole number with thousands of digits

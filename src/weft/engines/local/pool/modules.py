@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from weft._core.failures import Failure, describe
+from weft._core.failures import Failure, describe, is_outside
 from weft._core.modules import (
     Picture,
     Pictures,
@@ -93,13 +93,16 @@ def _warn(names: Iterable[str], before: Mapping[str, Picture]) -> None:
         for module, picture in pictures.items()
         for attribute, value in picture.values.items()
     )
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and not is_outside(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
     warnings.warn(
         f"at each call {seconds * 1000:.0f} ms are spent on comparing the data of modules with the "
         f"workers'; the largest is {name} ({format_bytes(size)}). An array that nobody can write "
         f"to is not compared again:\n    {name}.flags.writeable = False\nOther data is better "
         "passed as an argument, or in shared_data=",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=level,
     )
 
 
@@ -148,9 +151,7 @@ class SentModules:
     def answer(self, outdated: Outdated) -> Update:
         """Return the attributes that a worker does not have as they were told."""
         changes = {
-            (name, attribute): Change(
-                self._known[name].values[attribute], self._known[name].digests[attribute]
-            )
+            (name, attribute): Change(self._known[name].values[attribute])
             for name, attributes in outdated.attributes.items()
             for attribute in attributes
         }
@@ -165,7 +166,6 @@ class Change(NamedTuple):
     """A new value of an attribute."""
 
     value: Any
-    digest: bytes
     #: whether the old object is to have it, too
     in_place: bool = False
 
@@ -176,7 +176,7 @@ class Change(NamedTuple):
         content = now.digests[attribute]
         same_version = before.versions.get(attribute) == now.versions.get(attribute)
         followed = same_version and type(value) is type(old) and digest(old) == content
-        return cls(value, content, value is old or followed)
+        return cls(value, value is old or followed)
 
 
 def make_update(changes: Mapping[Attribute, Change], deleted: list[Attribute]) -> Update:
@@ -188,7 +188,7 @@ def make_update(changes: Mapping[Attribute, Change], deleted: list[Attribute]) -
             raise
         return Update(b"", {}, deleted, describe(error))
     digests = {
-        attribute: change.digest
+        attribute: digest(change.value)  # as it is now: another thread may have changed it
         for attribute, change in changes.items()
         if not is_opaque(change.value)
     }
