@@ -43,6 +43,8 @@ from types import (
 )
 from typing import Any
 
+#: the names of the user's script: the second in a process of multiprocessing
+_SCRIPT = ("__main__", "__mp_main__")
 #: weft's own packages
 _WEFT = ("weft", "multiverso", "synkhronos", "playdoh", "distfun")
 
@@ -76,7 +78,7 @@ def _own_now() -> tuple[Any, dict[str, ModuleType], list[tuple[str, bytes]]]:
 
 
 def _is_own(name: str, module: object) -> bool:
-    if not isinstance(module, ModuleType) or name in ("__main__", "__mp_main__"):
+    if not isinstance(module, ModuleType) or name in _SCRIPT:
         return False
     file = vars(module).get("__file__")
     if not isinstance(file, str) or not file.endswith((".py", ".pyc")):
@@ -104,8 +106,19 @@ def home_of(function: FunctionType) -> ModuleType | None:
     """Return the module whose variables are a function's globals; None for a function of the main
     program, or of a module that was removed."""
     name = function.__globals__.get("__name__")
-    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+    module = sys.modules.get(name) if isinstance(name, str) and name not in _SCRIPT else None
     return module if module is not None and vars(module) is function.__globals__ else None
+
+
+def is_foreign(value: Any) -> bool:
+    """Return whether a value is a function that an installed package or `exec` has made, such as a
+    decorator's, and that cannot be imported."""
+    if type(value) is not FunctionType or is_importable(value):
+        return False
+    home, variables = home_of(value), value.__globals__
+    if home is not None:
+        return not _is_users(home.__name__)
+    return "__file__" not in variables and variables.get("__name__") not in _SCRIPT
 
 
 #: what pytest adds to the modules of tests, whose asserts it compiles in its own way
@@ -124,7 +137,7 @@ def is_rewritten(module: ModuleType) -> bool:
 def is_importable(value: Any) -> bool:
     """Return whether a function or class is what its module has under its name: not after the
     module was reloaded."""
-    found: Any = sys.modules.get(value.__module__) if value.__module__ != "__main__" else None
+    found: Any = sys.modules.get(value.__module__) if value.__module__ not in _SCRIPT else None
     for name in value.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)  # a module may have its own __getattr__
     return found is value
@@ -447,6 +460,8 @@ class _Reader:
             self.mentions |= modules_used_by(function)
         elif is_importable(function):
             return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
+        elif is_foreign(function):
+            return self._foreign_function(function)
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
         self.functions.append((function, code, defaults, named))
         if home is not None and is_rewritten(home):
@@ -464,6 +479,19 @@ class _Reader:
             parts += [self._known(variables[name]) for name in _names_in(code) if name in variables]
             self._always = True
         return _hash(b"function", *parts)
+
+    def _foreign_function(self, function: FunctionType) -> bytes:
+        """Read a foreign function: what it has besides the function that it wraps, and functions
+        and classes of its closure, is each process's own."""
+        parts = [function.__module__.encode(), function.__qualname__.encode()]
+        if isinstance(wrapped := getattr(function, "__wrapped__", None), FunctionType):
+            parts.append(self._known(wrapped))
+        for cell in function.__closure__ or ():
+            content = _content(cell)
+            if isinstance(content, (FunctionType, type)):
+                self._cells.append((cell, content))
+                parts.append(self._known(content))
+        return _hash(b"foreign", *parts)
 
     def _code(self, code: CodeType) -> bytes:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -607,7 +635,7 @@ def own_attributes(kind: type) -> dict[str, Any]:
 
 
 def _is_users(module: str) -> bool:
-    return module == "__main__" or module in own_modules()
+    return module in _SCRIPT or module in own_modules()
 
 
 class _Empty:

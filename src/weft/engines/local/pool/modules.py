@@ -26,18 +26,18 @@ import sys
 import threading
 import time
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from weft._core.failures import Failure, describe, is_outside
+from weft._core.failures import Failure, describe, warn_caller
 from weft._core.modules import (
     Picture,
     Pictures,
     digest,
     home_of,
+    is_foreign,
     is_importable,
     is_opaque,
     own_attributes,
@@ -62,7 +62,7 @@ _pictures = Pictures()
 _lock = threading.Lock()
 
 
-#: seconds from which on a look is worth a warning, and whether one was given
+#: seconds of a thread's own from which on a look is worth a warning, and whether one was given
 _NOTABLE = 0.02
 _warned = False
 
@@ -71,10 +71,9 @@ def look(names: Iterable[str]) -> dict[str, Picture]:
     """Return pictures of those of these modules that are the user's, and of all that they mention,
     as they are now."""
     with _lock:
-        began = time.perf_counter()
+        began = time.thread_time()
         pictures = _pictures.look(names)
-        seconds = time.perf_counter() - began
-        if seconds > _NOTABLE and not _warned:
+        if time.thread_time() - began > _NOTABLE and not _warned:
             _warn(names, pictures)
     return pictures
 
@@ -82,9 +81,9 @@ def look(names: Iterable[str]) -> dict[str, Picture]:
 def _warn(names: Iterable[str], before: Mapping[str, Picture]) -> None:
     """Warn, once, if a module takes long to compare again, and name the largest value in it."""
     global _warned
-    began = time.perf_counter()
+    began = time.thread_time()
     pictures = _pictures.look(names)
-    seconds = time.perf_counter() - began
+    seconds = time.thread_time() - began
     if seconds < _NOTABLE or pictures != before:
         return
     _warned = True
@@ -93,16 +92,11 @@ def _warn(names: Iterable[str], before: Mapping[str, Picture]) -> None:
         for module, picture in pictures.items()
         for attribute, value in picture.values.items()
     )
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and not is_outside(frame.f_code.co_filename):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
+    warn_caller(
         f"at each call {seconds * 1000:.0f} ms are spent on comparing the data of modules with the "
         f"workers'; the largest is {name} ({format_bytes(size)}). An array that nobody can write "
         f"to is not compared again:\n    {name}.flags.writeable = False\nOther data is better "
-        "passed as an argument, or in shared_data=",
-        RuntimeWarning,
-        stacklevel=level,
+        "passed as an argument, or in shared_data="
     )
 
 
@@ -155,7 +149,7 @@ class SentModules:
             for name, attributes in outdated.attributes.items()
             for attribute in attributes
         }
-        return make_update(changes, [])
+        return make_update(changes, [], first=True)
 
     def forget(self) -> None:
         """Compare all modules again: something went wrong in the worker."""
@@ -179,10 +173,16 @@ class Change(NamedTuple):
         return cls(value, value is old or followed)
 
 
-def make_update(changes: Mapping[Attribute, Change], deleted: list[Attribute]) -> Update:
-    """Return the message with these changes, or with the reason why they cannot be sent."""
+def make_update(
+    changes: Mapping[Attribute, Change], deleted: list[Attribute], *, first: bool = False
+) -> Update:
+    """Return the message with these changes, or with the reason why they cannot be sent.
+
+    Values that are not compared and cannot be sent are left out; so are, when a worker has just
+    imported a module, foreign functions: their state is each process's own.
+    """
     try:
-        payload = _pack(changes)
+        payload, changes = _pack(changes, lambda v: is_opaque(v) or (first and is_foreign(v)))
     except Exception as error:  # a class's own pickling may raise anything
         if is_interrupt(error):
             raise
@@ -195,8 +195,10 @@ def make_update(changes: Mapping[Attribute, Change], deleted: list[Attribute]) -
     return Update(payload.data, digests, deleted, None)
 
 
-def _pack(changes: Mapping[Attribute, Change]) -> Payload:
-    """Pack new values. Of values that are not compared those that cannot be sent are left out."""
+def _pack(
+    changes: Mapping[Attribute, Change], may_be_left_out: Callable[[Any], bool]
+) -> tuple[Payload, Mapping[Attribute, Change]]:
+    """Pack new values. Return also those that were packed."""
 
     class ByValue(AttributePickler):
         sent = changes
@@ -213,11 +215,11 @@ def _pack(changes: Mapping[Attribute, Change]) -> Payload:
             others = {one: value for one, value in changes.items() if one != (module, name)}
             if _can_be_sent(ByValue, change.value):
                 continue
-            if not is_opaque(change.value):
+            if not may_be_left_out(change.value):
                 raise unpicklable_error(change.value, f"{module}.{name}", error) from error
-            return _pack(others)
+            return _pack(others, may_be_left_out)
         raise
-    return payload
+    return payload, changes
 
 
 def _can_be_sent(kind: type[AttributePickler], value: Any) -> bool:
