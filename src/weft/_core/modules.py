@@ -121,17 +121,15 @@ def is_foreign(value: Any) -> bool:
     return "__file__" not in variables and variables.get("__name__") not in _SCRIPT
 
 
-#: what pytest adds to the modules of tests, whose asserts it compiles in its own way
+#: what pytest adds to the modules of tests, whose asserts it compiles in its own way, and
+#: `read_module` to a worker's, so that its own workers know too
 _REWRITTEN_BY_PYTEST = "@pytest_ar"
-
-#: the names of those that are rewritten in the driver, and not here
-_rewritten: set[str] = set()
 
 
 def is_rewritten(module: ModuleType) -> bool:
     """Return whether pytest has compiled a module in the driver. Its functions are compared by name
     and line: nobody reloads it, and the worker has the same file."""
-    return _REWRITTEN_BY_PYTEST in vars(module) or module.__name__ in _rewritten
+    return _REWRITTEN_BY_PYTEST in vars(module)
 
 
 def is_importable(value: Any) -> bool:
@@ -307,7 +305,7 @@ def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, 
     """Return the digest of each attribute of a worker's module, as the driver would, whose digests
     are given."""
     if _REWRITTEN_BY_PYTEST in expected:
-        _rewritten.add(module.__name__)
+        vars(module).setdefault(_REWRITTEN_BY_PYTEST, None)
     return {
         name: digest(value)
         for name, value in list(vars(module).items())
