@@ -62,7 +62,6 @@ from weft.engines.local.pool.payload import (
 )
 from weft.engines.local.pool.workers import (
     CHECK_INTERVAL,
-    FUNCTION_BYTES,
     Lease,
     ReadyEvents,
     Watch,
@@ -95,8 +94,7 @@ class LocalPool(Pool):
         return pack_function(function)
 
     def forget(self, prepared: Payload) -> None:
-        # a small one workers keep for the next call
-        if prepared.has_references or len(prepared.data) > FUNCTION_BYTES:
+        if prepared.has_references:  # a small one workers keep for the next call
             self._workers.forget(prepared.digest)
             prepared.release()
 

@@ -756,7 +756,7 @@ class Worker:
         self.busy = True
         self.frames.send(*missing, work)
         # after: an interrupt may come before it is sent
-        self._cached[function.digest] = len(function.data)
+        self._cached[function.digest] = function.pickled
 
     def function_messages(
         self, digest: bytes, function: Payload
@@ -766,7 +766,7 @@ class Worker:
         if digest in self._cached:
             self._cached.move_to_end(digest)
             return [*drops]
-        room = FUNCTION_BYTES - len(function.data)
+        room = FUNCTION_BYTES - function.pickled
         while self._cached and (
             len(self._cached) >= _FUNCTIONS or sum(self._cached.values()) > room
         ):
