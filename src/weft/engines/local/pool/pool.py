@@ -187,12 +187,14 @@ class Run:
         finally:  # also after a second Ctrl-C
             for worker in self._busy:
                 worker.kill()
-            for worker in list(self._busy):
-                self._drop(worker)
-            for worker, events in self._watch.wait(0).items():
-                self._watch.relay(worker, events)
-            self._workers.note_cost(self._job.function.digest, self._schedule.cost)
-            self._lease.end()
+            try:
+                for worker in list(self._busy):
+                    self._drop(worker)
+                for worker, events in self._watch.wait(0).items():
+                    self._watch.relay(worker, events)
+                self._workers.note_cost(self._job.function.digest, self._schedule.cost)
+            finally:  # also after a third: other calls may wait for the workers
+                self._lease.end()
 
     def _interrupt(self) -> None:
         """Interrupt the busy workers, and wait for those that reply within the grace period."""
