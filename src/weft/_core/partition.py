@@ -202,7 +202,9 @@ def paste(array: Array, parts: Sequence[ColumnSlice], results: Sequence[object])
         # np.concatenate would lose the masks
         joined: Array = np.ma.concatenate(arrays, axis=-1)  # type: ignore[no-untyped-call]
         return joined
-    return np.concatenate(arrays, axis=-1)
+    whole = np.concatenate(arrays, axis=-1)
+    records = all(isinstance(result, np.recarray) for result in arrays)
+    return whole.view(np.recarray) if records else whole  # concatenate makes them plain
 
 
 def _as_array(part: ColumnSlice, result: object) -> Array:

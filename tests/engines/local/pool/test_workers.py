@@ -141,7 +141,7 @@ def _give(
 ) -> list[Any]:
     """Give it work with a function of that number; what was sent."""
     function, sent = Payload(), list[Any]()
-    function.data, function.digest = data, bytes([number])
+    function.data, function.pickled, function.digest = data, len(data), bytes([number])
     work = Work(function.digest, 0, b"", None, keep_going=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.frames, "send", send or (lambda *messages: sent.extend(messages)))

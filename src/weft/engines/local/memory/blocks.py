@@ -421,10 +421,15 @@ class SegmentClient:
         return owner
 
     def _close_unused(self) -> None:
-        """Close the connections to owners of which this process holds no block."""
+        """Close the connections to owners of which this process holds no block, and maps no
+        segment: it would be mapped anew, beside the one that is kept warm."""
         used = set(self._remote_references.copy().values())
         used.update(owner.address for owner in self._borrowed.copy().values())
-        unused = [address for address in self._owners if address not in used]
+        unused = [
+            address
+            for address, owner in self._owners.items()
+            if address not in used and not owner.segments
+        ]
         for address in unused:
             self._owners.pop(address).close()
         for name, address in self._origins.copy().items():

@@ -5,6 +5,8 @@
     array in shared memory  -> its block's handle   ->  an array over the same memory
     everything else         -> pickled by value     ->  unpickled
 
+    pickle of 1 MB or more  -> copied into a block  ->  unpickled from there
+
 pickle's own pickler is several times faster than cloudpickle's and knows all that most items are
 made of. What it cannot do (lambdas, local classes), or would do wrong (what is defined in the
 user's script, which is no module of a worker's), cloudpickle packs. The script is `__main__`, and
@@ -16,7 +18,6 @@ This module loads no NumPy: what concerns arrays is in payload_arrays.py.
 from __future__ import annotations
 
 import copyreg
-import io
 import pickle
 import sys
 from collections.abc import Callable
@@ -31,6 +32,15 @@ from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, WeftError
 
 _PROTOCOL = 5
+
+#: bytes from which on a pickle goes through shared memory
+_LARGE = 1 << 20
+
+#: what comes before the handle of its block then; a pickle begins otherwise
+_IN_BLOCK = b"\0"
+
+#: a pickler writes frames of less, in which names are, and longer pieces as they are
+_LONGEST_FRAME = 1 << 17
 
 #: immutable, so that the same one may arrive as two; packed in a third of the time
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
@@ -60,9 +70,11 @@ class Payload:
     def __init__(self, *, owned: bool = False, most: int | None = None) -> None:
         """Allow `most` bytes of large arrays; None: any number."""
         self._most = most
-        #: the pickle
+        #: the pickle, or the handle of the block that it lies in
         self.data = b""
-        #: bytes of arrays in shared memory
+        #: bytes of the pickle
+        self.pickled = 0
+        #: bytes in shared memory: of arrays, and of the pickle
         self.shared = 0
         #: modules that it refers to
         self.modules: set[str] = set()
@@ -98,14 +110,25 @@ class Payload:
         self._arrays.clear()
         self._reduced.clear()
 
-    def dump(self, value: Any) -> None:
-        """Pickle a value with pickle's own pickler."""
-        file = io.BytesIO()
-        pickler = pickle.Pickler(file, _PROTOCOL)
+    def dump_plain(self, value: Any) -> None:
+        """Pickle a value of immutable parts, none of which needs a reducer."""
+        pieces = _Pieces()
+        pickle.Pickler(pieces, _PROTOCOL).dump(value)
+        self._put(pieces)
+
+    def dump(self, value: Any) -> bool:
+        """Pickle a value with pickle's own pickler. Return whether that is right: not if something
+        in it is defined in `__main__`."""
+        pieces = _Pieces()
+        pickler = pickle.Pickler(pieces, _PROTOCOL)
         pickler.dispatch_table = {**copyreg.dispatch_table, **self._reducers()}
         pickler.dump(value)
-        self.data = file.getvalue()
-        self.modules.update(mentioned_in(self.data))
+        frames = pieces.frames()
+        if b"__main__" in frames or b"__mp_main__" in frames:
+            return False
+        self.modules.update(mentioned_in(frames))
+        self._put(pieces)
+        return True
 
     def dump_by_value(self, value: Any) -> None:
         """Pickle a value with cloudpickle's pickler."""
@@ -114,15 +137,42 @@ class Payload:
     def dump_by(self, kind: Any, value: Any) -> None:
         """Pickle a value with a subclass of cloudpickle's pickler."""
         _send_script_by_value()
-        file = io.BytesIO()
+        pieces = _Pieces()
         pickler = kind.__new__(kind)
         pickler.modules = self.modules
         # before __init__, which reads the table
         pickler.dispatch_table = {**_cloudpickle_reducers(), **self._reducers()}
-        pickler.__init__(file, _PROTOCOL)
+        pickler.__init__(pieces, _PROTOCOL)
         pickler.dump(value)
-        self.data = file.getvalue()
+        self._put(pieces)
         self.drop_array_cache()
+
+    def _put(self, pieces: _Pieces) -> None:
+        """Keep what a pickler has written: here, or in a block if it is large."""
+        self.pickled = sum(memoryview(piece).nbytes for piece in pieces.written)
+        if self.pickled < _LARGE:
+            self.data = b"".join(pieces.written)
+            return
+        if self._most is not None and self.shared + self.pickled > self._most:
+            raise PayloadTooLarge(f"more than {self._most} bytes")
+        self.data = self._put_in_block(pieces)
+        self.shared += self.pickled
+
+    def _put_in_block(self, pieces: _Pieces) -> bytes:
+        """Copy a pickle into a block. Return what stands for it. Raises OutOfMemory."""
+        from weft.engines.local.memory import blocks
+
+        buffer = blocks.allocate(self.pickled).buffer
+        memory, end = memoryview(buffer).cast("B"), 0
+        for piece in pieces.written:
+            start, end = end, end + memoryview(piece).nbytes
+            memory[start:end] = memoryview(piece).cast("B")
+        handle = blocks.export(buffer, owned=self._owned)
+        if self._owned:
+            self._handles.append(handle)
+        else:
+            self._arrays.append(buffer)
+        return _IN_BLOCK + pickle.dumps((handle, self.pickled), _PROTOCOL)
 
     def drop_array_cache(self) -> None:
         """Drop what was kept for a second pickler: the arrays that were copied into blocks."""
@@ -169,6 +219,23 @@ def _cloudpickle_reducers() -> dict[type, Any]:
         merged = dict(cloudpickle.Pickler.dispatch_table)
         _reducers_then = merged, dict(copyreg.dispatch_table)
     return merged
+
+
+class _Pieces:
+    """The file that a pickler writes to. Long pieces are the pickled objects' own memory."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes | memoryview] = []
+
+    def write(self, piece: Any) -> None:
+        if isinstance(piece, pickle.PickleBuffer):
+            piece = piece.raw()
+        self.written.append(piece)
+
+    def frames(self) -> bytes:
+        """Return all but the long pieces: what the pickle refers to is there by name."""
+        pieces = (one for one in self.written if isinstance(one, bytes))
+        return b"".join(one for one in pieces if len(one) <= _LONGEST_FRAME)
 
 
 class CommonPayload(Payload):
@@ -253,11 +320,10 @@ def _pack(payload: Payload, items: list[Any], first: int | None, name: str) -> P
     # most functions of a team return one tuple
     values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
     if _EXACTLY_THESE.issuperset(map(type, values)):
-        payload.data = pickle.dumps(items, _PROTOCOL)
+        payload.dump_plain(items)
         return payload
     try:
-        payload.dump(items)
-        if b"__main__" not in payload.data and b"__mp_main__" not in payload.data:
+        if payload.dump(items):
             payload.drop_array_cache()
             return payload
     except BaseException as error:  # a class's own pickling may raise anything
@@ -295,20 +361,29 @@ def pack_function(function: Callable[..., Any]) -> Payload:
 def load(payload: bytes, seconds: float | None = None) -> Any:
     """Load what was packed. Owners of blocks that it refers to have so many seconds to answer."""
     if seconds is None:
-        return pickle.loads(payload)
+        return _load(payload)
     from weft.engines.local.memory import blocks
 
     with blocks.attach_timeout(seconds):
-        return pickle.loads(payload)
+        return _load(payload)
 
 
 def load_borrowed(payload: bytes) -> Any:
     """Load a borrowed payload, whose blocks its sender keeps until it has the answer."""
     blocks = sys.modules.get("weft.engines.local.memory.blocks")
     if blocks is None:  # nothing is mapped yet
-        return pickle.loads(payload)
+        return _load(payload)
     with blocks.borrowing():
+        return _load(payload)
+
+
+def _load(payload: bytes) -> Any:
+    if not payload.startswith(_IN_BLOCK):
         return pickle.loads(payload)
+    from weft.engines.local.memory import blocks
+
+    handle, size = pickle.loads(memoryview(payload)[len(_IN_BLOCK) :])
+    return pickle.loads(memoryview(blocks.attach(handle).buffer).cast("B")[:size])
 
 
 def retain_borrowed() -> None:

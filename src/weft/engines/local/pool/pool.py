@@ -68,7 +68,6 @@ from weft.engines.local.pool.payload import (
 )
 from weft.engines.local.pool.workers import (
     CHECK_INTERVAL,
-    FUNCTION_BYTES,
     Lease,
     ReadyEvents,
     Watch,
@@ -103,8 +102,7 @@ class LocalPool(Pool):
         return prepared
 
     def forget(self, prepared: Payload) -> None:
-        # a small one workers keep for the next call
-        if prepared.has_references or len(prepared.data) > FUNCTION_BYTES:
+        if prepared.has_references:  # a small one workers keep for the next call
             self._workers.forget(prepared.digest)
             prepared.release()
 
@@ -239,15 +237,17 @@ class Run:
         finally:  # also after a second Ctrl-C
             for worker in self._busy:
                 worker.kill()
-            for worker in list(self._busy):
-                self._drop(worker)
-            self._watch.watch_wakeup(-1)  # first: `wait` would take a wake-up that is not for it
-            for worker, events in self._watch.wait(0).items():
-                self._watch.relay(worker, events)
-            self._workers.note_cost(self._job.function.digest, self._schedule.cost)
-            self._lease.end()
-            if self._wakeup is not None:
-                self._wakeup.close()
+            try:
+                for worker in list(self._busy):
+                    self._drop(worker)
+                self._watch.watch_wakeup(-1)  # first: `wait` would take one that is not for it
+                for worker, events in self._watch.wait(0).items():
+                    self._watch.relay(worker, events)
+                self._workers.note_cost(self._job.function.digest, self._schedule.cost)
+            finally:  # also after a third: other calls may wait for the workers
+                self._lease.end()
+                if self._wakeup is not None:
+                    self._wakeup.close()
 
     def _interrupt(self) -> None:
         """Interrupt the busy workers, and wait for those that reply within the grace period."""

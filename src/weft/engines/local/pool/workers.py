@@ -119,7 +119,8 @@ class Workers:
         """Return a call's lease, which has no workers yet: at most one for each GPU, or None, in
         `gpus`, with so many threads each. All calls together use so many cores."""
         lease = Lease(self, gpus, threads, cores)
-        self._leases.add(lease)
+        with self.lock:
+            self._leases.add(lease)
         return lease
 
     def lend_for_good(self, gpus: Sequence[str | None], threads: int) -> tuple[list[Worker], Watch]:
@@ -129,6 +130,7 @@ class Workers:
         try:
             for gpu in gpus:
                 with self.lock:
+                    self._close_unlendable()
                     warm = self._pop_idle(gpu)
                     while warm is not None and readable(warm.pidfd):
                         warm = self._pop_idle(gpu)
@@ -147,6 +149,7 @@ class Workers:
         with self.lock:
             others = self._others(lease)
             self._take_spare(others)
+            self._close_unlendable()
             for gpu in lease.lacking():
                 idle = sum(worker.gpu == gpu for worker in self._idle)
                 used = lease.count(gpu) + sum(other.count_in_use(gpu, lease) for other in others)
@@ -250,14 +253,18 @@ class Workers:
 
     def _pop_idle(self, gpu: str | None, but: Container[Worker] = ()) -> Worker | None:
         """Return the idle worker that was used last, if there is one."""
-        oldest = time.monotonic() - IDLE * _LENDABLE
         for worker in self._idle[::-1]:
             if worker.gpu == gpu and worker not in but:
                 self._idle.remove(worker)
-                if worker.idle_since > oldest:
-                    return worker
-                worker.close()  # it may be ending
+                return worker
         return None
+
+    def _close_unlendable(self) -> None:
+        """Close the workers that have been idle for so long that they may be ending."""
+        oldest = time.monotonic() - IDLE * _LENDABLE
+        for worker in [worker for worker in self._idle if worker.idle_since <= oldest]:
+            self._idle.remove(worker)
+            worker.close()
 
     def _wake(self, count: int, lease: Lease) -> None:
         """Wake the first so many of the other calls that wait for a worker."""
@@ -329,6 +336,7 @@ class Workers:
         self._server = self._process = self._watch = None
         self._idle, self._ends = [], {}
         self._leases.clear()
+        self._everyone.clear()
         self.lock, self._server_lock = threading.Lock(), threading.Lock()
 
     def start(self, gpu: str | None, check: Check) -> Worker:
@@ -336,10 +344,13 @@ class Workers:
         locked: list[bool] = []
         try:
             self._take_server_lock(locked, check)
-            return self._start(gpu, check)
+            worker = self._start(gpu, check)
         finally:
             if any(locked):
                 self._server_lock.release()
+        with self.lock:
+            self._everyone.add(worker)
+        return worker
 
     def _take_server_lock(self, locked: list[bool], check: Check) -> None:
         """Take the lock, which another thread holds while it starts a worker. `locked` ends with
@@ -385,7 +396,6 @@ class Workers:
             ours.pop_all()  # the worker owns these descriptors now
             worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), relays=relays)
             worker.gpu, worker.server = gpu, server
-            self._everyone.add(worker)
             return worker
 
     def _server_ended_error(self) -> LaunchError:
@@ -744,7 +754,8 @@ class Worker:
     @property
     def computes(self) -> bool:
         """Return whether it has work and has not answered, also if nobody has read the answer."""
-        return self.busy and not readable(self.frames.fileno())
+        connection = self.frames.fileno()
+        return self.busy and connection >= 0 and not readable(connection)
 
     def give(self, function: Payload, work: Work) -> None:
         """Send it work, and before it the function unless it is cached there. Raises Closed."""
@@ -752,7 +763,7 @@ class Worker:
         self.busy = True
         self.frames.send(*missing, work)
         # after: an interrupt may come before it is sent
-        self._cached[function.digest] = len(function.data)
+        self._cached[function.digest] = function.pickled
 
     def function_messages(
         self, digest: bytes, function: Payload
@@ -762,7 +773,7 @@ class Worker:
         if digest in self._cached:
             self._cached.move_to_end(digest)
             return [*drops]
-        room = FUNCTION_BYTES - len(function.data)
+        room = FUNCTION_BYTES - function.pickled
         while self._cached and (
             len(self._cached) >= _FUNCTIONS or sum(self._cached.values()) > room
         ):

@@ -140,7 +140,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _RegisteredPayload(Payload):
-    """A payload for several workers, each of which may change its arrays: they arrive as copies."""
+    """A payload for several workers, each of which may change its arrays: they arrive as copies.
+    Its pickle is an argument of the call that registers it, and in a block with that."""
+
+    def _put_in_block(self, pieces: Any) -> bytes:
+        return b"".join(pieces.written)
 
     def _array(self, array: Any) -> Any:
         return payload_arrays.as_copy(super()._array(array))
