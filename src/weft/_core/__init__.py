@@ -5,6 +5,7 @@ In reading order:
 arguments.py    whole numbers and timeouts, as users give them
 launch.py       rank and size, from the launcher's variables
 seeding.py      random seeds from (seed, index)
+generators.py   the random generators of a process, and their seeds in a team
 failures.py     exceptions between processes; the unpicklable part of a value; the user's line
 
 Of collectives:
@@ -29,4 +30,5 @@ items.py        a job and its results; how a function is called with an item
 schedule.py     which chunk is sent next
 fingerprint.py  whether what a function uses has changed
 functions.py    a function on a rank's rows, and the outputs of all ranks joined
+checks.py       whether they are joined rightly: the whole beside its parts, on a few rows
 """
