@@ -184,7 +184,7 @@ class Team:
         row = registry.choose(engine, "team")
         seconds = arguments.seconds(timeout)
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
-        self._seeds: SeedSource | DriverStates = seeds or _driver_states
+        self._seeds, self._states = seeds, DriverStates()
         #: by id of the object: its number, and the object, so that no other gets the same id
         self._replicas: dict[int, tuple[int, Any]] = {}
         options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
@@ -215,6 +215,7 @@ class Team:
         """Start new workers, after one was lost. Replicas get the driver's values."""
         self.backend.restart()
         self.starts += 1
+        self._states.forget()
         _teams.add(self)
 
     def close(self) -> None:
@@ -232,9 +233,13 @@ class Team:
     ) -> list[Any]:
         """Call a remote function in the ranks that have arguments of their own, after their random
         generators were seeded. Return the results in rank order."""
-        call = (function, (seeds or self._seeds).next())
+        chosen = seeds or self._seeds
+        call = (function, (chosen or self._states).next())
         seeded = [None if mine is None else (*call, *mine) for mine in own]
-        return self.backend.call(_call_seeded, seeded, common=common)
+        results = self.backend.call(_call_seeded, seeded, common=common)
+        if chosen is None:
+            self._states.note()
+        return results
 
     def track(self, function: Sendable) -> None:
         """Remember a function that uses this team, for `send`."""
@@ -273,9 +278,6 @@ def _call_seeded(
     with seeded(seeds, member.rank):
         return function(member, *own, **common)
 
-
-#: the driver's random generators, from which those of all its teams' workers derive
-_driver_states = DriverStates()
 
 #: teams that have workers: they stay until they are closed, even if nobody else holds them
 _teams: set[Team] = set()

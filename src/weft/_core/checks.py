@@ -147,7 +147,8 @@ def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
     if isinstance(one, Mapping):
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
         return alike and all(is_close(one[key], other[key]) for key in one)
-    if None in map(adapters.of_array_or_number, (one, other)):
+    whole_numbers = type(one) is int and type(other) is int  # of any width
+    if whole_numbers or None in map(adapters.of_array_or_number, (one, other)):
         return bool(np.all(one == other))
     (left, element), (right, second) = _readable(one), _readable(other)
     if left.shape != right.shape or left.dtype.kind not in NUMERIC:
