@@ -11,8 +11,8 @@ import numpy as np
 
 from weft._core.checks import Comparison, compare, is_close, sample
 from weft._core.functions import Modes, Partial
-from weft._core.generators import kept
 from weft._core.partition import count, leaves
+from weft.engines.generators import kept
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType
 

@@ -22,10 +22,10 @@ from weft._core.functions import (
     select,
     validate_modes,
 )
-from weft._core.generators import SeedSource
 from weft._core.items import validate_callable
 from weft._core.partition import Batch, choose, common_length, count, part_of_rows, slice_rows
 from weft.engines.base import Member
+from weft.engines.generators import SeedSource
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, InvalidValue, Mismatch
 

@@ -14,9 +14,9 @@ from weft._api import session
 from weft._api.mapping import share_of_cores, validate_size
 from weft._core import arguments
 from weft._core.fingerprint import Fingerprint, fingerprint
-from weft._core.generators import DriverStates, Seeds, SeedSource, seeded
 from weft.engines import registry
 from weft.engines.base import NO_COMMON, Member, TeamOptions
+from weft.engines.generators import DriverStates, Seeds, SeedSource, seeded
 from weft.engines.interruption import by_signal_handler
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class RegisteredFunction:
         """Send the function if the workers do not have it as it is now, and return its number."""
         began = time.perf_counter()
         now = self._fingerprint()
-        known = self._number is not None and self._starts == self._team.starts
-        if not known or now != self._sent:
-            self._send(now)
-        if known:
-            self._cost.looked(time.perf_counter() - began)
-        assert self._number is not None
-        return self._number
+        number = self._number if self._starts == self._team.starts else None
+        if number is None:
+            return self._send(now)
+        if now != self._sent:
+            number = self._send(now)
+        self._cost.looked(time.perf_counter() - began)
+        return number
 
     def called(self, seconds: float) -> None:
         """Note how long a call took. Warn once if a notable part of it went into `number`."""
@@ -66,13 +66,14 @@ class RegisteredFunction:
             text = _costly(self._fun, self._name, self._cost, takes_whole=self._takes_whole)
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def _send(self, now: Fingerprint | None) -> None:
+    def _send(self, now: Fingerprint | None) -> int:
         self._number = None
         self._drop()
         number = self._team.backend.register(self._fun, self._name, by_value=True)
         self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
         self._number, self._starts, self._sent = number, self._team.starts, now
+        return number
 
     def _fingerprint(self) -> Fingerprint | None:
         """Return what differs once the function would be sent otherwise; None if nobody gets it or

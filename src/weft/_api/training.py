@@ -16,12 +16,12 @@ from weft._api.team import RegisteredFunction, Team, default_team
 from weft._core.arguments import validate_count
 from weft._core.checks import Comparison, describe, few, isolate
 from weft._core.fingerprint import Fingerprint, fingerprint
-from weft._core.generators import SeedSource
 from weft._core.items import validate_callable
 from weft._core.partition import choose, common_length, count, part_of_rows, slice_rows
 from weft.adapters import models
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
+from weft.engines.generators import SeedSource
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, InvalidValue, Mismatch
 

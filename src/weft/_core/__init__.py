@@ -5,7 +5,6 @@ In reading order:
 arguments.py    whole numbers and timeouts, as users give them
 launch.py       rank and size, from the launcher's variables
 seeding.py      random seeds from (seed, index)
-generators.py   the random generators of a process, and their seeds in a team
 failures.py     exceptions between processes; the unpicklable part of a value; the user's line
 
 Of collectives:

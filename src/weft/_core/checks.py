@@ -133,10 +133,22 @@ def _fits(whole: Any, parts: Sequence[Partial], mode: str) -> bool:
     return is_close(whole, joined, [part.outputs for part in parts])
 
 
-#: by the kind of number: the relative difference allowed between sums taken in another order, and
-#: the absolute one, which is all that is left of numbers that cancel out
-_TOLERANCES = {"bfloat16": (3e-2, 1e-2), "float16": (1e-2, 1e-3), "float32": (1e-4, 1e-6)}
-_TOLERANCE = (1e-6, 1e-13)
+class _Tolerance(NamedTuple):
+    """The difference allowed between results whose sums were taken in another order."""
+
+    #: relative to the result; to the largest number in its parts, which may cancel out; and at all
+    of_result: float = 1e-6
+    of_largest: float = 1e-10
+    absolute: float = 1e-13
+
+
+#: by the kind of number
+_TOLERANCES = {
+    "bfloat16": _Tolerance(3e-2, 3e-2, 1e-2),
+    "float16": _Tolerance(1e-2, 1e-2, 1e-3),
+    "float32": _Tolerance(1e-4, 1e-5, 1e-6),
+    "complex64": _Tolerance(1e-4, 1e-5, 1e-6),
+}
 
 
 def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
@@ -153,11 +165,10 @@ def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
     (left, element), (right, second) = _readable(one), _readable(other)
     if left.shape != right.shape or left.dtype.kind not in NUMERIC:
         return bool(np.array_equal(left, right))
-    pairs = [_TOLERANCES.get(kind, _TOLERANCE) for kind in (element, second)]
-    relative, absolute = map(max, zip(*pairs, strict=True))
-    scale = max((_largest(_readable(part)[0]) for part in (one, other, *parts)), default=0.0)
-    margin = relative * scale + absolute
-    return bool(np.allclose(left, right, rtol=relative, atol=margin, equal_nan=True))
+    allowed = max(_TOLERANCES.get(kind, _Tolerance()) for kind in (element, second))
+    largest = max(_largest(_readable(part)[0]) for part in (one, other, *parts))
+    margin = allowed.of_largest * largest + allowed.absolute
+    return bool(np.allclose(left, right, rtol=allowed.of_result, atol=margin, equal_nan=True))
 
 
 def _readable(value: Any) -> tuple[Any, str]:

@@ -5,6 +5,7 @@ registry.py     the table of engines, and the choice of one for a call
 launched.py     this process's place among those that a launcher started
 refusals.py     errors and checks that all engines share
 interruption.py computations that a failure elsewhere interrupts; threads and signal handlers
+generators.py   the random generators of a process, and their seeds in a team
 background.py   the thread that carries out asynchronous calls
 
 serial/ runs in this process alone, and is the reference for every other engine; local/ runs in
