@@ -99,7 +99,9 @@ def show_function() -> Measured:
     sizes = range(200, 1_601, 200)
 
     with weft.Team(N) as team:
-        distributed = weft.function(read_by_nearest, whole=["known", "names"], team=team)
+        distributed = weft.function(
+            read_by_nearest, collect="mean", whole=["known", "names"], team=team
+        )
         team.send()
         runs = []
         for label, fun in (("1 process", distributed.serial), (f"{N} processes", distributed)):

@@ -34,7 +34,7 @@ def main() -> None:
 
     with weft.Team(RANKS) as team:
         moments = weft.function(products, collect="sum", team=team)
-        error = weft.function(squared_error, whole=["solution"], team=team)
+        error = weft.function(squared_error, collect="mean", whole=["solution"], team=team)
         predict = weft.function(np.matmul, split=[0], whole=[1], collect="gather", team=team)
 
         solution = np.linalg.solve(*moments(x, y, num_slices=8))

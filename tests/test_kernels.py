@@ -350,3 +350,46 @@ def test_a_wheel_without_a_compiler(tmp_path: Path, compiler: str) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "weft/kernels.py" in names
     assert not [name for name in names if name.endswith(".so")]
+
+
+# hashes
+
+
+def hashed(data: bytes, seed: bytes = bytes(16)) -> bytes:
+    kernel = kernels.hash_kernel()
+    assert kernel is not None
+    return kernel(address(np.frombuffer(data or b"0", np.uint8)), len(data), seed)
+
+
+@needs_them
+def test_hashes_of_changes_differ() -> None:
+    """One bit or two, two signs, swapped words, zeros at the end: never the same hash."""
+    base = np.arange(40, dtype=np.uint64)
+    seen = {hashed(base.tobytes())}
+    bits = [
+        (word, np.uint64(1 << bit)) for word in range(0, 40, 3) for bit in (0, 1, 28, 31, 62, 63)
+    ]
+    for at, (word, mask) in enumerate(bits):
+        for other, second in bits[at:]:
+            changed = base.copy()
+            changed[word] ^= mask
+            if (other, second) != (word, mask):
+                changed[other] ^= second
+            seen.add(hashed(changed.tobytes()))
+    assert len(seen) == 1 + len(bits) * (len(bits) + 1) // 2
+    swapped = base.copy()
+    swapped[[3, 11]] = swapped[[11, 3]]
+    assert hashed(swapped.tobytes()) not in seen
+    lengths = {hashed(bytes(size)) for size in range(300)}
+    assert len(lengths) == 300
+    assert hashed(b"x") != hashed(b"x", bytes(15) + b"x")
+
+
+@needs_them
+@given(st.binary(max_size=300), st.integers(0, 63))
+def test_hashes_do_not_depend_on_where_the_bytes_lie(data: bytes, offset: int) -> None:
+    """Nor on what lies beside them."""
+    room = np.frombuffer(bytes(offset) + data + b"more", np.uint8)
+    kernel = kernels.hash_kernel()
+    assert kernel is not None
+    assert kernel(address(room) + offset, len(data), bytes(16)) == hashed(data)

@@ -27,6 +27,7 @@ NOT_FOR_USERS = {
     "weft.Group.make_store",
     "weft.Group.refuse",
     "weft.MapHandle.end",
+    "weft.Team.call",
     "weft.Team.has_replica",
     "weft.Team.track",
     "weft.Team.replica_number",

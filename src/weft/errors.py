@@ -274,7 +274,7 @@ class Cancelled(WeftError, RuntimeError):
 
 
 class Mismatch(WeftError, ValueError):
-    """A function called with `check=True` gives another result in parts than as a whole."""
+    """A function or a loss gives another result in parts than as a whole."""
 
 
 def format_bytes(size: int) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 #: copy(target, source, bytes): copy bytes between buffers that do not overlap
 Copy = Callable[[int, int, int], None]
-#: hash_bytes(data, bytes, hash): hash bytes into two words, which are the seed before
-HashBytes = Callable[[int, int, Any], None]
+#: hash_bytes(data, bytes, seed): return the hash of bytes, which depends on a seed of 16 bytes too
+HashBytes = Callable[[int, int, bytes], bytes]
 #: add(array, delta, count): add `count` numbers to an array. Both are the same or do not overlap.
 Add = Callable[[int, int, int], None]
 #: sum_in_place(arrays, count): add arrays of `count` numbers in their order; each becomes the sum
@@ -79,7 +79,12 @@ def hash_kernel() -> HashBytes | None:
         return None
     kernel: Any = _library.hash_bytes
     kernel.argtypes, kernel.restype = (_POINTER, _NUMBER, _POINTER), None
-    hash_bytes: HashBytes = kernel
+
+    def hash_bytes(data: int, size: int, seed: bytes) -> bytes:
+        words = (ctypes.c_uint64 * 2).from_buffer_copy(seed)
+        kernel(data, size, words)
+        return bytes(words)
+
     return hash_bytes
 
 

@@ -88,7 +88,9 @@ def test_shapes_that_differ(team: weft.Team) -> None:
     copies = weft.replicate(tensor, team=team)
     for rank in range(SIZE):
         copies.set(rank, np.full((rank + 1, 2), rank, np.float32))
-    double = weft.function(lambda x: [tensor.mul_(2).sum().item()], collect="gather", team=team)
+    double = weft.function(
+        lambda x: [tensor.mul_(2).sum().item()], collect="gather", team=team, check=None
+    )
     assert double(np.ones(SIZE)) == [0.0, 8.0, 24.0]
     assert copies.shapes() == [(1, 2), (2, 2), (3, 2)]
     assert copies.gather()[:, 0].tolist() == [0, 2, 2, 4, 4, 4]
@@ -122,13 +124,14 @@ def test_one_copy_for_all_functions(team: weft.Team) -> None:
         table["w"] = table["w"] + 1  # in the dict itself
         return 0.0
 
-    weft.function(Model().add, team=team)(np.ones(7))
+    weft.function(Model().add, collect="sum", team=team)(np.ones(7))
     assert [copies.get(rank)[0] for rank in range(SIZE)] == [3, 2, 2]
-    partial = weft.function(functools.partial(read, weights), collect="gather", team=team)
+    one_each: dict[str, Any] = {"collect": "gather", "team": team, "check": None}
+    partial = weft.function(functools.partial(read, weights), **one_each)
     assert partial(np.ones(SIZE)) == [3, 2, 2]
-    by_replica = weft.function(lambda x: [float(copies.value[0])], collect="gather", team=team)
+    by_replica = weft.function(lambda x: [float(copies.value[0])], **one_each)
     assert by_replica(np.ones(SIZE)) == [3, 2, 2]
-    weft.function(replace, team=team)(np.ones(SIZE))
+    weft.function(replace, collect="sum", team=team)(np.ones(SIZE))
     assert [tables.get(rank)[0][0] for rank in range(SIZE)] == [1, 1, 1]
 
 
@@ -150,7 +153,7 @@ def test_modules(team: weft.Team) -> None:
         return [model[0].bias[0].item()]
 
     before = model[0].bias[0].item()
-    f = weft.function(step, collect="gather", team=team)
+    f = weft.function(step, collect="gather", team=team, check=None)
     found = f(np.array([1.0, 2.0, 3.0]))
     steps = np.diff([before, *found])[1:]
     assert np.allclose(steps, -1, atol=1e-5)  # each rank a step of its own, on its own copy
@@ -170,7 +173,7 @@ def test_holders(team: weft.Team) -> None:
         holder.value = {key: value + len(x) for key, value in holder.value.items()}
         return 0.0
 
-    weft.function(update, team=team)(np.ones(7))
+    weft.function(update, collect="sum", team=team)(np.ones(7))
     assert [float(copies.get(rank)[0][0]) for rank in range(SIZE)] == [3, 2, 2]
     copies.all_reduce("sum")
     assert float(holder.value["w"][0, 0]) == 7.0

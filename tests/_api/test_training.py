@@ -87,6 +87,7 @@ def test_fifty_steps() -> None:
             assert weft.same(ours, team=team), name
 
 
+@pytest.mark.filterwarnings("ignore:.*batch normalisation")
 def test_averages_of_batch_normalisation() -> None:
     """Copies stay the same, and the running mean is that of all rows; eval() holds everywhere."""
     with weft.Team(2) as team:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from weft._core.functions import Partial, Task, compute, is_close, join, select, validate_modes
+from weft._core.checks import is_close
+from weft._core.functions import Partial, Task, compute, join, select, validate_modes
 from weft._core.partition import Bounds, RowSlice, choose, part_of_rows
 from weft.errors import InvalidType, InvalidValue
 
@@ -85,8 +86,8 @@ def test_bfloat16() -> None:
     assert found.dtype == torch.bfloat16
     assert found.tolist() == [2.0, 6.0]
     assert join([Partial(ones, 2), Partial(ones, 2)], "gather").tolist() == [1, 3, 1, 3]
-    assert is_close(ones, ones + 0.001, "mean")
-    assert not is_close(ones, ones * 2, "mean")
+    assert is_close(ones, ones + 0.001)
+    assert not is_close(ones, ones * 2)
 
 
 def test_tensors_that_require_gradients() -> None:

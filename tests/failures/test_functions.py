@@ -96,7 +96,7 @@ def test_a_workers_exception_keeps_its_class(team: weft.Team) -> None:
         return float(x.sum())
 
     with pytest.raises(KeyError, match="lost") as caught:
-        weft.function(function, team=team)(np.ones(6))
+        weft.function(function, collect="sum", team=team)(np.ones(6))
     assert isinstance(caught.value.__cause__, weft.RemoteTraceback)
     assert re.search(r"rank [12], worker", str(caught.value.__cause__))  # both raise it
     still_works(team)
@@ -110,7 +110,9 @@ def test_the_drivers_own_exception_ends_the_others_parts(team: weft.Team) -> Non
 
     start = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="here"):
-        weft.function(elsewhere(lambda: time.sleep(60), fail), team=team)(np.ones(6))
+        weft.function(
+            elsewhere(lambda: time.sleep(60), fail), collect="sum", team=team, check=None
+        )(np.ones(6))
     assert time.monotonic() - start < within(5)
     still_works(team)
 
@@ -129,7 +131,7 @@ def test_the_drivers_part_ends_with_a_workers(team: weft.Team, how: str) -> None
 
     start = time.monotonic()
     with pytest.raises(LookupError, match="there"):
-        weft.function(elsewhere(fail, compute), team=team)(np.ones(6))
+        weft.function(elsewhere(fail, compute), collect="sum", team=team, check=None)(np.ones(6))
     assert time.monotonic() - start < within(5)
     still_works(team)
 
@@ -147,7 +149,7 @@ def test_a_driver_that_swallows_the_interruption(pair: weft.Team) -> None:
             time.sleep(0)
 
     with pytest.raises(LookupError, match="there"):
-        weft.function(elsewhere(fail, compute), team=pair)(np.ones(6))
+        weft.function(elsewhere(fail, compute), collect="sum", team=pair, check=None)(np.ones(6))
     still_works(pair)
 
 
@@ -166,7 +168,9 @@ def test_the_driver_in_another_thread(pair: weft.Team) -> None:
 
     def drive() -> None:
         try:
-            weft.function(elsewhere(fail, compute), team=pair)(np.ones(6))
+            weft.function(elsewhere(fail, compute), collect="sum", team=pair, check=None)(
+                np.ones(6)
+            )
         except BaseException as error:
             caught.append(error)
 
@@ -184,14 +188,16 @@ def test_a_worker_that_interrupts_itself(pair: weft.Team) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(weft.RemoteError, match="KeyboardInterrupt"):
-        weft.function(elsewhere(stop), collect="sum", team=pair)(np.ones(6))
+        weft.function(elsewhere(stop), collect="sum", team=pair, check=None)(np.ones(6))
     still_works(pair)
 
 
 def test_a_worker_that_exits(pair: weft.Team) -> None:
     """SystemExit in a worker ends neither it nor the driver."""
     with pytest.raises(weft.RemoteError, match="SystemExit"):
-        weft.function(elsewhere(lambda: sys.exit(3)), team=pair)(np.ones(6))
+        weft.function(elsewhere(lambda: sys.exit(3)), collect="sum", team=pair, check=None)(
+            np.ones(6)
+        )
     still_works(pair)
 
 
@@ -220,7 +226,9 @@ def test_a_worker_that_dies(team: weft.Team) -> None:
     """The call names it and how; the team then says to restart, and does."""
     weights = np.zeros(3)
     copies = weft.replicate(weights, team=team)
-    f = weft.function(elsewhere(kill_itself, lambda: time.sleep(60)), collect="sum", team=team)
+    f = weft.function(
+        elsewhere(kill_itself, lambda: time.sleep(60)), collect="sum", team=team, check=None
+    )
     start = time.monotonic()
     with pytest.raises(weft.WorkerLost, match=r"(?s)SIGKILL.*rank [12] of a team.*team\.restart"):
         f(np.ones(6))
@@ -339,7 +347,10 @@ def test_ranks_that_disagree(pair: weft.Team) -> None:
 def test_a_function_that_stalls(pair: weft.Team) -> None:
     """After the timeout: Stalled names the rank; what sleeps is interrupted and stays usable."""
     with impatient(pair), pytest.raises(weft.Stalled, match=r"0\.5 s have passed, and rank 1"):
-        weft.function(elsewhere(lambda: time.sleep(60)), team=pair)(np.ones(6))
+        f = weft.function(elsewhere(lambda: time.sleep(60)), collect="sum", team=pair, check=None)
+        f(np.ones(6))
+            np.ones(6)
+        )
     still_works(pair)
 
 
@@ -382,7 +393,7 @@ def test_ctrl_c(team: weft.Team) -> None:
     still_works(team)
     begun().unlink()
     with pytest.raises(KeyboardInterrupt), pressing(begun().exists):
-        weft.function(elsewhere(_begin_and_sleep), team=team)(np.ones(6))
+        weft.function(elsewhere(_begin_and_sleep), collect="sum", team=team, check=None)(np.ones(6))
     still_works(team)
 
 
@@ -432,9 +443,9 @@ def test_ctrl_c_twice(pair: weft.Team, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(workers.Worker, "interrupt", interrupt_and_tell)
     with pytest.raises(KeyboardInterrupt), pressing(begun().exists, attended.is_set):
-        weft.function(elsewhere(_deaf), team=pair)(np.ones(6))
+        weft.function(elsewhere(_deaf), collect="sum", team=pair, check=None)(np.ones(6))
     with pytest.raises(weft.TeamBroken):
-        weft.function(np.sum, split=[0], team=pair)(np.ones(6))
+        weft.function(np.sum, collect="sum", split=[0], team=pair)(np.ones(6))
     pair.restart()
     still_works(pair)
 
@@ -453,7 +464,7 @@ def slow(x):
     print("computing", flush=True)
     time.sleep(60)
 
-weft.function(slow, team=weft.Team(3))(np.ones(6))
+weft.function(slow, collect=None, team=weft.Team(3))(np.ones(6))
 """
 
 
@@ -477,7 +488,7 @@ def test_a_program_that_just_ends() -> None:
     """Without close or shutdown, with a default team and a guard's thread: silently."""
     outcome = run_python(
         "import weft, numpy, time\n"
-        "f = weft.function(lambda x: (time.sleep(0.1), x.mean())[1])\n"
+        "f = weft.function(lambda x: (time.sleep(0.1), x.mean())[1], collect='mean')\n"
         "print(f(numpy.ones(4)))\n"
     )
     assert (outcome.code, outcome.out, outcome.err) == (0, "1.0\n", ""), outcome
@@ -514,8 +525,10 @@ def test_a_forked_child(pair: weft.Team) -> None:
 
 def test_calls_in_the_middle_of_calls(team: weft.Team) -> None:
     """A function that calls its own team is told so."""
-    inner = weft.function(np.sum, split=[0], team=team)
-    outer = weft.function(lambda x: inner(x) if in_driver() else 0.0, team=team)
+    inner = weft.function(np.sum, collect="sum", split=[0], team=team)
+    outer = weft.function(
+        lambda x: inner(x) if in_driver() else 0.0, collect="sum", team=team, check=None
+    )
     with pytest.raises(UsedConcurrently, match="serial"):
         outer(np.ones(6))
     still_works(team)

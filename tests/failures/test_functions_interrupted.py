@@ -73,7 +73,7 @@ def test_an_interrupt_before_a_message_was_sent_or_after_it_was_received(
     """The driver does not wait for an answer that it will not get, and the worker gives up the
     memory of one that nobody will take; the team goes on."""
     with weft.Team(2, timeout=20.0) as team:
-        f = weft.function(_twice_and_blocks, collect="gather", team=team)
+        f = weft.function(_twice_and_blocks, collect="gather", team=team, check=None)
         x = np.ones(200_000)
 
         def kept() -> int:

@@ -8,6 +8,7 @@ models.py       ModelTable: a model's parameters as a table
 mapping.py      map, map_async: one function, many items
 distributing.py distribute: a function over lists and matrices
 team.py         Team: a driver and workers that stay
+checking.py     when a function's mode, or a loss, is checked on a few rows
 functions.py    function: one call over split rows
 replicas.py     replicate, same: an object with a copy in each rank
 training.py     train_step: one step of training over split rows

@@ -5,31 +5,32 @@ from __future__ import annotations
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from weft._api.checking import Schedule, check_parts, shape_of
 from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
-from weft._core.arguments import whole
+from weft._core.arguments import validate_count, whole
+from weft._core.checks import Comparison, describe, few, isolate
 from weft._core.functions import (
     Common,
     Modes,
     Partial,
     Task,
     compute,
-    is_close,
     join,
     select,
     validate_modes,
 )
 from weft._core.items import validate_callable
-from weft._core.partition import Batch, RowSlice, choose, common_length, count, part_of_rows
+from weft._core.partition import Batch, choose, common_length, count, part_of_rows, slice_rows
 from weft.engines.base import Member
+from weft.engines.generators import SeedSource
+from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, InvalidValue, Mismatch
 
 #: what a call takes besides the function's own arguments
 OPTIONS = ("batch", "num_slices", "outputs")
-#: rows that `check=True` computes here too
-_SAMPLE = 64
 
 Which = Sequence[str | int] | str | int
 
@@ -37,31 +38,35 @@ Which = Sequence[str | int] | str | int
 def function(
     fun: Callable[..., Any],
     *,
+    collect: Modes = ...,
     split: Which | None = None,
     whole: Which = (),
-    collect: Modes = "mean",
     team: Team | None = None,
-    check: bool = False,
+    check: bool | None = False,
+    seed: int | None = None,
 ) -> Function:
     """Return `fun` as a function whose rows are computed by all ranks of a team.
 
     `f(x, y)` equals `fun(x, y)` if `collect` says how the output depends on the rows:
 
     >>> import numpy, weft
-    >>> f = weft.function(lambda x, w: (x @ w).mean(), whole=["w"])
+    >>> f = weft.function(lambda x, w: (x @ w).mean(), collect="mean", whole=["w"])
     >>> f(numpy.ones((5, 2)), numpy.ones(2))
     np.float64(2.0)
     >>> weft.shutdown()
 
-    split    the arguments that are split along their first axis, by name or position; by default
-             all but `whole`.
-    whole    the arguments that go to every rank as they are.
     collect  "mean" (over the rows, weighted by how many each rank had), "sum", "prod", "min",
              "max", "gather" (one row for each row), or None (the driver's own output); for several
-             outputs one mode for all, or a list or dict of modes.
+             outputs one mode for all, or a list or dict of modes. It must be given.
+    split    the arguments that are split along their first axis, by name or position; by default
+             all but `whole`. A dict or tuple of arrays is split array by array.
+    whole    the arguments that go to every rank as they are.
     team     the ranks; by default one team for all functions, with one rank for each core.
-    check    compare with `fun` itself on the first rows of each call, and raise Mismatch if they
-             differ. These rows are computed twice more, also if `fun` changes replicas.
+    check    with False the first call of each shape computes a few rows here as well, at once and
+             in two parts, and raises Mismatch if `collect` does not make one of the other; with
+             True every call does, with None none.
+    seed     seeds the random generators of all ranks at each call from (seed, call, rank); by
+             default those of `Team(seed=...)`, else from the states of the driver's generators.
 
     Calls take these besides the function's own arguments:
 
@@ -70,15 +75,51 @@ def function(
     outputs     the outputs to return, by position or key.
 
     `f.serial(...)` calls `fun` here. Arrays of `weft.share` are not copied. `fun` is sent at its
-    first call, and again when the program has changed something that it uses: numbers, arrays,
-    tensors, models, lists and dicts of these. What changes at every call is better an argument.
+    first call, and again when anything that it uses has changed since it was sent: that is compared
+    whole at each call. What is large, and changes seldom or never, is better a replica, an array of
+    `weft.share(array, readonly=True)`, or made read-only by `array.setflags(write=False)`; these
+    are not compared. What changes at every call is better an argument.
+
+    A check calls a copy of `fun`, to which arrays are read-only. It says nothing of a function that
+    raises an error then, or gives other numbers each time.
 
     Raises InvalidType, InvalidValue. Calls raise these, what `fun` raises, Mismatch, TeamBroken,
     UsedConcurrently, WorkerLost and Stalled.
     """
     validate_callable(fun, "function(fun)")
+    if collect is ...:
+        raise _without_collect_error(fun)
     validate_modes(collect)
-    return Function(fun, split=split, whole=whole, collect=collect, team=team, check=check)
+    return Function(
+        fun, collect=collect, split=split, whole=whole, team=team, check=check, seed=seed
+    )
+
+
+def _without_collect_error(fun: Callable[..., Any]) -> InvalidType:
+    name = _in_code(_name_of(fun))
+    lines = [
+        f"    weft.function({name}, collect={mode!r})  # {what}" for mode, what in _MODES.items()
+    ]
+    return InvalidType(
+        f"function({name}) was not told by collect= what the output is, and so how the ranks' "
+        "outputs make one; write one of\n" + "\n".join(lines)
+    )
+
+
+_MODES = {
+    "mean": "a mean over the rows",
+    "sum": "a sum over the rows; also 'prod', 'min', 'max'",
+    "gather": "one row for each row",
+    None: "anything: the driver's own output, of its own rows",
+}
+
+
+def _name_of(fun: Callable[..., Any]) -> str:
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+def _in_code(name: str) -> str:
+    return name if name.isidentifier() else "fun"  # a lambda has no name
 
 
 class Function:
@@ -88,13 +129,14 @@ class Function:
         self,
         fun: Callable[..., Any],
         *,
+        collect: Modes,
         split: Which | None,
         whole: Which,
-        collect: Modes,
         team: Team | None,
-        check: bool,
+        check: bool | None,
+        seed: int | None,
     ) -> None:
-        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.name = _name_of(fun)
         self.collect = collect
         self._fun = fun
         parameters = _parameters_of(fun)
@@ -104,7 +146,8 @@ class Function:
         both = self._whole & (self._split or set())
         if both:
             raise InvalidValue(f"{sorted(map(str, both))} is both in split= and in whole=")
-        self._check = check
+        self._schedule = Schedule(check)
+        self._seeds = None if seed is None else SeedSource(validate_count(seed, "function", "seed"))
         #: by position or name: whether an argument is split
         self._splits: dict[int | str, bool] = {}
         self._team = validate_team(team)
@@ -155,9 +198,8 @@ class Function:
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
         call = _Call(number, arguments, keywords, split.keys(), slices, wanted)
+        self._check(call, rows, modes)
         joined = self._on_team(call, rows, modes)
-        if self._check and count(rows):
-            self._compare(call, rows, modes)
         self._registered_now().called(time.perf_counter() - began)
         if single:
             return next(iter(joined.values())) if isinstance(joined, Mapping) else joined[0]
@@ -171,8 +213,12 @@ class Function:
         return f"<Function {self.name!r}, collect={self.collect!r}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the team: in a worker whose function uses this one, it has none yet."""
-        return {**self.__dict__, "_team": None, "_registered": None}
+        """Leave out the team: in a worker whose function uses this one, it has none yet. And what
+        its calls have left: the function that uses it would be sent again after each."""
+        fresh: dict[str, Any] = {"_team": None, "_registered": None, "_splits": {}}
+        fresh["_schedule"] = Schedule(self._schedule.check)
+        fresh["_seeds"] = self._seeds and SeedSource(self._seeds.seed)
+        return {**self.__dict__, **fresh}
 
     def _on_team(self, call: _Call, rows: Any, modes: Modes) -> Any:
         size = self.team.size
@@ -182,7 +228,7 @@ class Function:
             (call.number, modes, *self._task(call, rows)) if count(rows) or rank == 0 else None
             for rank, rows in enumerate(parts)
         ]
-        results = self.team.backend.call(_compute, own, common=self._common(call))
+        results = self.team.call(_compute, own, common=self._common(call), seeds=self._seeds)
         return join([Partial(*result) for result in results if result is not None], modes)
 
     def _is_split(self, key: int | str) -> bool:
@@ -213,15 +259,13 @@ class Function:
 
     def _common(self, call: _Call) -> dict[str, Any]:
         """Return the arguments that go whole to every rank, by name."""
-        given: Iterable[tuple[int | str, Any]]
-        given = itertools.chain(enumerate(call.arguments), call.keywords.items())
-        return {self._name_of(key): value for key, value in given if key not in call.split}
+        return {name: value for name, value, is_split in self._inputs(call) if not is_split}
 
     def _task(self, call: _Call, rows: Any) -> Task:
         """Return a rank's part of a call, with references to the common arguments."""
 
         def given(key: int | str, value: Any) -> Any:
-            return RowSlice(value, rows) if key in call.split else Common(self._name_of(key))
+            return slice_rows(value, rows) if key in call.split else Common(self._name_of(key))
 
         return Task(
             [given(position, value) for position, value in enumerate(call.arguments)],
@@ -231,19 +275,54 @@ class Function:
             call.wanted,
         )
 
-    def _compare(self, call: _Call, rows: Any, modes: Modes) -> None:
-        """Raise Mismatch unless the team, in two slices or more, computes of some rows what the
-        function computes of them at once."""
-        sample = part_of_rows(rows, max(1, count(rows) // _SAMPLE), 0)
-        joined = self._on_team(call._replace(slices=2), sample, modes)
-        task = self._task(call._replace(slices=1), sample).with_common(self._common(call))
-        direct = compute(self._fun, task, modes).outputs
-        if not is_close(joined, direct, modes):
-            raise Mismatch(
-                f"{self.name!r} with collect={self.collect!r} gives {joined!r} on "
-                f"{count(sample)} rows in parts, and {direct!r} at once; the mode does not say "
-                "what the output is"
-            )
+    def _check(self, call: _Call, rows: Any, modes: Modes) -> None:
+        """Raise Mismatch if this call is to be checked and the modes do not say what the outputs
+        are."""
+        if count(rows) < 2 or modes is None:
+            return
+        shape = (call.wanted, shape_of(self._inputs(call)))
+        if not self._schedule.is_due(shape):
+            return
+        difference, settled = self._compared(call, rows, modes)
+        if difference is None:
+            if settled:
+                self._schedule.settle(shape)
+            return
+        fitting = " or ".join(f"collect={mode!r}" for mode in difference.fitting)
+        raise Mismatch(
+            f"{self.name!r} with collect={self.collect!r}: {describe(difference, few(rows))}: the "
+            "mode does not say what the output is; "
+            + (f"{fitting} would fit" if fitting else _NO_MODE)
+            + "; to leave out this check:\n"
+            f"    weft.function({_in_code(self.name)}, ..., check=None)"
+        )
+
+    def _compared(self, call: _Call, rows: Any, modes: Modes) -> Comparison:
+        try:
+            fun, common = isolate((self._fun, self._common(call)))
+        except Exception as error:  # what cannot be copied cannot be sent either
+            if by_signal_handler(error):
+                raise
+            return Comparison(None, settled=False)
+
+        def evaluate(rows: Any) -> Any:
+            task = self._task(call._replace(slices=1), rows).with_common(common)
+            return compute(fun, task.with_own_rows(), modes).outputs
+
+        return check_parts(evaluate, rows, modes)
+
+    def _inputs(self, call: _Call) -> Iterator[tuple[str, Any, bool]]:
+        """Yield the arguments of a call, each with its name and whether it is split."""
+        given: Iterable[tuple[int | str, Any]]
+        given = itertools.chain(enumerate(call.arguments), call.keywords.items())
+        return ((self._name_of(key), value, key in call.split) for key, value in given)
+
+
+#: what to do about a function that no mode describes
+_NO_MODE = (
+    "no mode fits: return what has one, such as sums and counts, and make the rest of it after the "
+    "call, or call f.serial(...)"
+)
 
 
 class _Call(NamedTuple):

@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -17,7 +17,8 @@ from weft._core import arguments
 from weft._core.failures import warn_caller
 from weft._core.fingerprint import Fingerprint, fingerprint
 from weft.engines import registry
-from weft.engines.base import TeamOptions
+from weft.engines.base import NO_COMMON, Member, TeamOptions
+from weft.engines.generators import DriverStates, Seeds, SeedSource, seeded
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType
 
@@ -51,8 +52,12 @@ class RegisteredFunction:
     """A function that the workers of a team have a copy of. It is sent again when the program has
     changed something that it uses."""
 
-    def __init__(self, team: Team, fun: Callable[..., Any], name: str) -> None:
+    def __init__(
+        self, team: Team, fun: Callable[..., Any], name: str, *, takes_whole: bool = True
+    ) -> None:
         self._team, self._fun, self._name = team, fun, name
+        #: whether what it uses can be an argument that goes whole to every rank
+        self._takes_whole = takes_whole
         self._number: int | None = None
         #: the fingerprint when it was last sent, and the team's count of restarts then
         self._sent: Fingerprint | None = None
@@ -64,26 +69,27 @@ class RegisteredFunction:
         """Send the function if the workers do not have it as it is now, and return its number."""
         began = time.perf_counter()
         now = self._fingerprint()
-        known = self._number is not None and self._starts == self._team.starts
-        if not known or now != self._sent:
-            self._send(now)
-        if known:
-            self._cost.looked(time.perf_counter() - began)
-        assert self._number is not None
-        return self._number
+        number = self._number if self._starts == self._team.starts else None
+        if number is None:
+            return self._send(now)
+        if now != self._sent:
+            number = self._send(now)
+        self._cost.looked(time.perf_counter() - began)
+        return number
 
     def called(self, seconds: float) -> None:
         """Note how long a call took. Warn once if a notable part of it went into `number`."""
         if self._cost.is_notable(seconds):
-            warn_caller(_costly(self._fun, self._name, self._cost))
+            warn_caller(_costly(self._fun, self._name, self._cost, takes_whole=self._takes_whole))
 
-    def _send(self, now: Fingerprint | None) -> None:
+    def _send(self, now: Fingerprint | None) -> int:
         self._number = None
         self._drop()
         number = self._team.backend.register(self._fun, self._name, by_value=True)
         self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
         self._number, self._starts, self._sent = number, self._team.starts, now
+        return number
 
     def _fingerprint(self) -> Fingerprint | None:
         """Return what differs once the function would be sent otherwise; None if nobody gets it or
@@ -130,7 +136,7 @@ class _Cost:
 _CALLS, _SECONDS, _PART = 8, 1e-3, 0.2
 
 
-def _costly(fun: Callable[..., Any], name: str, cost: _Cost) -> str:
+def _costly(fun: Callable[..., Any], name: str, cost: _Cost, *, takes_whole: bool) -> str:
     """Return the text of the warning, which names the largest value that the function uses."""
     try:
         used = inspect.getclosurevars(fun)
@@ -142,11 +148,12 @@ def _costly(fun: Callable[..., Any], name: str, cost: _Cost) -> str:
         sizes = {}
     largest = max(sizes, key=sizes.__getitem__, default="w")
     size = f", most of all {largest}, {sizes[largest]:,} bytes" if sizes else ""
+    argument = f"    weft.function(..., whole=[{largest!r}])  # an argument: sent, not compared\n"
     return (
         f"{cost.part:.0%} of the time of {name}'s calls went into comparing the values that it "
         f"uses besides its arguments with those that the workers have, and sending what had "
         f"changed{size}. One of these avoids it:\n"
-        f"    weft.function(..., whole=[{largest!r}])  # an argument: sent, but not compared\n"
+        f"{argument if takes_whole else ''}"
         f"    weft.replicate({largest})  # each rank has a copy of its own\n"
         f"    {largest} = weft.share({largest}, readonly=True)  # all ranks see one array\n"
         f"    {largest}.setflags(write=False)  # an array that nobody changes any more"
@@ -171,6 +178,9 @@ class Team:
                   else 1800.
     gpus          for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the
                   driver's own stays as it is.
+    seed          seeds the random generators of all ranks at each call of a function or training
+                  step from (seed, call, rank); by default they derive from the states of the
+                  driver's own generators.
     restart_hint  the line that errors tell the user to write after a worker was lost.
 
     Raises InvalidType, InvalidValue, UnknownEngine, EngineUnavailable.
@@ -183,12 +193,15 @@ class Team:
         engine: str | None = None,
         timeout: float | None = None,
         gpus: Sequence[str] = (),
+        seed: int | None = None,
         restart_hint: str = "team.restart()",
     ) -> None:
         n = validate_size(n)
+        seeds = None if seed is None else SeedSource(arguments.validate_count(seed, "Team", "seed"))
         row = registry.choose(engine, "team")
         seconds = arguments.seconds(timeout)
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
+        self._seeds, self._states = seeds, DriverStates()
         #: by id of the object: its number, and the object, so that no other gets the same id
         self._replicas: dict[int, tuple[int, Any]] = {}
         options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
@@ -219,12 +232,31 @@ class Team:
         """Start new workers, after one was lost. Replicas get the driver's values."""
         self.backend.restart()
         self.starts += 1
+        self._states.forget()
         _teams.add(self)
 
     def close(self) -> None:
         """End the workers. Closing twice does nothing more."""
         _teams.discard(self)
         self.backend.close()
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        own: Sequence[tuple[Any, ...] | None],
+        *,
+        common: Mapping[str, Any] = NO_COMMON,
+        seeds: SeedSource | None = None,
+    ) -> list[Any]:
+        """Call a remote function in the ranks that have arguments of their own, after their random
+        generators were seeded. Return the results in rank order."""
+        chosen = seeds or self._seeds
+        call = (function, (chosen or self._states).next())
+        seeded = [None if mine is None else (*call, *mine) for mine in own]
+        results = self.backend.call(_call_seeded, seeded, common=common)
+        if chosen is None:
+            self._states.note()
+        return results
 
     def track(self, function: Sendable) -> None:
         """Remember a function that uses this team, for `send`."""
@@ -254,6 +286,14 @@ class Team:
 
     def __repr__(self) -> str:
         return f"<Team of {self.size} ranks>"
+
+
+def _call_seeded(
+    member: Member, function: Callable[..., Any], seeds: Seeds, /, *own: Any, **common: Any
+) -> Any:
+    """Seed a rank's random generators, and call a remote function (a remote function too)."""
+    with seeded(seeds, member.rank):
+        return function(member, *own, **common)
 
 
 #: teams that have workers: they stay until they are closed, even if nobody else holds them

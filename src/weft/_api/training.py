@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import time
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
+from weft._api.checking import Schedule, check_parts, shape_of
 from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
+from weft._core.arguments import validate_count
+from weft._core.checks import Comparison, describe, few, isolate
 from weft._core.fingerprint import Fingerprint, fingerprint
 from weft._core.items import validate_callable
-from weft._core.partition import RowSlice, choose, common_length, count, part_of_rows
+from weft._core.partition import choose, common_length, count, part_of_rows, slice_rows
 from weft.adapters import models
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
-from weft.errors import InvalidType, InvalidValue
+from weft.engines.generators import SeedSource
+from weft.engines.interruption import by_signal_handler
+from weft.errors import InvalidType, InvalidValue, Mismatch
 
 
 def train_step(
-    loss: Callable[..., Any], model: Any, optimizer: Any, *, team: Team | None = None
+    loss: Callable[..., Any],
+    model: Any,
+    optimizer: Any,
+    *,
+    team: Team | None = None,
+    check: bool | None = False,
+    seed: int | None = None,
+    sync_batchnorm: bool = False,
 ) -> Callable[..., float]:
     """Return a function that trains a model by one step: `step(x, y)` returns the loss before it.
 
@@ -32,34 +46,67 @@ def train_step(
         for x, y in batches:
             print(step(x, y))
 
+    The inputs are given to the loss as they are given to the step: by position or by name, arrays
+    or dicts and tuples of arrays, of as many rows each.
+
     `model` and `optimizer` are torch's, or for JAX a `weft.Holder` of the parameters and a function
     that returns new parameters: `optimizer(parameters, gradients)`. The driver's are the user's
     own, and up to date after each step.
+
+    team            the ranks; by default one team for all functions and steps.
+    check           with False the first step of each shape checks that the loss is a mean over the
+                    rows: it computes a few rows here as well, at once and in two parts, without
+                    gradients and with the model in its evaluation mode, and raises Mismatch if they
+                    differ; with True every step does, with None none.
+    seed            seeds the random generators of all ranks at each step from (seed, step, rank);
+                    by default those of `Team(seed=...)`, else from the states of the driver's.
+    sync_batchnorm  have the batch normalisation of torch normalise by the mean and variance of all
+                    ranks' rows. Otherwise each rank normalises its rows by their own.
 
     What the program changes of them between two steps holds for all ranks: parameters, buffers and
     the optimizer's state, by `load_state_dict` or in place, learning rates, `train()` and `eval()`,
     `requires_grad`, and what the loss uses. All of it is compared by its values before each step.
     The step after a failed one begins with the driver's values.
 
-    Raises InvalidType, InvalidValue. A step raises these, what the loss raises, TeamBroken,
-    WorkerLost and Stalled.
+    Raises InvalidType, InvalidValue. A step raises these, what the loss raises, Mismatch,
+    TeamBroken, WorkerLost and Stalled.
     """
-    return _TrainStep(loss, model, optimizer, validate_team(team) or default_team())
+    return _TrainStep(
+        loss,
+        model,
+        optimizer,
+        validate_team(team) or default_team(),
+        schedule=Schedule(check),
+        seeds=None if seed is None else SeedSource(validate_count(seed, "train_step", "seed")),
+        sync_batchnorm=sync_batchnorm,
+    )
 
 
 class _TrainStep:
-    def __init__(self, loss: Callable[..., Any], model: Any, optimizer: Any, team: Team) -> None:
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        model: Any,
+        optimizer: Any,
+        team: Team,
+        *,
+        schedule: Schedule,
+        seeds: SeedSource | None,
+        sync_batchnorm: bool,
+    ) -> None:
         validate_callable(loss, "train_step(loss, model, optimizer)")
         self._framework = _framework_of(model, optimizer)
-        self._framework.validate_optimizer(model, optimizer)
+        self._framework.validate(model, optimizer, sync_batchnorm)
         #: whether other ranks may have other values than the driver
         self._differs = team.has_replica(model)
         number_of_model = team.replica_number(model)
         self.team = team
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
-        self._loss = RegisteredFunction(team, loss, "the loss")
-        #: how many inputs the loss is known to take
-        self._counts: set[int] = set()
+        self._loss = RegisteredFunction(team, loss, "the loss", takes_whole=False)
+        self._schedule, self._seeds = schedule, seeds
+        self._sync_batchnorm = sync_batchnorm
+        #: which inputs the loss is known to take, by their number and names
+        self._signatures: set[tuple[Any, ...]] = set()
         # the optimizer holds the model's parameters: in a worker, those of the worker's copy
         number = team.backend.register(optimizer, "the optimizer")
         weakref.finalize(self, team.backend.drop, number).atexit = False
@@ -70,35 +117,79 @@ class _TrainStep:
         return f"<train_step of a {type(self._model).__name__} in {self.team.size} ranks>"
 
     @in_turn
-    def __call__(self, *batch: Any) -> float:
+    def __call__(self, *batch: Any, **named: Any) -> float:
         """Train on these rows, and return the loss before the step."""
-        rows = choose(None, common_length({f"argument {i}": x for i, x in enumerate(batch)}))
+        began = time.perf_counter()
+        inputs = {**{f"argument {i}": x for i, x in enumerate(batch)}, **named}
+        rows = choose(None, common_length(inputs))
         parts = [part_of_rows(rows, self.team.size, rank) for rank in range(self.team.size)]
         if not count(rows):
             raise InvalidValue("train_step got inputs without rows; expected at least one")
-        if len(batch) not in self._counts:
-            _validate_loss(self._loss_given, len(batch))
-            self._counts.add(len(batch))
+        self._validate(batch, named, rows)
         if self._differs or self._fingerprint() != self._values:
             self._send_values()
         numbers = (*self._numbers, self._loss.number())
-        settings = self._framework.settings(self._model, self._optimizer)
+        settings = self._framework.settings(self._model, self._optimizer, self._sync_batchnorm)
         arguments = [
-            (
-                numbers,
-                settings,
-                [RowSlice(x, own).take() for x in batch],
-                count(own) / count(rows),
-            )
+            (numbers, settings, *_taken(batch, named, own), count(own) / count(rows))
             for own in parts
         ]
         try:
-            loss: float = self.team.backend.call(self._framework.step, arguments)[0]
+            loss: float = self.team.call(self._framework.step, arguments, seeds=self._seeds)[0]
         except BaseException:
             self._differs = True
             raise
         self._values = self._fingerprint()
+        self._loss.called(time.perf_counter() - began)
         return loss
+
+    def _validate(self, batch: tuple[Any, ...], named: dict[str, Any], rows: Any) -> None:
+        """Raise for inputs that the loss does not take, or of which it gives no mean."""
+        if self._sync_batchnorm and count(rows) < self.team.size:
+            raise InvalidValue(
+                f"train_step(sync_batchnorm=True) got {count(rows)} rows for {self.team.size} "
+                "ranks, which meet in every layer; expected a row for each"
+            )
+        signature = (len(batch), *named)
+        if signature not in self._signatures:
+            _validate_loss(self._loss_given, len(batch), named)
+            self._warn_of_batchnorm()
+            self._signatures.add(signature)
+        shape = shape_of((key, value, True) for key, value in (*enumerate(batch), *named.items()))
+        if count(rows) > 1 and self._schedule.is_due(shape):
+            difference, settled = self._compared(batch, named, rows)
+            if difference is not None:
+                kind = "a sum" if "sum" in difference.fitting else "no mean"
+                raise Mismatch(_LOSS.format(kind, describe(difference, few(rows))))
+            if settled:
+                self._schedule.settle(shape)
+
+    def _compared(self, batch: tuple[Any, ...], named: dict[str, Any], rows: Any) -> Comparison:
+        given = self._loss_given, self._model
+        try:
+            loss, model = isolate(given, self._framework.constants(self._model))
+        except Exception as error:  # what cannot be copied cannot be sent either
+            if by_signal_handler(error):
+                raise
+            return Comparison(None, settled=False)
+
+        def evaluate(rows: Any) -> Any:
+            return self._framework.evaluate(loss, model, *_taken(batch, named, rows))
+
+        return check_parts(evaluate, rows, "mean")
+
+    def _warn_of_batchnorm(self) -> None:
+        layer = self._framework.batchnorm(self._model)
+        if layer is None or self._sync_batchnorm or self.team.size == 1 or self._signatures:
+            return
+        warnings.warn(
+            f"the {type(self._model).__name__} has batch normalisation ({layer}): each rank "
+            "normalises its rows by their own mean and variance, so the result is not that of one "
+            "process. To have it use those of all rows:\n"
+            "    weft.train_step(..., sync_batchnorm=True)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _fingerprint(self) -> Fingerprint | None:
         """Return the fingerprint of the values of model and optimizer; None without workers."""
@@ -119,11 +210,15 @@ class _TrainStep:
 def _framework_of(model: Any, optimizer: Any) -> ModuleType:
     """Return the adapter that trains this model with this optimizer. Each has
 
-    validate_optimizer(model, optimizer)  raise InvalidValue if it would change nothing
-    settings(model, optimizer)            what a program changes of both between two steps
+    validate(model, optimizer, sync)      raise InvalidValue if no step would change anything, or
+                                          batch normalisation cannot be synchronised
+    settings(model, optimizer, sync)      what a program changes of both between two steps
     parameters(model)                     what a step may change of the model, to read and assign
     values(model, optimizer)              what differs if the values of either do
-    step(member, numbers, settings, batch, fraction)
+    constants(model)                      what of the model computing a loss does not change
+    evaluate(loss, model, batch, named)   the loss, computed with a copy of the model
+    batchnorm(model)                      a layer that normalises by the batch's statistics, or None
+    step(member, numbers, settings, batch, named, fraction)
                                           remote function: one step, on a fraction of all rows
     """
     if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
@@ -151,18 +246,34 @@ def _adopt(
         optimizer.load_state_dict(state)
 
 
-def _validate_loss(loss: Callable[..., Any], inputs: int) -> None:
-    """Raise InvalidType for a loss that does not take a model and so many inputs."""
+def _taken(
+    batch: tuple[Any, ...], named: dict[str, Any], rows: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return some rows of all inputs."""
+    taken = {name: slice_rows(value, rows).take() for name, value in named.items()}
+    return [slice_rows(value, rows).take() for value in batch], taken
+
+
+_LOSS = (
+    "the loss is {} over the rows, so the mean of the ranks' losses would be another number: {}; "
+    "take the mean over the rows, such as reduction='mean' of the losses of torch, or to train by "
+    "the mean of the ranks' losses all the same:\n    weft.train_step(..., check=None)"
+)
+
+
+def _validate_loss(loss: Callable[..., Any], inputs: int, named: Collection[str]) -> None:
+    """Raise InvalidType for a loss that does not take a model and such inputs."""
     try:
         signature = inspect.signature(loss, follow_wrapped=False)
     except (TypeError, ValueError):  # some functions in C have none
         return
     try:
-        signature.bind(None, *[None] * inputs)
+        signature.bind(None, *[None] * inputs, **dict.fromkeys(named))
     except TypeError:
-        given = ", ".join(["model", *(f"input {number}" for number in range(inputs))])
+        by_name = [f"{name}={name}" for name in named]
+        given = ["model", *(f"input {number}" for number in range(inputs)), *by_name]
         name = getattr(loss, "__qualname__", repr(loss))
         raise InvalidType(
-            f"{name}{signature} is called as loss({given}) by a step of {inputs} inputs; expected "
+            f"{name}{signature} is called as loss({', '.join(given)}) by this step; expected "
             "a function such as: def loss(model, x, y): return F.cross_entropy(model(x), y)"
         ) from None

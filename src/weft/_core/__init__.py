@@ -30,4 +30,5 @@ schedule.py     which chunk is sent next
 modules.py      whether the user's modules are the same in driver and worker
 fingerprint.py  whether what a function uses has changed
 functions.py    a function on a rank's rows, and the outputs of all ranks joined
+checks.py       whether they are joined rightly: the whole beside its parts, on a few rows
 """

@@ -17,7 +17,6 @@ arrays. So whatever would be sent is compared, and compared whole. By identity a
 
 from __future__ import annotations
 
-import ctypes
 import dis
 import hashlib
 import sys
@@ -31,6 +30,7 @@ import cloudpickle
 import numpy as np
 
 from weft import adapters, kernels
+from weft._core.arithmetic import address
 from weft._core.shared import SharedArray
 
 #: what stands for a value in a pickle where workers have it; None where its contents are sent
@@ -58,7 +58,7 @@ def fingerprint(value: Any, persistent_id: PersistentIds = lambda _: None) -> Fi
     pickler.persistent_id_of = persistent_id
     pickler.held = []
     pickler.dump(value)
-    return Fingerprint(hasher.digest(), hasher.size, pickler.held)
+    return Fingerprint(hasher.digest, hasher.size, pickler.held)
 
 
 def _constants(function: Any) -> list[Any] | None:
@@ -105,22 +105,19 @@ class Hasher:
 
     def __init__(self) -> None:
         self.size = 0
-        self._hash = (ctypes.c_uint64 * 2)()
+        self.digest = bytes(16)
 
     def write(self, data: Any) -> None:
         """Hash bytes, or the buffer of an array."""
         raw = memoryview(data.raw() if hasattr(data, "raw") else data)
         self.size += raw.nbytes
         if _hash_bytes is None:
-            digest = hashlib.blake2b(bytes(self._hash), digest_size=16)
-            digest.update(raw)
-            self._hash[:] = np.frombuffer(digest.digest(), np.uint64).tolist()
+            hashed = hashlib.blake2b(self.digest, digest_size=16)
+            hashed.update(raw)
+            self.digest = hashed.digest()
         else:
-            address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0] if raw else 0
-            _hash_bytes(address, raw.nbytes, self._hash)
-
-    def digest(self) -> bytes:
-        return bytes(self._hash)
+            start = address(np.frombuffer(raw, np.uint8)) if raw else 0
+            self.digest = _hash_bytes(start, raw.nbytes, self.digest)
 
 
 _hash_bytes = kernels.hash_kernel()

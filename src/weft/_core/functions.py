@@ -12,12 +12,12 @@ A mode says what an output of the function is, and so how outputs for different 
     None             anything: the driver's own is kept
 
 Outputs may be arrays and numbers, or tuples, lists and dicts of them, nested as you like. A list
-that is gathered is a list of rows. In this order: tasks and `compute`, `join`, and `is_close`, by
-which a mode is checked.
+that is gathered is a list of rows. First tasks and `compute`, then `join`.
 """
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft import adapters
-from weft._core.arithmetic import BFLOAT16, NUMERIC, combine, widen
-from weft._core.partition import RowSlice, count, part_of_rows
+from weft._core.arithmetic import BFLOAT16, NUMERIC, combine
+from weft._core.partition import RowSlice, RowSlices, count, over_leaves, part_of_rows
 from weft.errors import InvalidType, InvalidValue
 
 #: what an output may be joined by
@@ -46,7 +46,7 @@ class Common(NamedTuple):
 class Task(NamedTuple):
     """What one rank gets of a call."""
 
-    #: each a RowSlice, a Common, or the value itself
+    #: each a RowSlice or RowSlices, a Common, or the value itself
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     rows: int
@@ -64,6 +64,23 @@ class Task(NamedTuple):
             arguments=[fill(value) for value in self.arguments],
             keywords={name: fill(value) for name, value in self.keywords.items()},
         )
+
+    def with_own_rows(self) -> Task:
+        """Return the task with copies of its rows, which the function may change."""
+
+        def own(value: Any) -> Any:
+            taken = value.take() if isinstance(value, (RowSlice, RowSlices)) else value
+            return taken if taken is value else over_leaves(taken, _copied)
+
+        return self._replace(
+            arguments=[own(value) for value in self.arguments],
+            keywords={name: own(value) for name, value in self.keywords.items()},
+        )
+
+
+def _copied(rows: Any) -> Any:
+    """Return rows of a list as copies; those of arrays, chosen by indexes, are copies already."""
+    return rows if adapters.of(rows) is not None else copy.deepcopy(rows)
 
 
 class Partial(NamedTuple):
@@ -87,11 +104,9 @@ def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
 
 def _argument(value: Any, slices: int, index: int) -> Any:
     """Return an argument as the function gets it for one of several slices."""
-    if not isinstance(value, RowSlice):
+    if not isinstance(value, (RowSlice, RowSlices)):
         return value
-    if slices > 1:
-        value = RowSlice(value.array, part_of_rows(value.rows, slices, index))
-    return value.take()
+    return (value if slices == 1 else value.part(slices, index)).take()
 
 
 def _rows(task: Task, slices: int, index: int) -> int:
@@ -292,39 +307,6 @@ def _shape_of(outputs: Any) -> str:
     return f"a {type(outputs).__name__}"
 
 
-#: the relative difference allowed between results whose sums were taken in another order
-_TOLERANCE = {"bfloat16": 3e-2, "float16": 1e-2, "float32": 1e-4}
-
-
-def is_close(output: Any, other: Any, modes: Modes) -> bool:
-    """Return whether outputs are equal up to rounding, except those that have the mode None."""
-    if modes is None:
-        return True
-    if isinstance(output, Mapping):
-        return all(is_close(output[key], other[key], _mode_of(modes, key)) for key in output)
-    if isinstance(output, (list, tuple)):
-        pairs = enumerate(zip(output, other, strict=False))
-        return len(output) == len(other) and all(
-            is_close(*pair, _mode_of(modes, index)) for index, pair in pairs
-        )
-    if None in (adapters.of_array_or_number(output), adapters.of_array_or_number(other)):
-        return bool(np.all(output == other))
-    left, right = _readable(output), _readable(other)
-    if left.shape != right.shape or left.dtype.kind not in NUMERIC:
-        return bool(np.array_equal(left, right))
-    tolerance = max(_TOLERANCE.get(element, 1e-6) for element in map(_element, (output, other)))
-    return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance / 100, equal_nan=True))
-
-
-def _mode_of(modes: Modes, key: Any) -> Modes:
+def mode_of(modes: Modes, key: Any) -> Modes:
+    """Return the mode of one of several outputs."""
     return modes[key] if isinstance(modes, (list, tuple, Mapping)) else modes
-
-
-def _readable(value: Any) -> Any:
-    """Return an output as an array of a dtype that NumPy has."""
-    array, element = _adapter_of([value], "mean", "the output").view(value)
-    return widen(array, np.dtype(np.float32), element) if element == BFLOAT16 else array
-
-
-def _element(value: Any) -> str:
-    return str(_adapter_of([value], "mean", "the output").view(value)[1])

@@ -1,18 +1,21 @@
 """Which rows or columns are whose.
 
 part_of                         so many rows, divided among ranks
-choose, part_of_rows, RowSlice  the rows of a batch, and a rank's part of them as its input
+choose, part_of_rows            the rows of a batch, and a rank's part of them
+slice_rows, RowSlice(s)         these rows of an input: an array, or a dict or tuple of arrays
 cut, paste                      an array cut into columns for the workers, their results joined
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from weft import adapters
 from weft._core.arithmetic import Array
 from weft._core.items import ColumnSlice
 from weft.errors import InvalidType, InvalidValue
@@ -57,12 +60,38 @@ class RowSlice:
             return _between, (self.array, rows.start, rows.stop)
         return RowSlice, (self.array, rows)
 
+    def part(self, parts: int, index: int) -> RowSlice:
+        """Return one of several parts of the rows."""
+        return RowSlice(self.array, part_of_rows(self.rows, parts, index))
+
     def take(self) -> Any:
         """Return the rows."""
         if isinstance(self.array, (list, tuple)) and not isinstance(self.rows, slice):
             return type(self.array)([self.array[row] for row in self.rows])
         # iloc: the rows of a pandas table
         return getattr(self.array, "iloc", self.array)[self.rows]
+
+
+@dataclass(frozen=True)
+class RowSlices:
+    """A dict or tuple of row slices: some rows of an input that consists of several arrays."""
+
+    value: Any
+
+    def part(self, parts: int, index: int) -> RowSlices:
+        """Return one of several parts of the rows."""
+        return RowSlices(over_leaves(self.value, lambda leaf: leaf.part(parts, index)))
+
+    def take(self) -> Any:
+        """Return the rows."""
+        return over_leaves(self.value, lambda leaf: leaf.take())
+
+
+def slice_rows(value: Any, rows: slice | np.ndarray[Any, Any]) -> RowSlice | RowSlices:
+    """Return some rows of an input."""
+    if not _is_container(value):
+        return RowSlice(value, rows)
+    return RowSlices(over_leaves(value, lambda leaf: RowSlice(leaf, rows)))
 
 
 def _between(array: Any, start: int, stop: int) -> RowSlice:
@@ -125,14 +154,15 @@ def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
     """Return how many rows each of the split inputs has. Raise unless all have as many; errors end
     with what to do `otherwise`."""
     lengths = {}
-    for name, value in inputs.items():
-        try:
-            lengths[name] = len(value)
-        except TypeError:
-            raise InvalidType(
-                f"{name} is a {type(value).__name__} without rows; expected an array, which is "
-                f"split along its first axis{otherwise}"
-            ) from None
+    for argument, value in inputs.items():
+        for name, leaf in leaves(value, argument):
+            try:
+                lengths[name] = len(leaf)
+            except TypeError:
+                raise InvalidType(
+                    f"{name} is a {type(leaf).__name__} without rows; expected an array, which is "
+                    f"split along its first axis{otherwise}"
+                ) from None
     if len(set(lengths.values())) > 1:
         each = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise InvalidValue(
@@ -140,6 +170,45 @@ def common_length(inputs: dict[str, Any], *, otherwise: str = "") -> int:
             f"{otherwise}"
         )
     return next(iter(lengths.values()), 0)
+
+
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of an input, each with its name: itself, or those of a dict or of a tuple of
+    arrays, nested as you like. A list is one of rows.
+
+    >>> [name for name, _ in leaves({"a": [1], "b": (np.ones(1), [2])}, "x")]
+    ["x['a']", "x['b'][0]", "x['b'][1]"]
+    """
+    if not _is_container(value):
+        yield name, value
+        return
+    for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from leaves(part, f"{name}[{key!r}]")
+
+
+def over_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return an input with a function applied to each of its arrays."""
+    if not _is_container(value):
+        return function(value)
+    if isinstance(value, Mapping):
+        parts = {key: over_leaves(part, function) for key, part in value.items()}
+        if type(value) is dict:
+            return parts
+        same: Any = copy.copy(value)  # with what a class of its own has besides
+        same.update(parts)
+        return same
+    values = [over_leaves(part, function) for part in value]
+    return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+
+
+def _is_container(value: Any) -> bool:
+    if isinstance(value, tuple):  # of anything else, such as numbers, it is one of rows
+        return any(isinstance(part, RowSlice) or _is_array(part) for part in value)
+    return isinstance(value, Mapping)
+
+
+def _is_array(part: Any) -> bool:
+    return adapters.of(part) is not None or hasattr(part, "iloc") or _is_container(part)
 
 
 #: for a single column NumPy and BLAS may use other code, and differ in the last bit

@@ -57,6 +57,7 @@ holder.py       `weft.Holder`: a place for a value that cannot be changed itself
 containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
 models.py       an object's values, whichever library it is from
 torch_training.py  a training step of a torch module
+torch_batchnorm.py its batch normalisation over the rows of all ranks
 jax_training.py    a training step of JAX arrays
 """
 

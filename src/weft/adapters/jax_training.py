@@ -10,13 +10,39 @@ from typing import Any
 import jax
 import numpy as np
 
+from weft.errors import InvalidType, InvalidValue
 
-def validate_optimizer(model: Any, optimizer: Any) -> None:
+
+def validate(model: Any, optimizer: Any, sync_batchnorm: bool) -> None:
     """Accept any function: what it does is known only when it is called."""
+    if sync_batchnorm:
+        raise InvalidValue(
+            "sync_batchnorm=True: expected a model of torch; a loss of JAX that uses statistics of "
+            "the batch has no mode that joins its parts"
+        )
 
 
-def settings(model: Any, optimizer: Any) -> None:
+def settings(model: Any, optimizer: Any, sync_batchnorm: bool) -> None:
     """Return nothing: a function of parameters and gradients has no settings of its own."""
+
+
+def batchnorm(model: Any) -> None:
+    """Return nothing: parameters are arrays, not layers."""
+
+
+def constants(model: Any) -> list[Any]:
+    """Return the parameters, which never change."""
+    return [leaf for leaf in jax.tree_util.tree_leaves(model.value) if isinstance(leaf, jax.Array)]
+
+
+def evaluate(
+    loss: Callable[..., Any], model: Any, batch: Sequence[Any], named: dict[str, Any]
+) -> Any:
+    """Return the loss. Raises InvalidType unless it is one number."""
+    computed = loss(model.value, *batch, **named)
+    if jax.numpy.ndim(computed) != 0:
+        raise InvalidType(f"a loss of shape {computed.shape}; expected one number")
+    return computed
 
 
 def parameters(model: Any) -> Any:
@@ -30,7 +56,12 @@ def values(model: Any, optimizer: Any) -> Any:
 
 
 def step(
-    member: Any, numbers: Sequence[int], _: None, batch: Sequence[Any], fraction: float
+    member: Any,
+    numbers: Sequence[int],
+    _: None,
+    batch: Sequence[Any],
+    named: dict[str, Any],
+    fraction: float,
 ) -> float:
     """Compute the gradients of a rank's rows, average them over all ranks, and set new parameters
     (a remote function)."""
@@ -40,7 +71,7 @@ def step(
     if fraction:
         try:
             gradients_of = _weighted_gradients(loss, numbers[-1])
-            computed, tree = gradients_of(fraction, model.value, *batch)
+            computed, tree = gradients_of(fraction, model.value, *batch, **named)
             value = np.asarray(computed, np.float64)
             gradients = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
         except Exception as error:
@@ -57,8 +88,8 @@ def _weighted_gradients(loss: Callable[..., Any], number: int) -> Callable[..., 
     """Return a function for the loss and its gradients, times a fraction. It is compiled once for
     each loss, identified by the number it was sent under, and each number of rows."""
 
-    def weighted(fraction: float, *arguments: Any) -> Any:
-        value_and_gradients = jax.value_and_grad(loss)(*arguments)
+    def weighted(fraction: float, *arguments: Any, **named: Any) -> Any:
+        value_and_gradients = jax.value_and_grad(loss)(*arguments, **named)
         return jax.tree_util.tree_map(lambda leaf: leaf * fraction, value_and_gradients)
 
     compiled: Callable[..., Any] = jax.jit(weighted)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from typing import Any, NamedTuple
 import torch
 
 from weft import adapters
-from weft.errors import InvalidType, InvalidValue
+from weft.adapters.torch_batchnorm import is_batchnorm, synced
+from weft.errors import Disagreement, InvalidType, InvalidValue, PeerLost
 
 #: elements to whose multiple the first gradient is aligned: a cache line of float32
 _LINE = 16
@@ -30,7 +32,7 @@ _LINE = 16
 _SETS = 4
 
 
-def validate_optimizer(model: Any, optimizer: Any) -> None:
+def validate(model: Any, optimizer: Any, sync_batchnorm: bool) -> None:
     """Raise InvalidValue for an optimizer of other parameters than the model's."""
     own = set(map(id, model.parameters()))
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
@@ -57,9 +59,11 @@ class Settings(NamedTuple):
     trainable: list[bool]
     #: of each group of parameters: the learning rate, and so on
     options: list[dict[str, Any]]
+    #: whether batch normalisation uses the statistics of all ranks' rows
+    sync_batchnorm: bool
 
 
-def settings(model: Any, optimizer: Any) -> Settings:
+def settings(model: Any, optimizer: Any, sync_batchnorm: bool) -> Settings:
     """Return the settings. Raises InvalidValue for hooks, which workers would not call."""
     hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     if any(getattr(optimizer, name, None) for name in hooks):
@@ -74,7 +78,30 @@ def settings(model: Any, optimizer: Any) -> Settings:
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ],
+        sync_batchnorm,
     )
+
+
+def constants(model: Any) -> list[Any]:
+    """Return the parameters: without gradients a loss changes only buffers."""
+    return list(model.parameters())
+
+
+def evaluate(
+    loss: Callable[..., Any], model: Any, batch: Sequence[Any], named: dict[str, Any]
+) -> Any:
+    """Return the loss in the model's evaluation mode, without what is random or looks at the batch.
+    Raises InvalidType unless it is one number."""
+    with torch.no_grad():
+        return _validate_loss(loss(model.eval(), *batch, **named)).detach()
+
+
+def batchnorm(model: Any) -> str | None:
+    """Return the name of a layer that normalises by the batch's own statistics; None: none does."""
+    for name, module in model.named_modules():
+        if is_batchnorm(module):
+            return f"{type(module).__name__} {name}".strip()
+    return None
 
 
 def _apply_settings(model: Any, optimizer: Any, settings: Settings) -> None:
@@ -86,11 +113,12 @@ def _apply_settings(model: Any, optimizer: Any, settings: Settings) -> None:
         group.update(options)
 
 
-def step(
+def step(  # noqa: PLR0917  remote functions have arguments by position
     member: Any,
     numbers: Sequence[int],
     settings: Settings,
     batch: Sequence[Any],
+    named: dict[str, Any],
     fraction: float,
 ) -> float:
     """Compute the gradients of a rank's rows, a fraction of all, average them over the ranks, and
@@ -105,14 +133,17 @@ def step(
             _apply_settings(model, optimizer, settings)
         optimizer.zero_grad(set_to_none=True)
         if fraction:
-            computed = _validate_loss(loss(model, *batch))
-            (computed * fraction).backward()
+            with synced(model, member.group) if settings.sync_batchnorm else nullcontext():
+                computed = _validate_loss(loss(model, *batch, **named))
+                (computed * fraction).backward()
             value = float(computed.detach()) * fraction
         parameters = [
             p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
         gradients = gradients_for(optimizer, parameters, member.group)
         gradients.put(value, parameters)
+    except (Disagreement, PeerLost):  # the others know
+        raise
     except Exception as error:
         member.group.refuse("train_step", error)
         raise

@@ -6,6 +6,7 @@ launched.py     this process's place among those that a launcher started
 refusals.py     errors and checks that all engines share
 interruption.py computations that a failure elsewhere interrupts; threads and signal handlers
 turns.py        threads that use one team after the other
+generators.py   the random generators of a process, and their seeds in a team
 background.py   the thread that carries out asynchronous calls
 
 serial/ runs in this process alone, and is the reference for every other engine; local/ runs in
