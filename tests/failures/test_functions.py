@@ -349,8 +349,6 @@ def test_a_function_that_stalls(pair: weft.Team) -> None:
     with impatient(pair), pytest.raises(weft.Stalled, match=r"0\.5 s have passed, and rank 1"):
         f = weft.function(elsewhere(lambda: time.sleep(60)), collect="sum", team=pair, check=None)
         f(np.ones(6))
-            np.ones(6)
-        )
     still_works(pair)
 
 
