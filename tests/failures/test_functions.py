@@ -346,8 +346,8 @@ def test_ranks_that_disagree(pair: weft.Team) -> None:
 
 def test_a_function_that_stalls(pair: weft.Team) -> None:
     """After the timeout: Stalled names the rank; what sleeps is interrupted and stays usable."""
+    f = weft.function(elsewhere(lambda: time.sleep(60)), collect="sum", team=pair, check=None)
     with impatient(pair), pytest.raises(weft.Stalled, match=r"0\.5 s have passed, and rank 1"):
-        f = weft.function(elsewhere(lambda: time.sleep(60)), collect="sum", team=pair, check=None)
         f(np.ones(6))
     still_works(pair)
 
