@@ -338,8 +338,10 @@ class Run:
     def _wait(self) -> ReadyEvents:
         """Return the workers with events, or none when items have come or one has run for too
         long. Raises Stalled, Cancelled."""
-        if not self._busy:  # until there are items others have the workers
-            self._lease.give_back_idle()
+        if self._schedule.waiting:  # until there are items others have the workers
+            self._lease.wants_no_more()
+            if not self._busy:
+                self._lease.give_back_idle()
         while True:
             self._check()
             self._lease.spare_idle()
