@@ -360,6 +360,25 @@ def test_a_stream_that_nobody_reads_has_no_workers() -> None:
     results.close()
 
 
+def slow(x: int) -> int:
+    time.sleep(0.002)
+    return x
+
+
+def test_streams_whose_consumer_waits_leave_the_workers_to_others() -> None:
+    """However many of them there are, and however short their windows: a map gets workers, also one
+    whose items are such a stream's."""
+    streams = [weft.imap(slow, itertools.count(), ahead=4) for _ in range(3)]
+    for _ in range(20):
+        for stream in streams:
+            next(stream)
+    assert weft.map(abs, [-1, -2, -3], timeout=60) == [1, 2, 3]
+    for stream in streams:
+        stream.close()
+    inner = weft.imap(slow, weft.imap(slow, iter(range(100))))
+    assert weft.map(slow, inner, timeout=60) == list(range(100))
+
+
 def test_streams_take_turns_and_form_pipelines() -> None:
     """Two in one thread, one after the other, and one whose items are another's results."""
     one = weft.imap(lambda x: x, itertools.count(), n=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
@@ -15,6 +14,7 @@ from weft._api.checking import Schedule, check_parts, shape_of
 from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
 from weft._core.arguments import validate_count
 from weft._core.checks import Comparison, describe, few, isolate
+from weft._core.failures import warn_caller
 from weft._core.fingerprint import Fingerprint, fingerprint
 from weft._core.items import validate_callable
 from weft._core.partition import choose, common_length, count, part_of_rows, slice_rows
@@ -182,13 +182,11 @@ class _TrainStep:
         layer = self._framework.batchnorm(self._model)
         if layer is None or self._sync_batchnorm or self.team.size == 1 or self._signatures:
             return
-        warnings.warn(
+        warn_caller(
             f"the {type(self._model).__name__} has batch normalisation ({layer}): each rank "
             "normalises its rows by their own mean and variance, so the result is not that of one "
             "process. To have it use those of all rows:\n"
-            "    weft.train_step(..., sync_batchnorm=True)",
-            RuntimeWarning,
-            stacklevel=4,
+            "    weft.train_step(..., sync_batchnorm=True)"
         )
 
     def _fingerprint(self) -> Fingerprint | None:
