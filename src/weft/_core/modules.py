@@ -70,9 +70,13 @@ def mentioned_in(pickled: bytes) -> list[str]:
 
 def _own_now() -> tuple[Any, dict[str, ModuleType], list[tuple[str, bytes]]]:
     global _own
-    state = len(sys.modules), next(reversed(sys.modules))
-    if _own[0] != state:
-        own = {name: module for name, module in list(sys.modules.items()) if _is_own(name, module)}
+    try:
+        state = len(sys.modules), next(reversed(sys.modules))
+    except RuntimeError:  # another thread is importing
+        state = 0, ""
+    if _own[0] != state or not state[0]:
+        loaded = sys.modules.copy()  # in one step
+        own = {name: module for name, module in loaded.items() if _is_own(name, module)}
         _own = state, own, [(name, _as_pickled(name)) for name in own]
     return _own
 
@@ -308,7 +312,7 @@ def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, 
         vars(module).setdefault(_REWRITTEN_BY_PYTEST, None)
     return {
         name: digest(value)
-        for name, value in list(vars(module).items())
+        for name, value in vars(module).copy().items()
         if _is_compared(module, name, value)
     }
 
