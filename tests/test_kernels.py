@@ -358,7 +358,7 @@ def test_a_wheel_without_a_compiler(tmp_path: Path, compiler: str) -> None:
 def hashed(data: bytes, seed: bytes = bytes(16)) -> bytes:
     kernel = kernels.hash_kernel()
     assert kernel is not None
-    return kernel(address(np.frombuffer(data or b"0", np.uint8)), len(data), seed)
+    return kernel([address(np.frombuffer(data or b"0", np.uint8))], [len(data)], seed)
 
 
 @needs_them
@@ -392,4 +392,5 @@ def test_hashes_do_not_depend_on_where_the_bytes_lie(data: bytes, offset: int) -
     room = np.frombuffer(bytes(offset) + data + b"more", np.uint8)
     kernel = kernels.hash_kernel()
     assert kernel is not None
-    assert kernel(address(room) + offset, len(data), bytes(16)) == hashed(data)
+    assert kernel([address(room) + offset], [len(data)], bytes(16)) == hashed(data)
+    assert kernel([address(room)] * 2, [1, 2], bytes(16)) != kernel([address(room)], [3], bytes(16))

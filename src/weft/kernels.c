@@ -87,8 +87,7 @@ static inline uint64_t hash_step(uint64_t hash, uint64_t word)
     return (product << 31 | product >> 33) * 0xB5297A4D3F84D5B9u;
 }
 
-/* `hash` is what the result depends on besides the bytes, and becomes the result. */
-void hash_bytes(const char *data, int64_t size, uint64_t hash[2])
+static void hash_buffer(const char *data, int64_t size, uint64_t hash[2])
 {
     uint64_t lanes[LANES], words[LANES];
     for (uint64_t i = 0; i < LANES; i++)
@@ -107,6 +106,14 @@ void hash_bytes(const char *data, int64_t size, uint64_t hash[2])
         hash[0] = hash_step(hash[0], lanes[i]);
         hash[1] = hash_step(hash[1], ~lanes[i]);
     }
+}
+
+/* Hash several buffers, one after the other. `hash` is what the result depends on besides their
+   bytes, and becomes the result. */
+void hash_buffers(const char *const *buffers, const int64_t *sizes, int64_t count, uint64_t hash[2])
+{
+    for (int64_t i = 0; i < count; i++)
+        hash_buffer(buffers[i], sizes[i], hash);
 }
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 #: copy(target, source, bytes): copy bytes between buffers that do not overlap
 Copy = Callable[[int, int, int], None]
-#: hash_bytes(data, bytes, seed): return the hash of bytes, which depends on a seed of 16 bytes too
-HashBytes = Callable[[int, int, bytes], bytes]
+#: hash_buffers(buffers, bytes, seed): return the hash of buffers, each with its number of bytes; it
+#: depends on a seed of 16 bytes too
+HashBuffers = Callable[[Sequence[int], Sequence[int], bytes], bytes]
 #: add(array, delta, count): add `count` numbers to an array. Both are the same or do not overlap.
 Add = Callable[[int, int, int], None]
 #: sum_in_place(arrays, count): add arrays of `count` numbers in their order; each becomes the sum
@@ -73,19 +74,20 @@ def copy_kernel() -> Copy | None:
     return copy
 
 
-def hash_kernel() -> HashBytes | None:
+def hash_kernel() -> HashBuffers | None:
     """Return the kernel that hashes arrays."""
     if _library is None:
         return None
-    kernel: Any = _library.hash_bytes
-    kernel.argtypes, kernel.restype = (_POINTER, _NUMBER, _POINTER), None
+    kernel: Any = _library.hash_buffers
+    kernel.argtypes, kernel.restype = (_POINTER, _POINTER, _NUMBER, _POINTER), None
 
-    def hash_bytes(data: int, size: int, seed: bytes) -> bytes:
+    def hash_buffers(buffers: Sequence[int], sizes: Sequence[int], seed: bytes) -> bytes:
+        count = len(sizes)
         words = (ctypes.c_uint64 * 2).from_buffer_copy(seed)
-        kernel(data, size, words)
+        kernel((_POINTER * count)(*buffers), (_NUMBER * count)(*sizes), count, words)
         return bytes(words)
 
-    return hash_bytes
+    return hash_buffers
 
 
 def add_kernel(kind: str) -> Add | None:

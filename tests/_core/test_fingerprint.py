@@ -223,6 +223,20 @@ def test_any_element_of_anything_large_is_seen() -> None:
     assert len({one.digest for one in seen}) == len(seen)
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_arrays_apart(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any shape, with kernels and without."""
+    if not kernels:
+        monkeypatch.setattr("weft._core.fingerprint._hash_buffers", None)
+    arrays = [np.zeros(()), np.zeros((3, 4), np.float32), np.zeros(0), np.zeros(5, np.int64)]
+    seen = [fingerprint([1], arrays=arrays)]
+    assert fingerprint([1], arrays=arrays) == seen[0] != fingerprint([2], arrays=arrays)
+    for array in (arrays[0], arrays[1], arrays[3]):
+        array.reshape(-1)[-1] += 1
+        seen.append(fingerprint([1], arrays=arrays))
+    assert len({one.digest for one in seen}) == 4
+
+
 def test_what_costs_nothing() -> None:
     """A read-only array that owns its memory is not read, nor what only consists of constants."""
     array = np.zeros(1_000_000)

@@ -234,13 +234,14 @@ def limited_each(caller: Caller) -> None:
     results: list[Any] = weft.map(  # type: ignore[call-arg]
         lambda x: time.sleep(60) if x == late else x * x,
         range(8),
-        retries=RETRIES,
+        retries=1,  # each try of the late one takes a second; others' workers may be killed
         timeout=HANGS,
         timeout_each=1.0,
         on_error="return",
     )
     for x, result in enumerate(results):
-        assert isinstance(result, weft.Stalled) or (x != late and result == x * x), result
+        ended = isinstance(result, weft.Stalled | weft.WorkerLost)
+        assert ended or (x != late and result == x * x), result
 
 
 def streamed(caller: Caller) -> None:

@@ -193,7 +193,8 @@ class _TrainStep:
         """Return the fingerprint of the values of model and optimizer; None without workers."""
         if self.team.size == 1:
             return None
-        return fingerprint(self._framework.values(self._model, self._optimizer))
+        arrays, others = self._framework.values(self._model, self._optimizer)
+        return fingerprint(others, arrays=arrays)
 
     def _send_values(self) -> None:
         """Send the values of the driver's model and optimizer to the workers."""
@@ -212,7 +213,8 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
                                           batch normalisation cannot be synchronised
     settings(model, optimizer, sync)      what a program changes of both between two steps
     parameters(model)                     what a step may change of the model, to read and assign
-    values(model, optimizer)              what differs if the values of either do
+    values(model, optimizer)              what differs if the values of either do: arrays that are
+                                          contiguous, and anything else
     constants(model)                      what of the model computing a loss does not change
     evaluate(loss, model, batch, named)   the loss, computed with a copy of the model
     batchnorm(model)                      a layer that normalises by the batch's statistics, or None

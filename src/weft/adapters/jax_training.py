@@ -50,9 +50,9 @@ def parameters(model: Any) -> Any:
     return model
 
 
-def values(model: Any, optimizer: Any) -> Any:
+def values(model: Any, optimizer: Any) -> tuple[list[Any], Any]:
     """Return the parameters."""
-    return model.value
+    return [], model.value
 
 
 def step(

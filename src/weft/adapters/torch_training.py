@@ -47,9 +47,26 @@ def parameters(model: Any) -> list[Any]:
     return [*model.parameters(), *model.buffers()]
 
 
-def values(model: Any, optimizer: Any) -> Any:
-    """Return their values: for each parameter the optimizer may have a state."""
-    return parameters(model), list(getattr(optimizer, "state", {}).values())
+def values(model: Any, optimizer: Any) -> tuple[list[Any], Any]:
+    """Return their values: parameters, buffers, and what the optimizer has for each parameter."""
+    states = getattr(optimizer, "state", {}).values()
+    held = [*parameters(model), *(value for state in states for value in state.values())]
+    arrays, others = [], []
+    for value in held:
+        if _is_plain(value):
+            arrays.append(value.detach().numpy())
+        else:
+            others.append(value)
+    return arrays, (others, [list(state) for state in states])
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a tensor whose memory has all its values, and NumPy its dtype."""
+    plain = isinstance(value, torch.Tensor) and value.dtype in _IN_NUMPY and value.is_cpu
+    return plain and value.layout is torch.strided and value.is_contiguous() and not value.is_conj()
+
+
+_IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.int64)
 
 
 class Settings(NamedTuple):
