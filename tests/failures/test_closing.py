@@ -38,7 +38,7 @@ def await_call() -> None:
 def test_a_team_that_another_thread_closes(end: Callable[[weft.Team], None]) -> None:
     """The call ends at once, and says why; so does the next."""
     team = weft.Team(2, timeout=20.0)
-    f = weft.function(slow, collect="sum", team=team)
+    f = weft.function(slow, collect="sum", team=team, check=None)
     f.send()
     ended: list[float] = []
     thread = threading.Thread(
@@ -71,7 +71,7 @@ def closes(x: Any) -> float:
 def test_a_function_that_closes_its_own_team(monkeypatch: pytest.MonkeyPatch) -> None:
     team = weft.Team(2, timeout=20.0)
     monkeypatch.setattr(sys.modules[__name__], "_teams", [team])
-    f = weft.function(closes, collect="sum", team=team)
+    f = weft.function(closes, collect="sum", team=team, check=None)
     with pytest.raises(weft.TeamBroken, match="closed in the middle of a call"):
         f(np.ones(4))
     with pytest.raises(weft.TeamBroken, match="has been closed"):
@@ -81,7 +81,7 @@ def test_a_function_that_closes_its_own_team(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_restart_in_the_middle_of_a_call() -> None:
     """By another thread: it waits for the end of the call."""
     with weft.Team(2, timeout=20.0) as team:
-        f = weft.function(slow, collect="sum", team=team)
+        f = weft.function(slow, collect="sum", team=team, check=None)
 
         def restart() -> None:
             await_call()
