@@ -18,7 +18,6 @@ from weft._core.modules import (
     Pictures,
     digest,
     imports_of,
-    is_opaque,
     mentioned_in,
     own_modules,
     read_module,
@@ -220,10 +219,45 @@ def test_what_is_no_change(zoo: ModuleType) -> None:
         object,
     ],
 )
-def test_what_is_not_compared(make: Callable[[], Any]) -> None:
+def test_what_is_not_compared(zoo: ModuleType, make: Callable[[], Any]) -> None:
     """Of these only the type counts."""
-    assert is_opaque(make())
     assert digest(make()) == digest(make())
+    vars(zoo)["NEW"] = make()
+    assert Pictures().look(["zoo"])["zoo"].opaque >= {"NEW", "LOCK"}
+
+
+class Interrupting:
+    """A value that raises an error while it is read, once."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._errors = [error]
+
+    @property
+    def __wrapped__(self) -> Any:
+        if self._errors:
+            raise self._errors.pop()
+        raise AttributeError
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TimeoutError()], ids=repr)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_a_look_that_is_interrupted(zoo: ModuleType, error: BaseException, first: bool) -> None:
+    """The next one sees all that this one would have seen, also what only got another object."""
+    pictures = Pictures(lambda other: other is error)
+    before = None if first else pictures.look(["zoo"])["zoo"]
+    zoo.LOCK, zoo.SCALAR, zoo.NEW = threading.Lock(), 7, Interrupting(error)
+    with pytest.raises(type(error)):
+        pictures.look(["zoo"])
+    after = pictures.look(["zoo"])["zoo"]
+    assert after.digests == read_module(zoo, after.digests)
+    if before is not None:
+        assert sorted(after.changes_since(before)) == ["LOCK", "NEW", "SCALAR"]
+
+
+def test_an_error_of_a_value_is_no_interrupt(zoo: ModuleType) -> None:
+    """It cannot be compared, and all else can."""
+    zoo.NEW = Interrupting(TimeoutError())
+    assert "NEW" in Pictures().look(["zoo"])["zoo"].opaque
 
 
 def test_which_modules_are_the_users(zoo: ModuleType) -> None:

@@ -302,12 +302,143 @@ importlib.reload(state)
 assert weft.map(state.cached_rate, [5], n=1) == [6]
 
 import numpy as np
-with weft.Team(2) as team:  # what a function changes itself stays with each rank
+with weft.Team(2) as team:  # what the driver's part of a call changes is sent with the next one
     def tally(x):
         state.seen.append(len(x))
         return np.array([state.seen[-1], len(state.seen)])
-    f = weft.function(tally, collect="sum", team=team)
-    assert [list(f(np.ones(6))) for _ in range(3)] == [[6, 2], [6, 4], [6, 6]]
+    f = weft.function(tally, collect="sum", team=team, check=None)
+    found = [list(f(np.ones(6))) for _ in range(3)]
+    assert found == [[6, 2], [6, 4], [6, 6]], found
+"""
+    )
+
+
+def test_what_changes_in_the_driver_during_a_call_of_a_team() -> None:
+    """By another thread, or by the function there: the next call has it in all ranks."""
+    succeeds(
+        START
+        + """
+import threading
+import numpy as np
+
+driver = os.getpid()
+
+def change():
+    helper.RATE = mod.OPTIONS["add"] = 7
+
+def rates(x):
+    rate = helper.RATE, mod.OPTIONS["add"]
+    if os.getpid() == driver:
+        thread = threading.Thread(target=change)
+        thread.start()
+        thread.join()
+    return np.array([rate] * len(x))
+
+with weft.Team(2) as team:
+    f = weft.function(rates, collect="gather", team=team, check=None)
+    assert f(np.ones(2)).tolist() == [[1, 0]] * 2
+    for _ in range(2):
+        assert f(np.ones(2)).tolist() == [[7, 7]] * 2
+"""
+    )
+
+
+def test_an_interrupt_while_modules_are_compared() -> None:
+    """Ctrl-C, or an exception of a signal handler of the program's own: it is raised, and the next
+    call has all changes."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "armed.py").write_text("""
+import signal
+
+class Armed:
+    @property
+    def __wrapped__(self):
+        if vars(signal).pop("armed", False):
+            signal.raise_signal(signal.SIGUSR1)
+        raise AttributeError
+
+RATE = 1
+armed = Armed()
+
+def f(x):
+    return x * RATE
+""")
+    succeeds(
+        START
+        + """
+import signal
+import armed
+
+def interrupted(kind):
+    def handler(*_):
+        raise kind
+    signal.signal(signal.SIGUSR1, handler)
+    signal.armed = True
+    try:
+        weft.map(armed.f, [1, 2], n=2)
+    except kind:
+        return True
+
+for kind in (KeyboardInterrupt, TimeoutError, ValueError):
+    armed = importlib.reload(armed)
+    assert interrupted(kind)  # at the first look at it, and later
+    assert check(armed.f) == 1
+    armed.RATE, armed.armed = 5, armed.Armed()
+    assert interrupted(kind)
+    assert check(armed.f) == 5
+"""
+    )
+
+
+def test_objects_that_use_weft_while_they_are_compared() -> None:
+    """Their code may run then."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "lively.py").write_text("""
+import os
+import helper, weft
+
+class Lively:
+    @property
+    def __wrapped__(self):
+        if "WEFT_CORES" not in os.environ:
+            weft.map(helper.g, [1], n=1)
+        raise AttributeError
+
+lively = Lively()
+
+def f(x):
+    return x
+""")
+    succeeds(START + "import lively\nassert check(lively.f) == 1")
+
+
+def test_a_module_that_workers_can_import_only_later() -> None:
+    """The driver may have forgotten by then that it has told of it."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "fragile.py").write_text(
+        "import os\nif 'FRAGILE' in os.environ:\n    raise RuntimeError('not now')\nX = 1\n"
+    )
+    succeeds(
+        START
+        + """
+import fragile
+
+def direct(x):
+    return fragile.X
+
+def by_name(x):
+    return importlib.import_module("fra" + "gile").X
+
+weft.shutdown()  # from here on there is one worker
+fragile.X = 5
+os.environ["FRAGILE"] = "1"
+try:
+    weft.map(direct, [1], n=1)
+    raise AssertionError
+except RuntimeError as error:
+    assert "not now" in str(error)
+del os.environ["FRAGILE"]
+assert weft.map(by_name, [1], n=1) == [1]  # which nobody has compared
+assert weft.map(abs, [1], n=1) == [1]
+assert weft.map(direct, [1], n=1) == [5]
+assert weft.map(by_name, [1], n=1) == [5]
 """
     )
 

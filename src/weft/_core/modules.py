@@ -185,7 +185,11 @@ class Picture:
     """One module at one time."""
 
     def __init__(
-        self, digests: dict[str, bytes], values: dict[str, Any], versions: dict[str, int]
+        self,
+        digests: dict[str, bytes],
+        values: dict[str, Any],
+        versions: dict[str, int],
+        opaque: frozenset[str],
     ) -> None:
         #: of each attribute
         self.digests = digests
@@ -194,6 +198,8 @@ class Picture:
         #: how often an attribute got another object of which the digest does not tell all: one that
         #: cannot be compared, or that functions may have changed in a worker since
         self.versions = versions
+        #: the attributes of which only the type is compared
+        self.opaque = opaque
 
     def changes_since(self, before: Picture) -> list[str]:
         """Return the attributes that have changed."""
@@ -205,15 +211,27 @@ class Picture:
         ]
 
 
+#: tells errors that came from outside, such as a signal handler's, from those of what is read
+IsInterrupt = Callable[[Exception], bool]
+
+
+def _never(_: Exception) -> bool:
+    return False
+
+
 class Pictures:
     """The modules that were looked at so far. For one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_interrupt: IsInterrupt = _never) -> None:
+        self._is_interrupt = is_interrupt
         self._watched: dict[str, _Watched] = {}
 
     def look(self, names: Iterable[str]) -> dict[str, Picture]:
         """Return pictures of those of these modules that are the user's own, and of those that they
-        mention. A module that has not changed has the same picture as before."""
+        mention. A module that has not changed has the same picture as before.
+
+        A look that is interrupted has seen nothing: the next one finds the same changes.
+        """
         own = own_modules()
         found: dict[str, Picture] = {}
         waiting = [name for name in names if name in own]
@@ -228,36 +246,74 @@ class Pictures:
                 continue  # one that is being imported has only a part of its attributes
             watched = self._watched.get(name)
             if watched is None or watched.module is not module:
-                watched = self._watched[name] = _Watched(module)
-            found[name] = watched.now()
-            waiting += [other for other in watched.mentions if other in own]
+                watched = self._watched[name] = _Watched(module, self._is_interrupt)
+            seen = watched.look()
+            found[name] = seen.picture
+            waiting += [other for other in seen.mentions if other in own]
         return found
 
 
 class _Watched:
-    """A module, and what to compare to know which of its attributes have to be read again."""
+    """A module, and what was seen of it last."""
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, is_interrupt: IsInterrupt) -> None:
         self.module = module
-        #: the modules that its attributes mention
-        self.mentions: set[str] = set()
-        self._picture = Picture({}, {}, {})
-        self._variables: dict[str, Any] = {}
-        #: of the attributes that may change and stay the same object, and the functions in them
-        self._readers: dict[str, _Reader] = {}
-        self._functions: list[tuple[str, FunctionType, CodeType, Any, Any]] = []
-        self._mentions: dict[str, set[str]] = {}
+        self._is_interrupt = is_interrupt
+        self._seen = _Seen({}, Picture({}, {}, {}, frozenset()), {}, set())
 
-    def now(self) -> Picture:
-        """Return its picture: the same as before if nothing has changed."""
+    def look(self) -> _Seen:
+        """Return what is seen of it now: the same as before if nothing has changed."""
         variables = dict(vars(self.module))
-        changed = self._changed(variables)
-        if changed:
-            self._variables = variables
-            self._read(changed)
-        return self._picture
+        changed = self._seen.changed(variables)
+        if changed:  # set at once: this may be interrupted anywhere
+            self._seen = self._read(variables, changed)
+        return self._seen
 
-    def _changed(self, variables: dict[str, Any]) -> set[str]:
+    def _read(self, variables: dict[str, Any], names: set[str]) -> _Seen:
+        before = self._seen.picture
+        readers = {name: one for name, one in self._seen.readers.items() if name not in names}
+        digests, values = dict(before.digests), dict(before.values)
+        versions = dict(before.versions)
+        for name in names:
+            known, old = digests.pop(name, None) is not None, values.pop(name, None)
+            value = variables.get(name)
+            if name in variables and _is_compared(self.module, name, value):
+                values[name] = value
+                reader = readers[name] = _Reader(self._is_interrupt)
+                digests[name] = reader.digest(value)
+                if known and old is not value and (reader.is_opaque or reader.is_data(value)):
+                    versions[name] = versions.get(name, 0) + 1
+        if (digests, versions) == (before.digests, before.versions):
+            before.values = values
+            picture = before
+        else:
+            opaque = frozenset(name for name, reader in readers.items() if reader.is_opaque)
+            picture = Picture(digests, values, versions, opaque)
+        mentions = set().union(*(reader.mentions for reader in readers.values()))
+        return _Seen(variables, picture, readers, mentions)
+
+
+class _Seen:
+    """What was seen of a module, and what to compare to know which of its attributes have to be
+    read again."""
+
+    def __init__(
+        self,
+        variables: dict[str, Any],
+        picture: Picture,
+        readers: dict[str, _Reader],
+        mentions: set[str],
+    ) -> None:
+        self.picture, self.readers = picture, readers
+        #: the modules that its attributes mention
+        self.mentions = mentions
+        self._variables = variables
+        #: the readers of the attributes that may change and stay the same object, and the functions
+        #: in them
+        self._may_change = [(name, one) for name, one in readers.items() if one.may_change]
+        self._functions = [(name, *one) for name in readers for one in readers[name].functions]
+
+    def changed(self, variables: dict[str, Any]) -> set[str]:
         """Return the names of the attributes that may have changed."""
         before = self._variables
         changed = {
@@ -267,7 +323,7 @@ class _Watched:
             or function.__defaults__ is not defaults
             or function.__kwdefaults__ is not named
         }
-        changed.update(name for name, reader in self._readers.items() if reader.has_changed())
+        changed.update(name for name, reader in self._may_change if reader.has_changed())
         same = len(before) == len(variables) and all(map(is_, variables.values(), before.values()))
         if not same or [*variables] != [*before]:
             changed |= before.keys() - variables.keys()
@@ -277,32 +333,6 @@ class _Watched:
                 if name not in before or before[name] is not value
             }
         return changed
-
-    def _read(self, names: set[str]) -> None:
-        picture = self._picture
-        digests, values = dict(picture.digests), dict(picture.values)
-        versions = dict(picture.versions)
-        self._functions = [one for one in self._functions if one[0] not in names]
-        for name in names:
-            self._readers.pop(name, None)
-            self._mentions.pop(name, None)
-            known, before = digests.pop(name, None) is not None, values.pop(name, None)
-            value = self._variables.get(name)
-            if name in self._variables and _is_compared(self.module, name, value):
-                values[name] = value
-                reader = _Reader()
-                digests[name] = reader.digest(value)
-                self._mentions[name] = reader.mentions
-                self._functions += [(name, *one) for one in reader.functions]
-                if reader.may_change:
-                    self._readers[name] = reader
-                if known and before is not value and (reader.is_opaque or reader.is_data(value)):
-                    versions[name] = versions.get(name, 0) + 1
-        self.mentions = set().union(*self._mentions.values())
-        if (digests, versions) == (picture.digests, picture.versions):
-            picture.values = values
-        else:
-            self._picture = Picture(digests, values, versions)
 
 
 def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -317,16 +347,9 @@ def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, 
     }
 
 
-def digest(value: Any) -> bytes:
+def digest(value: Any, is_interrupt: IsInterrupt = _never) -> bytes:
     """Return the digest of a value."""
-    return _Reader().digest(value)
-
-
-def is_opaque(value: Any) -> bool:
-    """Return whether of a value only the type is compared."""
-    reader = _Reader()
-    reader.digest(value)
-    return reader.is_opaque
+    return _Reader(is_interrupt).digest(value)
 
 
 def _is_compared(module: ModuleType, name: str, value: Any) -> bool:
@@ -342,6 +365,9 @@ class _Opaque(Exception):
 
 #: immutable values, whose repr has all of them
 _SCALARS = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
+
+#: the longest stamp that is kept as it is
+_LONGEST = 256
 
 #: attributes of classes that Python makes, or that other attributes were made from
 _NOT_COMPARED = {
@@ -362,7 +388,8 @@ _NOT_COMPARED = {
 class _Reader:
     """Reads one attribute: its digest, what it mentions, and what would change with it."""
 
-    def __init__(self, *, for_stamp: bool = False) -> None:
+    def __init__(self, is_interrupt: IsInterrupt, *, for_stamp: bool = False) -> None:
+        self._is_interrupt = is_interrupt
         self._for_stamp = for_stamp
         self.mentions: set[str] = set()
         self.is_opaque = False
@@ -401,7 +428,7 @@ class _Reader:
             if len(values) != len(before) or not all(map(is_, values, before)):
                 return True
         return self._always or any(
-            not _is_constant(value) and _stamp(value) != stamp for value, stamp in self._data
+            not _is_constant(value) and self._stamp(value) != stamp for value, stamp in self._data
         )
 
     def digest(self, value: Any) -> bytes:
@@ -420,13 +447,17 @@ class _Reader:
         """Return the digest of a value. Raises _Opaque."""
         kind = type(value)
         if kind in _SCALARS:
-            return _hash(kind.__name__.encode(), _plain(value))
+            return _hash(kind.__name__.encode(), self._plain(value))
         if id(value) in self._open:
             return b"again %d" % (len(self._open) - self._open[id(value)])
         self._open[id(value)] = len(self._open)
         try:
             return self._inside(kind, value)
+        except _Opaque:
+            raise
         except Exception as error:  # an object may raise whatever it is asked
+            if self._is_interrupt(error):
+                raise
             raise _Opaque from error
         finally:
             del self._open[id(value)]
@@ -450,7 +481,9 @@ class _Reader:
         kind = type(value)
         try:
             name = value.__name__  # functions in C have one
-        except Exception:
+        except Exception as error:
+            if self._is_interrupt(error):
+                raise
             name = ""
         text = f"{kind.__module__}.{kind.__qualname__} {name if isinstance(name, str) else ''}"
         return _hash(b"object", text.encode())
@@ -569,14 +602,35 @@ class _Reader:
     def _note(self, value: Any, stamp: bytes | None) -> None:
         """Note what may be changed in place, unless it is inside of something else that may."""
         if not self._in_data and not self._for_stamp:
-            self._data.append((value, _stamp(value) if stamp is None else stamp))
+            self._data.append((value, self._stamp(value) if stamp is None else stamp))
+
+    def _stamp(self, value: Any) -> bytes:
+        """Return what changes with a value that may be changed in place, in this process only."""
+        if type(value) in (dict, list, set, bytearray):
+            try:
+                stamp = marshal.dumps(value, 2)
+                return stamp if len(stamp) <= _LONGEST else _hash(b"marshal", stamp)
+            except ValueError as error:  # there is something else in it
+                if self._is_interrupt(error):
+                    raise
+        return _Reader(self._is_interrupt, for_stamp=True)._known(value)
+
+    def _plain(self, value: Any) -> bytes:
+        if type(value) is bytes:
+            return value
+        try:
+            return repr(value).encode(errors="surrogatepass")
+        except ValueError as error:  # a whole number with thousands of digits
+            if self._is_interrupt(error):
+                raise
+            return marshal.dumps(value, 0)
 
     def _sequence(self, values: Any) -> bytes:
         kind = type(values).__name__.encode()
         plain = _SCALARS.issuperset(map(type, values))
         if type(values) is tuple:
-            return _hash(kind, *([_plain(values)] if plain else map(self._read, values)))
-        return self._contents(kind, values, [_plain(values)] if plain else values)
+            return _hash(kind, *([self._plain(values)] if plain else map(self._read, values)))
+        return self._contents(kind, values, [self._plain(values)] if plain else values)
 
     def _set(self, values: Any) -> bytes:
         ordered = sorted(map(self._read, values))
@@ -589,7 +643,7 @@ class _Reader:
         plain = _SCALARS.issuperset(map(type, parts))
         factory = self._known(getattr(values, "default_factory", None))
         kind = type(values).__name__.encode() + factory
-        return self._contents(kind, values, [_plain(dict(values))] if plain else parts)
+        return self._contents(kind, values, [self._plain(dict(values))] if plain else parts)
 
     def _bytearray(self, value: bytearray) -> bytes:
         return self._contents(b"bytearray", value, [bytes(value)])
@@ -657,22 +711,6 @@ def _names_in(code: CodeType) -> list[str]:
     return sorted({*code.co_names, *(name for one in inner for name in _names_in(one))})
 
 
-#: the longest stamp that is kept as it is
-_LONGEST = 256
-
-
-def _stamp(value: Any) -> bytes:
-    """Return what changes with a value that may be changed in place, in this process only."""
-    kind = type(value)
-    if kind in (dict, list, set, bytearray):
-        try:
-            stamp = marshal.dumps(value, 2)
-            return stamp if len(stamp) <= _LONGEST else _hash(b"marshal", stamp)
-        except ValueError:  # there is something else in it
-            pass
-    return _Reader(for_stamp=True)._known(value)
-
-
 def _is_constant(value: Any) -> bool:
     """Return whether a value is an array that nobody can write to."""
     flags = getattr(value, "flags", None)
@@ -698,15 +736,6 @@ def _array_bytes(value: Any) -> bytes:
     if torch is not None and kind in (torch.dtype, torch.device):
         return _hash(name, str(value).encode())
     raise _Opaque
-
-
-def _plain(value: Any) -> bytes:
-    if type(value) is bytes:
-        return value
-    try:
-        return repr(value).encode(errors="surrogatepass")
-    except ValueError:  # a whole number with thousands of digits
-        return marshal.dumps(value, 0)
 
 
 def _hash(kind: bytes, *parts: Any) -> bytes:

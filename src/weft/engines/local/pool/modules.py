@@ -39,11 +39,11 @@ from weft._core.modules import (
     home_of,
     is_foreign,
     is_importable,
-    is_opaque,
     own_attributes,
     own_modules,
     read_module,
 )
+from weft.engines.interruption import by_signal_handler
 from weft.engines.local.pool.messages import Frames, Message, Modules, Outdated, Update
 from weft.engines.local.pool.payload import (
     Payload,
@@ -58,9 +58,16 @@ from weft.errors import ModuleDiffers, format_bytes
 #: an attribute of a module: the names of both
 Attribute = tuple[str, str]
 
-_pictures = Pictures()
-_lock = threading.Lock()
 
+def _by_signal_handler(error: Exception) -> bool:
+    # a handler is a function that was called where the error was caught; few errors come from one
+    traceback = error.__traceback__
+    return traceback is not None and traceback.tb_next is not None and by_signal_handler(error)
+
+
+_pictures = Pictures(_by_signal_handler)
+#: the code of a module's objects may run while they are read, and call weft
+_lock = threading.RLock()
 
 #: seconds of a thread's own from which on a look is worth a warning, and whether one was given
 _NOTABLE = 0.02
@@ -70,23 +77,24 @@ _warned = False
 def look(names: Iterable[str]) -> dict[str, Picture]:
     """Return pictures of those of these modules that are the user's, and of all that they mention,
     as they are now."""
+    global _warned
     with _lock:
         began = time.thread_time()
         pictures = _pictures.look(names)
-        if time.thread_time() - began > _NOTABLE and not _warned:
-            _warn(names, pictures)
+        if _warned or time.thread_time() - began <= _NOTABLE:
+            return pictures
+        began = time.thread_time()
+        again = _pictures.look(names)
+        seconds = time.thread_time() - began
+        _warned = seconds > _NOTABLE and again == pictures
+        if not _warned:
+            return again
+    _warn(seconds, pictures)
     return pictures
 
 
-def _warn(names: Iterable[str], before: Mapping[str, Picture]) -> None:
-    """Warn, once, if a module takes long to compare again, and name the largest value in it."""
-    global _warned
-    began = time.thread_time()
-    pictures = _pictures.look(names)
-    seconds = time.thread_time() - began
-    if seconds < _NOTABLE or pictures != before:
-        return
-    _warned = True
+def _warn(seconds: float, pictures: Mapping[str, Picture]) -> None:
+    """Warn that modules take long to compare again, and name the largest value in them."""
     size, name = max(
         (getattr(value, "nbytes", None) or sys.getsizeof(value), f"{module}.{attribute}")
         for module, picture in pictures.items()
@@ -101,8 +109,9 @@ def _warn(names: Iterable[str], before: Mapping[str, Picture]) -> None:
 
 
 def _in_child() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent's may have held it
+    global _lock, _pictures
+    # another thread of the parent's may have been looking
+    _lock, _pictures = threading.RLock(), Pictures(_by_signal_handler)
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -143,11 +152,13 @@ class SentModules:
         self._known.update((name, one) for name, one in pictures.items() if name in self._known)
 
     def answer(self, outdated: Outdated) -> Update:
-        """Return the attributes that a worker does not have as they were told."""
+        """Return the attributes that a worker does not have as they were told; without those of
+        modules that have been forgotten since, or that were deleted."""
         changes = {
-            (name, attribute): Change(self._known[name].values[attribute])
-            for name, attributes in outdated.attributes.items()
-            for attribute in attributes
+            (name, attribute): Change(picture.values[attribute], attribute in picture.opaque)
+            for name, picture in self._known.items()
+            for attribute in outdated.attributes.get(name, ())
+            if attribute in picture.values
         }
         return make_update(changes, [], first=True)
 
@@ -160,6 +171,8 @@ class Change(NamedTuple):
     """A new value of an attribute."""
 
     value: Any
+    #: whether only its type is compared
+    opaque: bool
     #: whether the old object is to have it, too
     in_place: bool = False
 
@@ -169,8 +182,10 @@ class Change(NamedTuple):
         value, old = now.values[attribute], before.values.get(attribute)
         content = now.digests[attribute]
         same_version = before.versions.get(attribute) == now.versions.get(attribute)
-        followed = same_version and type(value) is type(old) and digest(old) == content
-        return cls(value, value is old or followed)
+        followed = (
+            same_version and type(value) is type(old) and digest(old, _by_signal_handler) == content
+        )
+        return cls(value, attribute in now.opaque, value is old or followed)
 
 
 def make_update(
@@ -182,21 +197,22 @@ def make_update(
     imported a module, foreign functions: their state is each process's own.
     """
     try:
-        payload, changes = _pack(changes, lambda v: is_opaque(v) or (first and is_foreign(v)))
+        payload, changes = _pack(changes, first)
     except Exception as error:  # a class's own pickling may raise anything
         if is_interrupt(error):
             raise
         return Update(b"", {}, deleted, describe(error))
     digests = {
-        attribute: digest(change.value)  # as it is now: another thread may have changed it
+        # as it is now: another thread may have changed it
+        attribute: digest(change.value, _by_signal_handler)
         for attribute, change in changes.items()
-        if not is_opaque(change.value)
+        if not change.opaque
     }
     return Update(payload.data, digests, deleted, None)
 
 
 def _pack(
-    changes: Mapping[Attribute, Change], may_be_left_out: Callable[[Any], bool]
+    changes: Mapping[Attribute, Change], first: bool
 ) -> tuple[Payload, Mapping[Attribute, Change]]:
     """Pack new values. Return also those that were packed."""
 
@@ -215,9 +231,9 @@ def _pack(
             others = {one: value for one, value in changes.items() if one != (module, name)}
             if _can_be_sent(ByValue, change.value):
                 continue
-            if not may_be_left_out(change.value):
+            if not (change.opaque or (first and is_foreign(change.value))):
                 raise unpicklable_error(change.value, f"{module}.{name}", error) from error
-            return _pack(others, may_be_left_out)
+            return _pack(others, first)
         raise
     return payload, changes
 

@@ -266,15 +266,7 @@ class LocalTeam(Team):
                 raise
             raise cause from cause.__cause__
         self._under_way = None
-        self._note_own_changes()
         return [result, *values]
-
-    def _note_own_changes(self) -> None:
-        """Note that what a function has changed of its module, here as in the workers, is no reason
-        to send it."""
-        changed = modules.look(self._team_workers.modules)
-        for worker in self._team_workers.workers:
-            worker.note_own_changes(changed)
 
     def _register(self, value: Any, name: str, by_value: bool) -> int:
         number = self._registered_so_far
