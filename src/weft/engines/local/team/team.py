@@ -40,7 +40,6 @@ import os
 import secrets
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +139,6 @@ class LocalTeam(Team):
         #: a call that is not over
         self._under_way: TeamCall | None = None
         self._start()
-        _teams.add(self)
 
     def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
         return self._use(self._register, value, name, by_value)
@@ -200,12 +198,6 @@ class LocalTeam(Team):
         leave(self._team_workers.name, peers_end=self._team_workers.end)
         # so that who holds a closed team does not hold its group
         self.member = Member(0, self.size, self._nobody)
-
-    def abandon(self) -> None:
-        """Close the connections in a forked child: the parent's workers end when every copy of them
-        is closed."""
-        if not self._closed:
-            self._team_workers.abandon()
 
     def _start(self) -> None:
         self._numbers.clear()
@@ -412,18 +404,6 @@ class LocalTeam(Team):
             )
 
 
-#: the teams of this process
-_teams: weakref.WeakSet[LocalTeam] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for team in list(_teams):
-        team.abandon()
-    _teams.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
 #: seconds that workers have to acknowledge Cancel: one that imports a large library ignores SIGINT
 #: for several. And seconds that they have before that, where they meet the failure by themselves
 _GRACE, _BY_THEMSELVES = 10.0, 0.5
@@ -457,12 +437,6 @@ class TeamWorkers:
             if self.broken is not None and worker.pidfd >= 0:
                 self.pool.end(worker)
             worker.close()
-
-    def abandon(self) -> None:
-        """Close the connections in a forked child."""
-        for worker in self.workers:
-            if worker.pidfd >= 0:
-                worker.abandon()
 
     def lose(self, worker: Worker) -> Exception:
         """End a worker, if it has not ended, and break the team. Return the error to be raised."""
