@@ -238,26 +238,28 @@ class LocalTeam(Team):
             self._call(renew, [()] * self.size)
             self._failed = False
         mine, *others = own
-        pending = self._under_way = TeamCall(self._team_workers, self._run_remote)
+        pending = TeamCall(self._team_workers, self._run_remote)
         guard = ComputationGuard(pending.failed)
         result = None
         try:
+            self._under_way = pending
             pending.begin(function, others, common)
             if mine is not None:
                 with guard:
                     result = function(self.member, *mine, **common)
             values = pending.finish(self._timeout)
+            self._under_way = None
         except BaseException as error:
             self._failed = True
             guard.close()
-            if function is renew:  # some ranks may be in the new generation, and some not
+            # some ranks may be in the new generation, and some not
+            if function is renew and pending.sent:
                 self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
             cause = pending.abandon(error)
             self._under_way = None
             if cause is None:
                 raise
             raise cause from cause.__cause__
-        self._under_way = None
         self._note_own_changes()
         return [result, *values]
 
@@ -469,6 +471,8 @@ class TeamCall:
         #: the workers that have not answered, each with the payload of its arguments
         self._busy: dict[Worker, Payload] = {}
         self._failures: list[Exception] = []
+        #: whether a worker may have something of it
+        self.sent = False
         #: the workers that have not acknowledged Cancel; None before cancelling
         self._unacknowledged: set[Worker] | None = None
         self._lock = threading.Lock()
@@ -497,6 +501,7 @@ class TeamCall:
         for _, payload in payloads:
             self._team_workers.modules |= payload.modules
         used = modules.look(self._team_workers.modules)
+        self.sent = True
         for rank, payload in payloads:
             worker = self._team_workers.workers[rank - 1]
             self._busy[worker] = payload
