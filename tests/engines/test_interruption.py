@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,37 @@ def pack_as(place: str, value: Any) -> None:
                 weft.function(len, team=team, collect="sum")([[1], [value]])
             else:
                 weft.replicate([value], team=team)
+
+
+# guards
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_a_guard_that_cannot_tell_whether_it_failed(thread: str) -> None:
+    """What it raises interrupts the block and is raised by it. The guards after it are checked as
+    those before."""
+
+    def cannot_tell() -> bool:
+        raise OSError("cannot tell")
+
+    def attempt() -> None:
+        for failed in (cannot_tell, cannot_tell, lambda: True):
+            try:
+                with interruption.ComputationGuard(failed):
+                    end = time.monotonic() + 20
+                    while time.monotonic() < end:
+                        time.sleep(0.01)
+            except BaseException as error:
+                raised.append(type(error))
+
+    raised: list[type] = []
+    if thread == "main":
+        attempt()
+    else:
+        other = threading.Thread(target=attempt)
+        other.start()
+        other.join()
+    assert raised == [OSError, OSError, interruption.ComputationInterrupted]
 
 
 # threads

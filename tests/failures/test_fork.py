@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.locking import MAKE_LOCK
-from tests.support import launch, run_python
+from tests.support import launch, run_python, run_script
 
 
 def test_memory_that_a_child_sees_is_not_reused() -> None:
@@ -130,3 +132,49 @@ print(attempt())
         options=("--no-prefix",),
     )
     assert outcome.out == "UsedAfterFork\nNotInitialized\n", outcome
+
+
+def test_a_child_does_not_keep_workers_alive(tmp_path: Path) -> None:
+    """Forked while a map uses a worker, it outlives the team that has the worker next: that ends
+    when the team is closed."""
+    outcome = run_script(
+        f"""
+import os, threading, time, weft
+from pathlib import Path
+from weft.engines.local.pool.workers import workers
+
+go = Path({str(tmp_path)!r}) / "go"
+
+def wait(_):
+    while not go.exists():
+        time.sleep(0.01)
+
+def alive(worker):
+    return Path(f"/proc/{{worker.pid}}").exists()
+
+thread = threading.Thread(target=lambda: weft.map(wait, [1], n=1))
+thread.start()
+while not any(worker.busy for worker in workers()._everyone):
+    time.sleep(0.01)
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(write)
+    os.read(read, 1)  # until the parent ends
+    os._exit(0)
+end = time.monotonic() + 20
+while len(os.listdir(f"/proc/{{child}}/fd")) > len(os.listdir("/proc/self/fd")) - 6:
+    assert time.monotonic() < end  # a connection, a pidfd, two outputs; the server's, a pipe's
+go.touch()
+thread.join()
+team = weft.Team(2)
+(worker,) = team.backend._team_workers.workers
+print(worker in workers()._everyone, alive(worker))
+team.close()
+end = time.monotonic() + 20
+while alive(worker) and time.monotonic() < end:
+    time.sleep(0.01)
+print(alive(worker))
+"""
+    )
+    assert outcome.out == "True True\nFalse\n", outcome

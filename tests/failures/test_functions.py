@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,45 @@ def test_the_drivers_part_ends_with_a_workers(team: weft.Team, how: str) -> None
         weft.function(elsewhere(fail, compute), collect="sum", team=team, check=None)(np.ones(6))
     assert time.monotonic() - start < within(5)
     still_works(team)
+
+
+@pytest.mark.parametrize("how", ["log handler", "warning"])
+def test_a_message_of_a_worker_that_the_driver_cannot_take(pair: weft.Team, how: str) -> None:
+    """What a log handler of the driver raises, or a warning that is an error there, ends the
+    driver's part and is raised. Afterwards workers' failures are noticed at once, as before."""
+
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("not now")
+
+    def warn() -> None:
+        if how == "warning":
+            warnings.warn("not now", RuntimeWarning, stacklevel=1)
+        logging.getLogger("weft.tests").warning("not now")
+
+    def compute() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            time.sleep(60)
+
+    def fail() -> None:
+        raise LookupError("there")
+
+    logger, handler = logging.getLogger("weft.tests"), Raises()
+    logger.addHandler(handler)
+    start = time.monotonic()
+    try:
+        with pytest.raises((RuntimeError, RuntimeWarning), match="not now") as caught:
+            weft.function(elsewhere(warn, compute), collect="sum", team=pair, check=None)(
+                np.ones(6)
+            )
+    finally:
+        logger.removeHandler(handler)
+    assert caught.type is (RuntimeWarning if how == "warning" else RuntimeError)
+    with pytest.raises(LookupError, match="there"):
+        weft.function(elsewhere(fail, compute), collect="sum", team=pair, check=None)(np.ones(6))
+    assert time.monotonic() - start < within(10)
+    still_works(pair)
 
 
 def test_a_driver_that_swallows_the_interruption(pair: weft.Team) -> None:

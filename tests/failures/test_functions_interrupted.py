@@ -198,6 +198,28 @@ def test_a_team_that_could_not_meet_again(monkeypatch: pytest.MonkeyPatch) -> No
         assert f(np.ones(4)) == 4
 
 
+@pytest.mark.parametrize("failed", [False, True], ids=["call", "renewal"])
+def test_an_interrupt_before_anything_was_sent(
+    monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """One Ctrl-C leaves the team as it was, also where it was about to meet again."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with weft.Team(2, timeout=20.0) as team:
+        f = weft.function(_sum, collect="sum", team=team)
+        if failed:
+            with pytest.raises(ValueError, match="negative"):
+                f(-np.ones(4))
+        for place in ("ComputationGuard", "pack"):
+            with monkeypatch.context() as patch:
+                patch.setattr(local_team, place, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    f(np.ones(4))
+        assert f(np.ones(4)) == 4
+
+
 def _compute(seconds: float) -> None:
     """Something that goes through many steps of Python."""
     deadline = time.monotonic() + seconds

@@ -269,3 +269,43 @@ print("news", set(news))
         options=("--keep-going", "--no-prefix"),
     )
     assert outcome.out == "news {1}\n", outcome
+
+
+def test_waiting_for_a_map_survives_interrupts() -> None:
+    """However often who waits is interrupted, it gets its own exception, and then the results."""
+    outcome = run_python(
+        """
+import signal, sys, time, weft
+
+class Interrupt(Exception):
+    pass
+
+def strike(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, strike)
+weft.map(abs, [1])
+struck, end = 0, time.monotonic() + 60
+while struck < 3000 and time.monotonic() < end:
+    handle = weft.map_async(time.sleep, [0.0] * 20, n=1)
+    try:
+        while not handle.done():
+            signal.setitimer(signal.ITIMER_REAL, 0.00003 + struck % 97 * 0.000002)
+            try:
+                try:
+                    handle.wait(0.0002)
+                    for _ in handle.results():
+                        pass
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except weft.Stalled:
+                pass
+            except Interrupt:
+                struck += 1
+    except Interrupt:
+        struck += 1
+    assert handle.wait() == [None] * 20
+print(struck >= 3000)
+"""
+    )
+    assert (outcome.out, outcome.err) == ("True\n", ""), outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import signal
@@ -45,34 +46,37 @@ def test_a_deadline_while_the_items_do_not_come() -> None:
     assert weft.map(abs, [-1], n=2, timeout=20) == [1]
 
 
-def test_a_deadline_in_another_thread() -> None:
-    """There it is seen between two steps of the iterator."""
-    caught: list[BaseException] = []
-
-    def items() -> Iterator[int]:
-        yield 1
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def run() -> None:
-        try:
-            weft.map(abs, items(), n=2, timeout=0.5)
-        except BaseException as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    assert [type(error) for error in caught] == [weft.Stalled]
-
-
 @pytest.fixture
 def items() -> Iterator[queue.Queue[Any]]:
     """What the iterator of a map waits for; None ends it."""
     given: queue.Queue[Any] = queue.Queue()
     yield given
     given.put(None)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "return"])
+def test_a_deadline_in_another_thread(items: queue.Queue[Any], on_error: str) -> None:
+    """There too it holds while the iterator blocks, which nobody can end."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            given = itertools.chain([-1], iter(items.get, None))
+            outcome.append(weft.map(abs, given, n=2, timeout=0.5, on_error=on_error))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    start = time.monotonic()
+    thread.start()
+    thread.join(20)
+    assert time.monotonic() - start < within(5)
+    (found,) = outcome
+    if on_error == "return":
+        assert found[0] == 1
+        (found,) = found[1:]
+    assert isinstance(found, weft.Stalled if on_error == "raise" else Exception)
+    assert "0.5 s" in str(found)
 
 
 def test_results_come_while_items_do_not(items: queue.Queue[Any]) -> None:

@@ -14,6 +14,8 @@ only then, while that starts, loads what a map needs: hence the imports within f
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import queue
 import sys
@@ -385,6 +387,10 @@ class Map:
             self.pool.forget(self.job.function)
 
 
+#: seconds after which those who wait for a map look again
+_SLICE = 1.0
+
+
 class MapHandle:
     """A map that runs in the background: what `map_async` returns."""
 
@@ -395,7 +401,8 @@ class MapHandle:
         self._map = underway
         cancelled = self._cancelled = threading.Event()
         self._map.job = underway.job._replace(cancelled=cancelled.is_set)
-        self._news = threading.Condition()
+        #: a lock for each thread that waits, which wakes it
+        self._waiting: set[threading.Lock] = set()
         self._order: list[int] = []
         self._error: BaseException | None = None
         self._ended = False
@@ -436,14 +443,12 @@ class MapHandle:
         """
         self._validate_process()
         seconds = None if timeout is None else arguments.validate_seconds(timeout)
-        with self._news:
-            longest = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
-            if not self._news.wait_for(lambda: self._ended, longest):
-                finished, total = self.progress
-                raise Stalled(
-                    f"{seconds} s have passed, and {finished} of {total} items are finished; wait "
-                    "again, or cancel()"
-                )
+        if not self._wait_for(lambda: self._ended, math.inf if seconds is None else seconds):
+            finished, total = self.progress
+            raise Stalled(
+                f"{seconds} s have passed, and {finished} of {total} items are finished; wait "
+                "again, or cancel()"
+            )
         if self._error is not None:
             raise self._error
         return self._map.collected.results
@@ -482,14 +487,33 @@ class MapHandle:
     def _after(self, seen: int) -> list[int]:
         """Wait for more than `seen` ended items and return the indexes of the new ones; an empty
         list at the end."""
-        with self._news:
-            self._news.wait_for(lambda: self._ended or len(self._order) > seen)
-            return self._order[seen:]
+        self._wait_for(lambda: self._ended or len(self._order) > seen)
+        return self._order[seen:]
+
+    def _wait_for(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait for the thread to make a condition true, so many seconds at most; return whether it
+        has. A signal handler may raise at any step, which it may not in `threading.Condition`."""
+        deadline = time.monotonic() + seconds
+        news = threading.Lock()
+        try:
+            self._waiting.add(news)
+            while not condition():
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                news.acquire(timeout=min(remaining, _SLICE))
+            return True
+        finally:
+            self._waiting.discard(news)
+
+    def _wake(self) -> None:
+        for news in self._waiting.copy():
+            with contextlib.suppress(RuntimeError):  # it is awake already
+                news.release()
 
     def _on_chunk(self, chunk: Finished) -> None:
-        with self._news:
-            self._order += range(chunk.first, chunk.first + len(chunk.values))
-            self._news.notify_all()
+        self._order += range(chunk.first, chunk.first + len(chunk.values))
+        self._wake()
 
     def _run(self) -> None:
         try:
@@ -498,9 +522,8 @@ class MapHandle:
             self._error = error
         finally:
             _underway.discard(self)
-            with self._news:
-                self._ended = True
-                self._news.notify_all()
+            self._ended = True
+            self._wake()
 
 
 def validate_process(process: int, line: str) -> None:

@@ -48,7 +48,8 @@ class _TakenBack(BaseException):
 class ComputationGuard:
     """A context manager that raises ComputationInterrupted in its block once `failed()` is true.
 
-    `failed` is called in another thread, and never after the block.
+    `failed` is called in another thread, and never after the block. What it raises interrupts the
+    block too, and is raised at the end of it.
     """
 
     def __init__(self, failed: Callable[[], bool]) -> None:
@@ -58,6 +59,8 @@ class ComputationGuard:
         self._by_signal = threading.current_thread() is threading.main_thread()
         self._open = True
         self.raised = False
+        #: what `failed` has raised
+        self._error: BaseException | None = None
         self._since = time.monotonic()
 
     def __enter__(self) -> None:
@@ -77,6 +80,9 @@ class ComputationGuard:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+        failure, self._error = self._error, None
+        if failure is not None and (kind is None or issubclass(kind, ComputationInterrupted)):
+            raise failure from failure.__cause__
 
     def close(self) -> None:
         """Stop interrupting the block. Idempotent, for callers that an interrupt kept from
@@ -104,13 +110,20 @@ class ComputationGuard:
         with self._lock:
             if not self._open or self.raised or time.monotonic() - self._since < _LOOK:
                 return
-            if self._failed():
+            if self._has_failed():
                 self.raised = True
                 self._by_signal = self._by_signal and _is_listening()
                 if self._by_signal:
                     signal.pthread_kill(self._thread, _SIGNAL)
                 else:
                     _raise_in(self._thread, ComputationInterrupted)
+
+    def _has_failed(self) -> bool:
+        try:
+            return self._failed()
+        except BaseException as error:  # the program's log handlers, say, may raise anything
+            self._error = error
+            return True
 
     def raise_in_main_thread(self) -> None:
         """Raise ComputationInterrupted if this guard sent the signal; for the signal handler."""
@@ -157,6 +170,13 @@ class _Watcher:
                     raise
 
     def _run(self) -> None:
+        try:
+            self._check_guards()
+        except BaseException:  # the next guard starts another thread
+            self._running = False
+            raise
+
+    def _check_guards(self) -> None:
         last_used = time.monotonic()
         while True:
             time.sleep(_LOOK)

@@ -28,6 +28,7 @@ None while a message is incomplete.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import struct
@@ -322,6 +323,12 @@ class Frames:
     def _check_open(self) -> None:
         if self._socket.fileno() < 0:
             raise Closed("it was closed here")
+
+    def shut_down(self) -> None:
+        """End the connection: the other end is closed even if forked children have copies of this
+        one."""
+        with contextlib.suppress(OSError):  # it is closed already, at either end
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

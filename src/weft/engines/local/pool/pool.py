@@ -155,9 +155,9 @@ class Run:
         self._workers, self._lease = workers, lease
         #: the workers without a chunk
         self._idle = lease.idle
-        #: wakes this thread when items have come or may be drawn; who cannot cancel needs none
-        self._wakeup = wakeup = Wakeup() if job.cancelled is not None else None
-        #: draws the items where the job can be cancelled while their iterator blocks
+        #: wakes this thread when items have come or may be drawn, where `_feed` draws them
+        self._wakeup = wakeup = Wakeup() if _ends_while_items_block(job) else None
+        #: draws the items where the job may have to end while their iterator blocks
         self._feed: Feed | None = None
         if wakeup is not None:
             feed: Callable[[Iterator[Any]], Draw] = partial(self._draw_in_background, wakeup.set)
@@ -621,6 +621,13 @@ class Run:
         if (self._idle or not self._busy) and self._schedule.total is None:
             lines.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
         return "\n".join(lines)
+
+
+def _ends_while_items_block(job: Job) -> bool:
+    """Return whether a job may have to end while its iterator blocks: it can be cancelled, or has a
+    deadline, which interrupts a system call in the main thread only."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return job.cancelled is not None or (job.timeout is not None and not in_main)
 
 
 def _not_loaded_error(index: int, error: Exception) -> InvalidType:

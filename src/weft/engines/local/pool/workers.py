@@ -129,8 +129,8 @@ class Workers:
         lent: list[Worker] = []
         try:
             for gpu in gpus:
+                self._close_unlendable()
                 with self.lock:
-                    self._close_unlendable()
                     warm = self._pop_idle(gpu)
                     while warm is not None and readable(warm.pidfd):
                         warm = self._pop_idle(gpu)
@@ -146,10 +146,10 @@ class Workers:
         """Return at most so many idle workers for a lease. If there are none, `lease.starting` has
         the GPU of one that it may start."""
         taken: list[Worker] = []
+        self._close_unlendable()
         with self.lock:
             others = self._others(lease)
             self._take_spare(others)
-            self._close_unlendable()
             for gpu in lease.lacking():
                 idle = sum(worker.gpu == gpu for worker in self._idle)
                 used = lease.count(gpu) + sum(other.count_in_use(gpu, lease) for other in others)
@@ -222,6 +222,16 @@ class Workers:
             f"under way, {others} besides this one"
         )
 
+    def _close_unlendable(self) -> None:
+        """Close the workers that have been idle for so long that they may be ending."""
+        oldest = time.monotonic() - IDLE * _LENDABLE
+        with self.lock:
+            unlendable = [worker for worker in self._idle if worker.idle_since <= oldest]
+            for worker in unlendable:
+                self._idle.remove(worker)
+        for worker in unlendable:  # not with the lock held: this prints what they have printed
+            worker.close()
+
     # with the lock held
 
     def _others(self, lease: Lease) -> list[Lease]:
@@ -258,13 +268,6 @@ class Workers:
                 self._idle.remove(worker)
                 return worker
         return None
-
-    def _close_unlendable(self) -> None:
-        """Close the workers that have been idle for so long that they may be ending."""
-        oldest = time.monotonic() - IDLE * _LENDABLE
-        for worker in [worker for worker in self._idle if worker.idle_since <= oldest]:
-            self._idle.remove(worker)
-            worker.close()
 
     def _wake(self, count: int, lease: Lease) -> None:
         """Wake the first so many of the other calls that wait for a worker."""
@@ -326,8 +329,9 @@ class Workers:
             self._disconnect()
 
     def abandon(self) -> None:
-        """Close the parent's descriptors in a forked child, which can start workers of its own."""
-        for worker in self._idle:
+        """Close the parent's descriptors in a forked child, which can start workers of its own. The
+        parent's end when it does only if no child has copies of them."""
+        for worker in self._everyone:
             worker.abandon()
         if self._server is not None:
             self._server.close()
@@ -835,7 +839,9 @@ class Worker:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Close its descriptors. May be called again: an interrupt may have come in between."""
+        """End the connection, which ends it once it is idle, and close its descriptors. May be
+        called again: an interrupt may have come in between."""
+        self.frames.shut_down()
         self.frames.close()
         for relay in self.relays:
             relay.close()

@@ -40,7 +40,6 @@ import os
 import secrets
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +139,6 @@ class LocalTeam(Team):
         #: a call that is not over
         self._under_way: TeamCall | None = None
         self._start()
-        _teams.add(self)
 
     def register(self, value: Any, name: str, *, by_value: bool = False) -> int:
         return self._use(self._register, value, name, by_value)
@@ -201,12 +199,6 @@ class LocalTeam(Team):
         # so that who holds a closed team does not hold its group
         self.member = Member(0, self.size, self._nobody)
 
-    def abandon(self) -> None:
-        """Close the connections in a forked child: the parent's workers end when every copy of them
-        is closed."""
-        if not self._closed:
-            self._team_workers.abandon()
-
     def _start(self) -> None:
         self._numbers.clear()
         self._models.clear()
@@ -246,26 +238,28 @@ class LocalTeam(Team):
             self._call(renew, [()] * self.size)
             self._failed = False
         mine, *others = own
-        pending = self._under_way = TeamCall(self._team_workers, self._run_remote)
+        pending = TeamCall(self._team_workers, self._run_remote)
         guard = ComputationGuard(pending.failed)
         result = None
         try:
+            self._under_way = pending
             pending.begin(function, others, common)
             if mine is not None:
                 with guard:
                     result = function(self.member, *mine, **common)
             values = pending.finish(self._timeout)
+            self._under_way = None
         except BaseException as error:
             self._failed = True
             guard.close()
-            if function is renew:  # some ranks may be in the new generation, and some not
+            # some ranks may be in the new generation, and some not
+            if function is renew and pending.sent:
                 self._team_workers.broken = f"it could not meet again after a failure ({error!r})"
             cause = pending.abandon(error)
             self._under_way = None
             if cause is None:
                 raise
             raise cause from cause.__cause__
-        self._under_way = None
         return [result, *values]
 
     def _register(self, value: Any, name: str, by_value: bool) -> int:
@@ -404,18 +398,6 @@ class LocalTeam(Team):
             )
 
 
-#: the teams of this process
-_teams: weakref.WeakSet[LocalTeam] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for team in list(_teams):
-        team.abandon()
-    _teams.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
 #: seconds that workers have to acknowledge Cancel: one that imports a large library ignores SIGINT
 #: for several. And seconds that they have before that, where they meet the failure by themselves
 _GRACE, _BY_THEMSELVES = 10.0, 0.5
@@ -450,12 +432,6 @@ class TeamWorkers:
                 self.pool.end(worker)
             worker.close()
 
-    def abandon(self) -> None:
-        """Close the connections in a forked child."""
-        for worker in self.workers:
-            if worker.pidfd >= 0:
-                worker.abandon()
-
     def lose(self, worker: Worker) -> Exception:
         """End a worker, if it has not ended, and break the team. Return the error to be raised."""
         self.watch.remove(worker)
@@ -487,6 +463,8 @@ class TeamCall:
         #: the workers that have not answered, each with the payload of its arguments
         self._busy: dict[Worker, Payload] = {}
         self._failures: list[Exception] = []
+        #: whether a worker may have something of it
+        self.sent = False
         #: the workers that have not acknowledged Cancel; None before cancelling
         self._unacknowledged: set[Worker] | None = None
         self._lock = threading.Lock()
@@ -515,6 +493,7 @@ class TeamCall:
         for _, payload in payloads:
             self._team_workers.modules |= payload.modules
         used = modules.look(self._team_workers.modules)
+        self.sent = True
         for rank, payload in payloads:
             worker = self._team_workers.workers[rank - 1]
             self._busy[worker] = payload
