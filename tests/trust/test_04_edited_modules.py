@@ -426,6 +426,10 @@ def direct(x):
 def by_name(x):
     return importlib.import_module("fra" + "gile").X
 
+def extra(x):
+    module = importlib.import_module("fra" + "gile")
+    return module.EXTRA
+
 weft.shutdown()  # from here on there is one worker
 fragile.X = 5
 os.environ["FRAGILE"] = "1"
@@ -435,6 +439,9 @@ try:
 except RuntimeError as error:
     assert "not now" in str(error)
 del os.environ["FRAGILE"]
+Path("fragile.py").write_text("X = 1\\nEXTRA = 3\\n")
+assert weft.map(extra, [1], n=1) == [3]  # as the worker has found it
+assert weft.map(extra, [1], n=1) == [3]
 assert weft.map(by_name, [1], n=1) == [1]  # which nobody has compared
 assert weft.map(abs, [1], n=1) == [1]
 assert weft.map(direct, [1], n=1) == [5]

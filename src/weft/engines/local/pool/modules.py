@@ -146,11 +146,6 @@ class SentModules:
         """Note that the worker has these."""
         self._known.update(pictures)
 
-    def note_own_changes(self, pictures: Mapping[str, Picture]) -> None:
-        """Note that what has changed of the modules that it has was changed by the function, in the
-        worker as in the driver."""
-        self._known.update((name, one) for name, one in pictures.items() if name in self._known)
-
     def answer(self, outdated: Outdated) -> Update:
         """Return the attributes that a worker does not have as they were told; without those of
         modules that have been forgotten since, or that were deleted."""
@@ -371,6 +366,10 @@ class LoadedModules:
             self.take(Modules(loaded))
         failure, self._failure = self._failure, None
         return failure
+
+    def forget(self) -> None:
+        """Forget what it was told of modules that it could not import, as the driver does."""
+        self._later.clear()
 
     def _update(self, update: Update) -> None:
         if update.failure is not None:

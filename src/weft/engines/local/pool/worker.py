@@ -91,6 +91,8 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 item[0] = LOADING + message.first
                 function = modules.failure() or functions[message.digest]
                 answer, results = _reply(message, function, item, send)
+                if isinstance(answer, Unreadable) and answer.about_function:
+                    modules.forget()
                 retain_borrowed()
                 send(answer)
                 item[0] = NO_ITEM  # should it end now, no item of the next chunk is lost

@@ -751,10 +751,6 @@ class Worker:
             self._modules.note(modules)
         self._latest = modules
 
-    def note_own_changes(self, modules: Mapping[str, Picture]) -> None:
-        """Note that a function has changed these modules itself, there as here."""
-        self._modules.note_own_changes(modules)
-
     @property
     def computes(self) -> bool:
         """Return whether it has work and has not answered, also if nobody has read the answer."""
