@@ -152,7 +152,7 @@ def wait(_):
 def alive(worker):
     return Path(f"/proc/{{worker.pid}}").exists()
 
-thread = threading.Thread(target=lambda: weft.map(wait, [1], n=1))
+thread = threading.Thread(target=lambda: weft.map(wait, [1], n=1), daemon=True)
 thread.start()
 while not any(worker.busy for worker in workers()._everyone):
     time.sleep(0.01)
