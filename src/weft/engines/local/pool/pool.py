@@ -77,6 +77,7 @@ from weft.engines.local.pool.workers import (
 )
 from weft.engines.local.processes.channel import Closed, Ended
 from weft.engines.local.processes.linux import readable, translate_os_error
+from weft.engines.refusals import forked_error
 from weft.errors import Cancelled, InvalidType, SegmentGone, Stalled
 
 if TYPE_CHECKING:
@@ -364,6 +365,8 @@ class Run:
         return [worker for worker, due in self._due.items() if due <= now]
 
     def _check(self) -> None:
+        if os.getpid() != self._process:  # its iterator has forked, and the child goes on with it
+            raise forked_error("this map", self._process)
         self._limits.check(self._where)
 
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:

@@ -255,9 +255,6 @@ class Workers:
                 self._rest(lease, idle)
 
     def _rest(self, lease: Lease, workers: Sequence[Worker]) -> None:
-        now = time.monotonic()
-        for worker in workers:
-            worker.idle_since = now
         lease.held.difference_update(workers)
         self._idle += workers
 
@@ -718,7 +715,7 @@ class Worker:
         self.idle_limit: float | None = None
         #: whether it has work that it has not answered
         self.busy = False
-        #: since when nobody has it; meaningful while it is idle
+        #: when it has last answered
         self.idle_since = time.monotonic()
         #: the driver's state, the threads and the limit that it has
         self._settings: tuple[Captured, int, float | None] | None = None
@@ -815,7 +812,8 @@ class Worker:
             self._modules.forget()
             self._latest = None
             self._unwanted.extend(self._cached)
-        self.busy = self.busy and (message is None or isinstance(message, Begun))
+        if message is not None and not isinstance(message, Begun):
+            self.busy, self.idle_since = False, time.monotonic()
         return cast("Answer | CancelAcknowledged | None", message)
 
     def relay(self, ready: Container[int]) -> list[int]:
