@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from weft._api.mapping import (
@@ -199,12 +198,7 @@ class DistributedFunction:
     def __enter__(self) -> DistributedFunction:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finished()
 
     def __repr__(self) -> str:
