@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import wait_until
+from tests.support import run_script, wait_until
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Segment, new_name
 
@@ -175,3 +175,34 @@ def test_what_an_interrupted_finalizer_left_is_done_before_the_answer(
     for _ in range(2):
         blocks.retain_borrowed()
         assert calls == ["dropped", "interrupted", "dropped"]
+
+
+ENDED_OWNERS = """
+import os, signal
+import numpy as np, weft
+
+def large(number):
+    return os.getpid(), np.full(200_000, number)
+
+def connections():
+    folder = "/proc/self/fd"
+    paths = [path for fd in os.listdir(folder) if os.path.lexists(path := f"{folder}/{fd}")]
+    names = map(os.readlink, paths)
+    return sum(name.startswith(("socket:", "anon_inode:[pidfd]")) for name in names)
+
+counts = []
+for _ in range(6):
+    pids = {pid for pid, _ in weft.map(large, range(4), n=2)}
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        pass
+    counts.append(connections())
+assert counts[-1] < counts[1] + 8, counts  # four more in each round if none is closed
+"""
+
+
+def test_connections_to_owners_that_have_ended_are_closed() -> None:
+    """Though their memory is still mapped, for others to use it again."""
+    outcome = run_script(ENDED_OWNERS)
+    assert outcome.code == 0, outcome

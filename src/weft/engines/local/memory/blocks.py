@@ -71,7 +71,7 @@ from weft.engines.local.processes.channel import (
     Retain,
     Retained,
 )
-from weft.engines.local.processes.linux import open_pidfd, this_process
+from weft.engines.local.processes.linux import open_pidfd, readable, this_process
 from weft.errors import InvalidValue, SegmentGone, Stalled
 
 #: seconds that an owner may take to end an in-flight reference, or to lend a block before a fork
@@ -421,14 +421,14 @@ class SegmentClient:
         return owner
 
     def _close_unused(self) -> None:
-        """Close the connections to owners of which this process holds no block, and maps no
-        segment: it would be mapped anew, beside the one that is kept warm."""
+        """Close the connections to owners of which this process holds no block, if they have ended,
+        or if it maps no segment of theirs, which would be mapped anew beside the warm one."""
         used = set(self._remote_references.copy().values())
         used.update(owner.address for owner in self._borrowed.copy().values())
         unused = [
             address
             for address, owner in self._owners.items()
-            if address not in used and not owner.segments
+            if address not in used and (not owner.segments or readable(owner.pidfd))
         ]
         for address in unused:
             self._owners.pop(address).close()
