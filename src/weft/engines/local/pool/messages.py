@@ -252,7 +252,7 @@ class Frames:
 
     def send(self, *messages: Message) -> None:
         """Send messages in order, or as much of them as the socket takes. Raises Closed."""
-        frames: list[bytes | memoryview] = [self._left()]
+        frames: list[bytes | memoryview] = [self._left()] if self.unsent else []
         for message in messages:
             data = pickle.dumps(as_tuple(message), pickle.HIGHEST_PROTOCOL)
             frames += (_LENGTH.pack(len(data)), data)
@@ -275,7 +275,7 @@ class Frames:
 
     @property
     def unsent(self) -> bool:
-        return bool(self._left())
+        return len(self._outgoing[0]) > 0
 
     def _left(self) -> memoryview:
         data, taken = self._outgoing
@@ -304,10 +304,10 @@ class Frames:
                 raise Closed(str(error)) from None
             if not self._incoming[-1]:
                 raise Closed("the other end closed the connection")
-        data = b"".join(self._incoming)
+        data = self._incoming[0] if len(self._incoming) == 1 else b"".join(self._incoming)
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
         message = from_tuple(pickle.loads(data[_LENGTH.size : end]))
-        self._incoming = [data[end:]]
+        self._incoming = [data[end:]] if len(data) > end else []
         return message
 
     def _missing(self) -> int:

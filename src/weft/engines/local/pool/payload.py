@@ -281,7 +281,11 @@ def pack_items(items: list[Any], first: int, *, most: int) -> Payload:
     """
     if len(items) == 1:
         return pack(items, first)
-    return _pack(Payload(most=most), _arrays_apart(items), first, "items")
+    payload = Payload(most=most)
+    if _EXACTLY_THESE.issuperset(map(type, items)):
+        payload.dump_plain(items)
+        return payload
+    return _pack(payload, _arrays_apart(items), first, "items")
 
 
 def _arrays_apart(items: list[Any]) -> list[Any]:

@@ -341,22 +341,21 @@ def carry_out(
     of the items before.
     """
     items.reverse()
-    index, take, keep = first, items.pop, values.append
+    take, keep = items.pop, values.append
     while items:
+        index = first + len(values)
         try:
-            while items:  # in few steps: most items of a large chunk are short
+            # in few steps: most items of a large chunk are short
+            for noted[0] in range(index, index + len(items)):
                 if _forked:
                     os._exit(0)  # a child that an earlier item forked, and that has returned
-                noted[0] = index
                 if seed is not None:
-                    seed_generators(derive(seed, index))
+                    seed_generators(derive(seed, first + len(values)))
                 keep(function(take()))
-                index += 1
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too is the item's, not the worker's
             failures.append((len(values), describe(error)))
             values.append(None)
-            index += 1
             if not keep_going:
                 items.clear()
