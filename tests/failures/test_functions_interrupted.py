@@ -14,7 +14,7 @@ from tests.support import run_python, wait_until, within
 from weft.engines import interruption
 from weft.engines.interruption import ComputationGuard, ComputationInterrupted
 from weft.engines.local.memory import blocks
-from weft.engines.local.pool.workers import Worker
+from weft.engines.local.pool.remote_worker import Worker
 from weft.engines.local.team import team as local_team
 
 INTERRUPTED = """

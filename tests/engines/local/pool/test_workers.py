@@ -25,7 +25,7 @@ from weft.engines.local.pool.messages import (
     Work,
 )
 from weft.engines.local.pool.payload import Payload, pack, pack_function
-from weft.engines.local.pool.workers import FUNCTION_BYTES, Worker
+from weft.engines.local.pool.remote_worker import FUNCTION_BYTES, Worker
 from weft.engines.local.pool.workers import workers as own_workers
 from weft.errors import LaunchError
 

@@ -1,7 +1,8 @@
 """A driver and workers for independent calls. In reading order:
 
 pool.py         LocalPool: a job, from its first chunk to its last
-workers.py      the driver's side of workers: start, lend, watch, lose
+workers.py      the workers of this process: start them, lend them to calls
+remote_worker.py   one worker as its driver sees it; waiting for several; how one was lost
 worker.py       the worker's side: receive, run, reply
 driver_state.py    what the driver has set for itself: environment, warnings, torch's modes
 modules.py      the user's modules in workers, brought up to date

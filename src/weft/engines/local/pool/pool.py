@@ -66,15 +66,13 @@ from weft.engines.local.pool.payload import (
     pack_function,
     pack_items,
 )
-from weft.engines.local.pool.workers import (
-    CHECK_INTERVAL,
-    Lease,
+from weft.engines.local.pool.remote_worker import (
     ReadyEvents,
     Watch,
     Worker,
-    Workers,
     worker_lost_error,
 )
+from weft.engines.local.pool.workers import CHECK_INTERVAL, Lease, Workers
 from weft.engines.local.processes.channel import Closed, Ended
 from weft.engines.local.processes.linux import readable, translate_os_error
 from weft.engines.refusals import forked_error

@@ -59,7 +59,8 @@ from weft.engines.local.pool.messages import (
     Work,
 )
 from weft.engines.local.pool.payload import Payload, load, pack, pack_function
-from weft.engines.local.pool.workers import Watch, Worker, Workers, worker_lost_error
+from weft.engines.local.pool.remote_worker import Watch, Worker, worker_lost_error
+from weft.engines.local.pool.workers import Workers
 from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.linux import end_as_text, readable
 from weft.engines.local.team.member import (
