@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from weft._api.collectives import all_gather, all_reduce, broadcast, gather, reduce, scatter
     from weft._api.distributing import DistributedFunction, distribute
     from weft._api.functions import Function, function
-    from weft._api.mapping import MapHandle, imap, map, map_async
+    from weft._api.mapping import MapHandle, map, map_async
     from weft._api.models import ModelTable
     from weft._api.replicas import Replica, replicate, same
     from weft._api.session import barrier, device, group, init, is_master, rank, shutdown, size
     from weft._api.sharing import SharedArray, share
+    from weft._api.streaming import imap
     from weft._api.tables import ArrayTable, MatrixTable, load, save_all
     from weft._api.team import Team
     from weft._api.training import train_step
@@ -81,7 +82,8 @@ _HOMES = {
         "weft._api.collectives": "all_gather all_reduce broadcast gather reduce scatter",
         "weft._api.distributing": "DistributedFunction distribute",
         "weft._api.functions": "Function function",
-        "weft._api.mapping": "MapHandle imap map map_async",
+        "weft._api.mapping": "MapHandle map map_async",
+        "weft._api.streaming": "imap",
         "weft._api.models": "ModelTable",
         "weft._api.replicas": "Replica replicate same",
         "weft._api.session": "barrier device group init is_master rank shutdown size",

@@ -6,6 +6,7 @@ sharing.py      share: an array in memory that several processes see
 tables.py       ArrayTable, MatrixTable, load, save_all
 models.py       ModelTable: a model's parameters as a table
 mapping.py      map, map_async: one function, many items
+streaming.py    imap: results one by one, of items without end
 distributing.py distribute: a function over lists and matrices
 team.py         Team: a driver and workers that stay
 checking.py     when a function's mode, or a loss, is checked on a few rows
