@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support import run_python
 from weft import kernels
-from weft._core.arithmetic import add_to, address, can_sum_in_place, copy_to, sum_in_place
+from weft._core.arithmetic import add_to, address, can_sum_in_place, sum_in_place
 from weft._core.rows import CompiledAdder, make_adder
 from weft._core.updaters import BUILT_IN, RULES, Updater, momentum
 from weft.errors import InvalidValue
@@ -95,46 +95,6 @@ def test_adding_arrays(kind: str, count: int, skipped: int) -> None:
     assert loop is not None
     loop(address(array[skipped:]), address(delta), count)
     assert same(array, expected)
-
-
-@needs_them
-@given(count=st.integers(0, 700), to=st.integers(0, 70), start=st.integers(0, 70))
-def test_copying(count: int, to: int, start: int) -> None:
-    """Byte for byte, wherever they begin and end, and nothing beyond."""
-    source, target = some(800, "uint8"), some(800, "uint8", seed=1)
-    expected = target.copy()
-    expected[to : to + count] = source[start : start + count]
-    loop = kernels.copy_kernel()
-    assert loop is not None
-    loop(address(target) + to, address(source) + start, count)
-    assert target.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("kind", ["float32", "complex128", "int8", "bool", "S3", ">i4", "object"])
-@pytest.mark.parametrize("how", ["as they are", "strided", "overlapping", "another dtype"])
-def test_copying_large_arrays(kind: str, how: str) -> None:
-    """As NumPy does, and of every kind."""
-    count = (16 << 20) // np.dtype(kind).itemsize + 3
-    whole = (np.arange(count + 100) % 100).astype(kind)
-    source, target = whole[:count], np.zeros(count, kind)
-    if how == "strided":
-        target = np.zeros(2 * count, kind)[::2]
-    elif how == "overlapping":
-        target = whole[100:]
-    elif how == "another dtype":
-        target = np.zeros(count, "object")
-    expected = source.copy()
-    copy_to(target, source)
-    assert (target == expected).all()
-
-
-def test_copying_to_what_is_read_only() -> None:
-    """It is refused."""
-    target = np.zeros(16 << 20, np.uint8)
-    target.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        copy_to(target, np.ones(16 << 20, np.uint8))
-    assert not target.any()
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ static inline void finish_writing(void)
 #endif
 }
 
-void copy(char *to, const char *from, int64_t count)
+static void copy(char *to, const char *from, int64_t count)
 {
     int64_t head = (int64_t)(-(uintptr_t)to % LINE);
     if (head > count)

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: copy(target, source, bytes): copy bytes between buffers that do not overlap
-Copy = Callable[[int, int, int], None]
 #: hash_buffers(buffers, bytes, seed): return the hash of buffers, each with its number of bytes; it
 #: depends on a seed of 16 bytes too
 HashBuffers = Callable[[Sequence[int], Sequence[int], bytes], bytes]
@@ -66,12 +64,6 @@ class PipelinedState(ctypes.Structure):
 
 
 _ADVANCE = (ctypes.POINTER(PipelinedState), _NUMBER, _NUMBER)
-
-
-def copy_kernel() -> Copy | None:
-    """Return the kernel that copies large arrays."""
-    copy: Copy | None = _kernel("copy", None, (_POINTER, _POINTER, _NUMBER))
-    return copy
 
 
 def hash_kernel() -> HashBuffers | None:

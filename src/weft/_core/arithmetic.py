@@ -1,4 +1,4 @@
-"""Arithmetic of arrays: combining what the ranks have, adding and copying.
+"""Arithmetic of arrays: combining what the ranks have, and adding.
 
 Combining: which type totals are accumulated in.
 
@@ -18,8 +18,8 @@ type, as NumPy casts, once: after the totals of all hosts have been accumulated.
 Sums of integers need no wider type: they wrap around to the same result in any width. NumPy has no
 bfloat16, which is the upper half of a float32: arrays of it have the dtype uint16 here.
 
-Adding and copying: `add_to`, `copy_to` and `sum_in_place` use a kernel in C where there is one and
-it is faster than NumPy; large copies are non-temporal.
+Adding: `add_to` and `sum_in_place` use a kernel in C where there is one and it is faster than
+NumPy.
 """
 
 from __future__ import annotations
@@ -166,22 +166,6 @@ def narrow(wide: Array, out: Array, element: str) -> None:
     # rounding could carry a NaN over to infinity, so it keeps its upper bits, one of them set
     nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     np.copyto(out, np.where(np.isnan(wide), nan, rounded), casting="unsafe")
-
-
-#: bytes from which on a copy is non-temporal: it would evict everything else from the cache, and
-#: its own beginning
-_LARGE = 16 << 20
-
-
-def copy_to(array: Array, source: Array) -> None:
-    """Assign: array[...] = source."""
-    kernel = (
-        kernels.copy_kernel() if source.nbytes >= _LARGE and not source.dtype.hasobject else None
-    )
-    if kernel is not None and kernel_applies(array, source):
-        kernel(address(array), address(source), source.nbytes)
-    else:
-        np.copyto(array, source)
 
 
 #: bytes from which on arrays are assumed not to be cached: there the kernel is faster on some

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft import kernels
-from weft._core.arithmetic import Array, address, copy_to
+from weft._core.arithmetic import Array, address
 from weft._core.tables import Ids
 from weft._core.updaters import Updater
 from weft.errors import InvalidValue
@@ -28,7 +28,7 @@ def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
     """Copy all rows of a table, or some."""
     if ids is None:
         whole = np.empty_like(table) if out is None else out
-        copy_to(whole, table)
+        np.copyto(whole, table)
         return whole
     # the ids have been validated: "clip" only avoids a second copy
     some: Array = table.take(ids, 0) if out is None else table.take(ids, 0, out, "clip")

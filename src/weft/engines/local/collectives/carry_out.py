@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft import faults
-from weft._core.arithmetic import Array, address, can_sum_in_place, combine, copy_to, sum_in_place
+from weft._core.arithmetic import Array, address, can_sum_in_place, combine, sum_in_place
 from weft._core.calls import Combination, Copy, Movement, Piece, elements, layout_of
 from weft.engines.local.collectives.pipelined import can_pipeline
 from weft.engines.local.collectives.transport import (
@@ -364,4 +364,4 @@ class _Mover:
 
     def _write(self, copy: Copy, offset: int, part: Array) -> None:
         begin = copy.to_byte + offset
-        copy_to(self._target[copy.to_array][begin : begin + len(part)], part)
+        np.copyto(self._target[copy.to_array][begin : begin + len(part)], part)

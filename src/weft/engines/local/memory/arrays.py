@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft._core import shared
-from weft._core.arithmetic import Array, address, copy_to
+from weft._core.arithmetic import Array, address
 from weft.engines import interruption
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import BlockHandle
@@ -32,14 +32,14 @@ def copy_in(source: NDArray[Any]) -> SharedArray:
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     """Copy values, large arrays with two threads: one core cannot use the full memory bandwidth."""
     if source.nbytes < _LARGE or not source.flags.c_contiguous or count_cores()[0] < 2:
-        copy_to(target, source)
+        np.copyto(target, source)
         return
     whole, parts = target.reshape(-1), source.reshape(-1)
     half = len(parts) // 2
-    other = threading.Thread(target=copy_to, args=(whole[half:], parts[half:]))
+    other = threading.Thread(target=np.copyto, args=(whole[half:], parts[half:]))
     interruption.start(other)
     try:
-        copy_to(whole[:half], parts[:half])
+        np.copyto(whole[:half], parts[:half])
     finally:
         other.join()
 

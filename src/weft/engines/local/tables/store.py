@@ -31,7 +31,7 @@ import numpy as np
 from weft import faults
 from weft._core import rows
 from weft._core.arguments import deadline_after, seconds_until, validate_seconds
-from weft._core.arithmetic import Array, copy_to
+from weft._core.arithmetic import Array
 from weft._core.partition import part_of
 from weft._core.tables import Ids, Interrupted, TableSpec
 from weft.engines.base import Store
@@ -43,7 +43,7 @@ from weft.engines.local.tables.state import Changes, Clocks, Staging, TableMemor
 from weft.engines.refusals import reentrant_error, validate_memory
 from weft.errors import OutOfMemory, Stalled
 
-#: bytes that are read at a time: only large copies are non-temporal, which is twice as fast
+#: bytes that are read at a time, while nobody adds to them
 _CHUNK = 32 << 20
 #: how often a reader copies rows before it takes the lock
 _TRIES = 3
@@ -181,7 +181,7 @@ class LocalStore(Store):
                 self._table.shared(timeout=seconds_until(deadline)),
                 self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
             ):
-                copy_to(copied[low:high], self._rows[low:high])
+                np.copyto(copied[low:high], self._rows[low:high])
         return copied
 
     @contextmanager
