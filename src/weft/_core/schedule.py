@@ -25,7 +25,7 @@ _SECONDS = 0.003
 #: seconds that sending a chunk and waiting for its answer costs
 _SENDING = 0.0001
 #: items for each worker at the end that are sent in chunks of a worker's share, however short
-_LAST = 4
+_LAST = 2
 #: bytes of a chunk, there and back, unless one item has more
 MOST_BYTES = 4 << 20
 #: how often a chunk may fail to reach a worker
