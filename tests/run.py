@@ -1,6 +1,6 @@
 """Run everything that `make test` is: lint, types, every test.
 
-    beside      two at a time: what can wait for its turn
+    beside      some at a time: what can wait for its turn
     alone       afterwards, one by one: files with the marker `alone`, which measure times
 
 A file of tests says by itself that it must have the machine to itself, with
@@ -58,6 +58,9 @@ SLOW = (
     "failures/test_interrupts.py",
     "failures/test_table_histories.py",
 )
+#: parts at a time: one more than there are cores, up to four of them, as many tests wait for
+#: deadlines
+AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1
 #: files of one pytest, where they are short: each start of it takes a second
 BUNDLE = 12
 #: seconds after which a part is ended; every test has a limit of its own, which comes first
@@ -103,7 +106,7 @@ class Result:
 def main() -> int:
     began = time.monotonic()
     beside, alone = parts()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         started = [pool.submit(run, part) for part in beside]
         results = [show(done.result()) for done in as_completed(started)]
     results += [show(run(part)) for part in alone]
