@@ -261,15 +261,16 @@ class Schedule:
             size = min(size, int(MOST_BYTES / cost.nbytes))
         if self._window is not None and self._window.ahead is not None:  # for all workers, twice
             size = min(size, self._window.ahead // (2 * self._workers))
-        return max(1, min(size, self._share()))
+        return max(1, min(size, self._share(cost.seconds)))
 
-    def _share(self) -> int:
-        """Return the most that one worker gets: nothing that it has is given to another later."""
+    def _share(self, seconds: float) -> int:
+        """Return the most that one worker gets of items that take so long: nothing that it has is
+        given to another later."""
         if self.total is None:  # of what is to come perhaps as much as has ended
             return self._done // self._workers
         if not self._done:  # earlier jobs say little of these items
             return self.total // (_FIRST_EXPECTED * self._workers)
         left = self.total - self._taken
-        worth_sending = int(_SENDING / max(self.cost.seconds, 1e-9))
+        worth_sending = int(_SENDING / max(seconds, 1e-9))
         share = -(-left // self._workers)
         return max(share, min(worth_sending, self._largest, left - _LAST * self._workers))

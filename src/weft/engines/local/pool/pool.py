@@ -370,10 +370,12 @@ class Run:
     def _attend(self, worker: Worker, events: set[int]) -> Generator[Finished, None, None]:
         if worker not in self._lease.held:  # it was given to another call meanwhile
             return
-        self._watch.relay(worker, events)
         message = None
         ended = worker.pidfd in events
-        if worker.frames.fileno() in events:
+        answered = worker.frames.fileno() in events
+        if len(events) > answered:  # first what it has printed
+            self._watch.relay(worker, events)
+        if answered:
             try:
                 message = self._receive(worker)
             except Closed:  # it is ending, or its function has closed the connection
@@ -417,13 +419,11 @@ class Run:
         }
         sent = len(task.payload.data) + task.payload.shared
         received = len(message.values) + message.shared
-        seconds = message.seconds
         if values:
-            self._schedule.done(len(values), seconds, sent + received)
-        again = self._run_again(chunk, errors)
-        finished = self._finished(worker, chunk, values, errors)
-        finished = finished._replace(seconds=seconds, sent=sent, received=received)
-        if again:
+            self._schedule.done(len(values), message.seconds, sent + received)
+        transport = message.seconds, sent, received
+        finished = self._finished(worker, chunk, values, errors, transport)
+        if again := self._run_again(chunk, errors):
             yield from finished.without(again)
         elif values:
             self._schedule.forget(chunk)
@@ -492,9 +492,14 @@ class Run:
 
     @staticmethod
     def _finished(
-        worker: Worker, chunk: Chunk, values: list[Any], errors: dict[int, Exception]
+        worker: Worker,
+        chunk: Chunk,
+        values: list[Any],
+        errors: dict[int, Exception],
+        transport: tuple[float, int, int] = (0.0, 0, 0),
     ) -> Finished:
-        return Finished(chunk.first, values, errors, worker.number, worker.pid, host=worker.host)
+        place = worker.number, worker.pid
+        return Finished(chunk.first, values, errors, *place, *transport, worker.host)
 
     @staticmethod
     def _item_error(worker: Worker, failure: Failure, item: int) -> Exception:

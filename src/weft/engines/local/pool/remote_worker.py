@@ -142,6 +142,8 @@ class Worker:
                 self.frames.send(*drops)
 
     def _drops(self) -> list[DropFunction]:
+        if not self._unwanted:
+            return []
         unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
         known = [digest for digest in unwanted if digest in self._cached]
         return [_drop(digest, self._cached.pop(digest)) for digest in dict.fromkeys(known)]
