@@ -36,6 +36,9 @@ mv.barrier()
 manager.sync_all_param()
 for value, expected in zip(model.get_weights(), masters, strict=True):
     assert np.allclose(value, expected + workers, atol=1e-5), (value, expected)
+assert np.allclose(
+    manager.tbh.get(), np.concatenate([value.reshape(-1) for value in model.get_weights()])
+)
 for wrong in (object(), keras.layers.Dense(2)):
     with pytest.raises((InvalidType, InvalidValue)):
         KerasParamManager(wrong)
