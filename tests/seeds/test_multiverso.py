@@ -24,7 +24,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 #: the code blocks of seed 000, in its order but for the last, which goes before Theano's import
 BLOCKS = ["theano_gpu", "typical", "master", "theano_shared", "lasagne"]
 #: what its own tests and its first example did
-OLD_PROGRAMS = ["old_tables", "old_sharedvar", "old_regression"]
+OLD_PROGRAMS = ["old_tables", "old_sharedvar", "old_regression", "old_network"]
 
 
 def run_in_turn(
