@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import Any
 
 from weft._core.arguments import validate_count
@@ -75,4 +76,4 @@ def elsewhere(machines: Any) -> list[Any]:
 def _is_here(machine: object) -> bool:
     """Return whether a name, or a pair of a name and a port, is this machine's."""
     name = machine[0] if isinstance(machine, tuple) and machine else machine
-    return name in ("localhost", "127.0.0.1", os.uname().nodename)
+    return name in ("localhost", "127.0.0.1", platform.node())

@@ -448,6 +448,35 @@ def test_with_several_workers(workers: int, launcher: str) -> None:
     run_ranks(workers, body, launcher=launcher, limit=100)
 
 
+def test_advice_to_who_waits_in_vain(tmp_path: Path) -> None:
+    """Neither `mv.barrier()` nor `mv.init()` has a timeout: the error names the variable."""
+    outcome = launch(
+        """
+import os, sys, time
+import multiverso as mv
+import weft
+
+mv.init()
+if mv.is_master_worker():
+    weft.group().timeout = 0.2
+    try:
+        mv.barrier()
+    except TimeoutError as error:
+        print(type(error).__name__, error)
+    open(sys.argv[1], "w").close()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.005)
+""",
+        2,
+        str(tmp_path / "ready"),
+        options=("--no-prefix",),
+    )
+    assert outcome.code == 0, outcome
+    assert outcome.out.startswith("Stalled rank 1 of group"), outcome
+    assert "set the variable WEFT_TIMEOUT to more seconds" in outcome.out
+    assert "timeout=" not in outcome.out
+
+
 def test_importing_loads_no_framework() -> None:
     """Multiverso and all of its extensions, but for Keras's callbacks, load when they are used."""
     outcome = run_python(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -196,7 +197,7 @@ def test_the_arguments_of_distribute(make: Callable[..., Any]) -> None:
         make(abs, shared_data=None, machines=[], named_pipe=None, port=None)([-1]),
         make(abs, max_cpu=2, max_gpu=1, gpu_policy="no_gpu")([-1]),
         make(lambda xs: [1 for _ in xs], accept_lists=True)([-1]),
-        make(abs, machines=["localhost", os.uname().nodename], named_pipe=False)([-1]),
+        make(abs, machines=["localhost", platform.node()], named_pipe=False)([-1]),
         make(abs, machines="localhost")([-1]),
     ]
     assert results == [[1]] * 6

@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.special import softmax
 
 import multiverso as mv
 from multiverso.theano_ext import sharedvar
@@ -114,6 +115,28 @@ mv.barrier()
 jax_step()
 sync_twice(w.mv_sync)
 assert np.allclose(w.get_value(), before + workers)
+
+# what docs/from-multiverso.md writes in place of T.nnet
+chances = softmax(x.dimshuffle("x", 0), axis=-1)
+targets, indexes = pt.matrix(), pt.ivector()
+chosen = -pt.log(chances)[pt.arange(indexes.shape[0]), indexes]
+crossed = -(targets * pt.log(chances)).sum(axis=-1)
+in_place_of_nnet = pytensor.function(
+    [x, targets, indexes],
+    [chances, crossed, chosen, pt.sigmoid(x), pt.softplus(x), pt.maximum(x, 0)],
+)
+values = np.array([1.0, -2.0])
+shares = np.exp(values) / np.exp(values).sum()
+wanted = [
+    [shares],
+    [-np.log(shares[1])],
+    [-np.log(shares[1])],
+    1 / (1 + np.exp(-values)),
+    np.log(1 + np.exp(values)),
+    [1, 0],
+]
+for found, expected in zip(in_place_of_nnet(values, [[0.0, 1.0]], [1]), wanted, strict=True):
+    assert np.allclose(found, expected), (found, expected)
 
 # a pickle or copy is a variable without a table, as a saved model should be
 for other in (pickle.loads(pickle.dumps(w)), copy.deepcopy(w)):
