@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import playdoh
+import multiverso.utils
+import playdoh._distributing
+import playdoh._mapping
 import synkhronos._data
 from tests.support import HANGS
 from weft._api import (
@@ -101,7 +103,9 @@ def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
         holder,
         mapping,
         models,
-        playdoh,
+        multiverso.utils,
+        playdoh._distributing,
+        playdoh._mapping,
         replicas,
         session,
         sharing,

@@ -2,6 +2,5 @@
 
 from __future__ import annotations
 
-from playdoh import DistributedFunction, distribute, finished, shutdown
-
-__all__ = ["DistributedFunction", "distribute", "finished", "shutdown"]
+from playdoh import *  # noqa: F403  the same names, whatever they are
+from playdoh import __all__ as __all__

@@ -1,25 +1,89 @@
-"""What `multiverso.init` chose, and the shared variables made since: the only state here."""
+"""What `multiverso.init` chose, and the shared variables made since: the only state here. And
+weft's errors, told in the words that a program for Multiverso can use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import weft
-from weft.errors import InvalidType
+from weft.errors import InvalidType, InvalidValue, WeftError
 
-if TYPE_CHECKING:
-    from weft import ModelTable
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: the group of an `init(sync=True)`
 _in_step: weft.Group | None = None
-#: of the variables that `mv_shared` has made, in the order in which all workers make them
-shared_variables: list[ModelTable] = []
+#: the variables that `mv_shared` has made, in the order in which all workers make them
+shared_variables: list[Any] = []
+
+#: what weft's errors advise, and what to write here
+_OWN_WORDS = (
+    ("use the group it returned, or end that session first", "go on, or end that session first"),
+    ("a new one comes from weft.init(), or from split() of a group that it is still in", "join it"),
+    ("group = weft.init()", "mv.init()"),
+    ("weft.init()", "mv.init()"),
+    ("weft.shutdown()", "mv.shutdown()"),
+    ("raise timeout=", "set the variable WEFT_TIMEOUT to more seconds"),
+    ("raise --timeout or WEFT_TIMEOUT", "set the variable WEFT_TIMEOUT to more seconds"),
+)
+
+
+def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
+    """Have the errors of a call advise what this package has, not what weft has."""
+
+    @wraps(call)
+    def spoken(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return call(*args, **options)
+        except WeftError as error:
+            error.args = tuple(map(_translate, error.args))
+            raise
+
+    return spoken
+
+
+def _translate(text: Any) -> Any:
+    if isinstance(text, str):
+        for weft_has, here in _OWN_WORDS:
+            text = text.replace(weft_has, here)
+    return text
+
+
+def validate_sync(sync: object, args: object) -> bool:
+    """Return whether `init` was asked for workers in step: by a bool, or by the flags of the first
+    releases. Raises InvalidType, InvalidValue."""
+    if isinstance(sync, (list, tuple)) and args is None:
+        sync, args = False, sync
+    if not isinstance(sync, bool):
+        raise InvalidType(
+            f"init(sync={sync!r}): expected True or False, or a list of flags: init(['-sync=true'])"
+        )
+    if args is None:
+        return sync
+    if not isinstance(args, (list, tuple)):
+        raise InvalidType(f"init(args={args!r}): expected a list of flags, or nothing")
+    return _last_flag(args, sync)
+
+
+def _last_flag(flags: Sequence[object], sync: bool) -> bool:
+    """Return what the flags say. The first may be the program's name, or empty."""
+    for position, flag in enumerate(flags):
+        name = isinstance(flag, str) and not flag.startswith("-")
+        if position == 0 and name:
+            continue
+        if flag not in ("-sync=true", "-sync=false"):
+            raise InvalidValue(
+                f"init({list(flags)!r}): the flag {flag!r} has no meaning here; expected "
+                "-sync=true, -sync=false or no flags:\n    mv.init()"
+            )
+        sync = flag == "-sync=true"
+    return sync
 
 
 def begin(sync: bool) -> None:
     global _in_step
-    if not isinstance(sync, bool):
-        raise InvalidType(f"init(sync={sync!r}): expected True or False")
     group = weft.init()
     shared_variables.clear()
     _in_step = group if sync else None

@@ -13,13 +13,31 @@ from numpy.typing import NDArray
 
 import weft
 from multiverso import _session
+from multiverso._session import in_own_words
 from weft._core.tables import as_array
 from weft.errors import InvalidType, InvalidValue
 
 Array = NDArray[Any]
 
 
-class ArrayTableHandler:
+class TableHandler:
+    """The interface of both kinds of handler."""
+
+    def __init__(self, size: int, init_value: Any = None) -> None:
+        raise NotImplementedError(
+            f"{type(self).__name__}({size!r}): make an ArrayTableHandler or a MatrixTableHandler"
+        )
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a copy of the latest values."""
+        raise NotImplementedError
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Add numbers to the values."""
+        raise NotImplementedError
+
+
+class ArrayTableHandler(TableHandler):
     """An array of `size` numbers that all workers read and add to.
 
     `init_value`: what it starts with, by default zeros; of the master alone, whatever the others
@@ -29,16 +47,31 @@ class ArrayTableHandler:
     Raises what `weft.ArrayTable` does.
     """
 
+    @in_own_words
     def __init__(self, size: int, init_value: Any = None, *, dtype: Any = "float32") -> None:
         start = _start("ArrayTable", init_value, (size,))
         self._table = weft.ArrayTable(
             size if start is None else start, dtype=dtype, consistency=_session.consistency()
         )
 
+    @classmethod
+    def _of(cls, table: weft.ArrayTable) -> ArrayTableHandler:
+        """Return a handler of a table that there is already."""
+        handler = cls.__new__(cls)
+        handler._table = table
+        return handler
+
+    @property
+    def _size(self) -> int:
+        """Return the number of elements, by the name that the old examples use."""
+        return len(self._table)
+
+    @in_own_words
     def get(self) -> Any:
         """Return a copy of the latest values, in one dimension."""
         return self._table.get()
 
+    @in_own_words
     def add(self, data: Any, sync: bool = False) -> None:
         """Add `size` numbers. It has taken effect on return, with or without `sync`; after
         `init(sync=True)` it will have when everybody has added as often."""
@@ -49,12 +82,13 @@ class ArrayTableHandler:
         return f"<ArrayTableHandler of {self._table!r}>"
 
 
-class MatrixTableHandler:
+class MatrixTableHandler(TableHandler):
     """Rows of numbers, of which workers read and add to all or some.
 
     `init_value` and data for all rows may be flat. The rest is as in `ArrayTableHandler`.
     """
 
+    @in_own_words
     def __init__(
         self, num_row: int, num_col: int, init_value: Any = None, *, dtype: Any = "float32"
     ) -> None:
@@ -62,10 +96,17 @@ class MatrixTableHandler:
         sizes = (num_row, num_col) if start is None else (start,)
         self._table = weft.MatrixTable(*sizes, dtype=dtype, consistency=_session.consistency())
 
+    @property
+    def _size(self) -> int:
+        """Return the number of elements, by the name that the old examples use."""
+        return prod(self._table.shape)
+
+    @in_own_words
     def get(self, row_ids: Any = None) -> Any:
         """Return a copy of all rows, or of these, in the order given."""
         return self._table.get(_ids(row_ids))
 
+    @in_own_words
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
         """Add to all rows, or one row of data to each row that is named; to one that is named
         several times, their sum."""

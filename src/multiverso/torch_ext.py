@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import multiverso
-from multiverso import barrier, init, num_workers, shutdown, worker_id
+from multiverso import barrier, init, num_workers, server_id, shutdown, worker_id
 from multiverso._packages import need
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "barrier",
     "init",
     "num_workers",
+    "server_id",
     "shutdown",
     "worker_id",
 ]
@@ -40,9 +41,11 @@ class ArrayTableHandler(multiverso.ArrayTableHandler):
         super().__init__(size, _near(init_value), dtype=dtype)
 
     @classmethod
-    def new(cls, size: int) -> ArrayTableHandler:
-        """Make a handler, as Lua spelled it."""
-        return cls(size)
+    def new(cls, size: int, init_value: Any = None) -> ArrayTableHandler:
+        """Make a handler, as Lua spelled it: `new` or `New`."""
+        return cls(size, init_value)
+
+    New = new
 
     def get(self) -> Any:
         """Return a copy of the latest values: a tensor of one dimension."""
@@ -62,9 +65,11 @@ class MatrixTableHandler(multiverso.MatrixTableHandler):
         super().__init__(num_row, num_col, _near(init_value), dtype=dtype)
 
     @classmethod
-    def new(cls, num_row: int, num_col: int) -> MatrixTableHandler:
-        """Make a handler, as Lua spelled it."""
-        return cls(num_row, num_col)
+    def new(cls, num_row: int, num_col: int, init_value: Any = None) -> MatrixTableHandler:
+        """Make a handler, as Lua spelled it: `new` or `New`."""
+        return cls(num_row, num_col, init_value)
+
+    New = new
 
     def get(self, row_ids: Any = None) -> Any:
         """Return a copy of all rows, or of these: a tensor of two dimensions."""

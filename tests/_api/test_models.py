@@ -207,6 +207,21 @@ def test_a_model_that_moved_away_is_found_again() -> None:
     assert (net.weight == 5).all()
 
 
+def test_alone_what_is_added_to_the_table_itself_is_kept() -> None:
+    """As in a group of several: a sync adds the model's change to it, and takes both."""
+    weft.init()
+    model = {"a": np.zeros(3), "b": np.zeros(2, int)}
+    table = weft.ModelTable(model)
+    for _ in range(2):
+        model["a"] += 1
+        table.tables[0].add([10, 0, 0])
+        table.tables[1].add([0, 5])
+        table.sync()
+    assert model["a"].tolist() == [22, 2, 2]
+    assert model["b"].tolist() == [0, 10]
+    assert table.tables[0].get().tolist() == [22, 2, 2]
+
+
 def test_what_cannot_be_a_model() -> None:
     """Wrong models and options are refused in words, and the session goes on."""
     weft.init()

@@ -14,6 +14,7 @@ from weft._core.arguments import (
     deadline_after,
     from_environment,
     seconds_until,
+    validate_keywords,
     validate_seconds,
     whole,
 )
@@ -34,6 +35,17 @@ def test_anything_else_is_named(value: Any, error: type[Exception]) -> None:
     """The error shows the value and the way to say "no deadline"."""
     with pytest.raises(error, match=rf"limit={value!r}: expected.*math\.inf"):
         validate_seconds(value, "limit")
+
+
+def test_a_wrong_keyword_is_named_with_the_nearest() -> None:
+    """Also where nothing is near; the error lists what there is."""
+    known = ("inputs", "outputs", "mode")
+    validate_keywords({"mode": 1, "inputs": 2}, known, "function")
+    message = r"function\(modes=\.\.\.\): .* the nearest is mode=.* inputs, outputs, mode"
+    with pytest.raises(InvalidType, match=message):
+        validate_keywords(["inputs", "modes"], known, "function")
+    with pytest.raises(InvalidType, match=r"function\(z=\.\.\.\): .* the nearest is \w+="):
+        validate_keywords(["z"], known, "function")
 
 
 def test_deadlines() -> None:

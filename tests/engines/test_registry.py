@@ -27,7 +27,7 @@ def test_every_row_keeps_what_it_says() -> None:
         "pool": {"make_pool", "prestart"},
         "team": {"make_team"},
         "share": {"share"},
-        "launch": {"launch", "open_pipe", "pipes", "close_pipe", "probes"},
+        "launch": {"launch", "open_pipe", "serve_pipe", "pipes", "close_pipe", "probes"},
     }
     for name, row in ENGINES.items():
         assert name == row.name

@@ -14,6 +14,7 @@ import pytest
 
 import multiverso as mv
 import weft
+from multiverso import api, tables, utils
 from multiverso.theano_ext import param_manager
 from tests.support import launch, run_command, run_python, run_ranks
 from weft.engines.base import Group
@@ -22,6 +23,8 @@ from weft.errors import AlreadyInitialized, Disagreement, InvalidType, InvalidVa
 PROGRAMS = Path(__file__).parent / "programs"
 #: the code blocks of seed 000, in its order but for the last, which goes before Theano's import
 BLOCKS = ["theano_gpu", "typical", "master", "theano_shared", "lasagne"]
+#: what its own tests and its first example did
+OLD_PROGRAMS = ["old_tables", "old_sharedvar", "old_regression", "old_network"]
 
 
 def run_in_turn(
@@ -45,8 +48,9 @@ def run_in_turn(
 
 @pytest.mark.parametrize(("workers", "launcher"), [(1, "python"), (2, "weft run"), (4, "mpirun")])
 def test_the_blocks_of_the_tutorial(workers: int, launcher: str, tmp_path: Path) -> None:
-    """Each is a program that ends well and has the results that the tutorial promises."""
-    out = run_in_turn(BLOCKS, workers, launcher, tmp_path)
+    """Each is a program that ends well and has the results that the tutorial promises. After them
+    what Multiverso's own tests and first example did."""
+    out = run_in_turn([*BLOCKS, *OLD_PROGRAMS], workers, launcher, tmp_path)
     said = [line.split("] ")[-1] for line in out.splitlines() if "done" not in line]
     expected = [
         text for worker in range(workers) for text in (workers, worker, worker == 0)
@@ -80,6 +84,87 @@ def names(group: Group) -> None:
 def start_anew(sync: bool = False) -> None:
     weft.shutdown()
     mv.init(sync=sync)
+
+
+def old_forms(group: Group) -> None:
+    """The flags of the first releases, the modules, and the library's names for its functions."""
+    for arguments, in_step in (
+        ([[]], False),
+        ([()], False),
+        ([["-sync=true"]], True),
+        ([["", "-sync=true"]], True),
+        ([["program.py", "-sync=false"]], False),
+        ([True], True),
+        ([True, []], True),
+    ):
+        weft.shutdown()
+        api.init(*arguments)
+        assert ("bsp" in repr(mv.ArrayTableHandler(1))) == in_step, arguments
+    weft.shutdown()
+    mv.init(args=["-sync=true"])
+    assert "bsp" in repr(mv.MatrixTableHandler(1, 1))
+    start_anew()
+    for name in api.__all__:
+        assert getattr(api, name) is getattr(mv, name)
+    library = utils.Loader.get_lib()
+    assert library is utils.Loader.get_lib()
+    assert library.MV_NumWorkers() == group.size
+    assert library.MV_WorkerId() == library.MV_ServerId() == group.rank
+    library.MV_Barrier()
+    converted = utils.convert_data([1, 2.5])
+    assert (converted.dtype, converted.tolist()) == (np.float32, [1, 2.5])
+    given = np.ones(2, np.float32)
+    utils.convert_data(given)[0] = 5
+    assert given[0] == 1, "a copy"
+    with pytest.raises(NotImplementedError, match="ArrayTableHandler or a MatrixTableHandler"):
+        tables.TableHandler(3)
+    assert issubclass(mv.ArrayTableHandler, tables.TableHandler)
+    assert (mv.ArrayTableHandler(6)._size, mv.MatrixTableHandler(2, 3)._size) == (6, 6)
+    library.MV_ShutDown()
+    for arguments, error, message in (
+        ([1], InvalidType, r"sync=1\): expected True or False, or a list of flags"),
+        (["-sync=true"], InvalidType, "sync='-sync=true'"),
+        ([False, "-sync=true"], InvalidType, "args='-sync=true'"),
+        ([["-updater_type=sgd"]], InvalidValue, "'-updater_type=sgd' has no meaning here"),
+        ([["a", "b"]], InvalidValue, "'b' has no meaning here"),
+        ([[3]], InvalidValue, "flag 3 has no meaning here"),
+    ):
+        with pytest.raises(error, match=message):
+            mv.init(*arguments)
+
+
+def advice(group: Group) -> None:
+    """Errors say what can be written here: no weft.init(), which takes other arguments."""
+    start_anew()
+    handlers = mv.ArrayTableHandler(2), mv.MatrixTableHandler(2, 2)
+    manager = Manager(Model(1))
+    calls: list[Callable[[], Any]] = [
+        mv.barrier,
+        mv.workers_num,
+        mv.num_workers,
+        mv.worker_id,
+        mv.server_id,
+        mv.is_master_worker,
+        *(handler.get for handler in handlers),
+        lambda: handlers[0].add([1, 1]),
+        lambda: handlers[1].add([1, 1], [0]),
+        manager.sync_all_param,
+        lambda: mv.ArrayTableHandler(2),
+        lambda: Manager(Model(1)),
+    ]
+    with pytest.raises(AlreadyInitialized) as caught:
+        mv.init()
+    said = [str(caught.value)]
+    mv.shutdown()
+    for call in calls:
+        with pytest.raises(NotInitialized) as missing:
+            call()
+        said.append(str(missing.value))
+    for text in said:
+        assert "mv.init()" in text, text
+        assert "weft.init" not in text, text
+        assert "weft.shutdown" not in text, text
+        assert "split()" not in text, text
 
 
 def array_tables(group: Group) -> None:
@@ -290,6 +375,25 @@ def own_managers(group: Group) -> None:
     assert np.allclose(model.weights, 3 + total * 1e-9, rtol=1e-14, atol=0)
     assert model.steps == 3 + 10 * workers
     assert not np.shares_memory(model.weights, manager._values[0])
+    with pytest.raises(InvalidValue, match="tbh of parameters of float64, int64: each dtype has a"):
+        manager.tbh  # noqa: B018  the access is the test
+
+    class Weights(Manager):
+        def get_all_param_values(self) -> Any:
+            return [self.model.weights]
+
+        def set_all_param_values(self, params: Any) -> None:
+            (self.model.weights,) = params
+
+    model = Model(2)
+    one_dtype = Weights(model)
+    assert isinstance(one_dtype.tbh, mv.ArrayTableHandler)
+    assert one_dtype.tbh.get().tolist() == [2, 2, 2, 2]
+    mv.barrier()
+    one_dtype.tbh.add([1, 0, 0, 0])
+    mv.barrier()
+    one_dtype.sync_all_param()
+    assert model.weights.tolist() == [[2 + workers, 2], [2, 2]]
     with pytest.raises(TypeError, match="abstract"):
         param_manager.MVModelParamManager(model)  # type: ignore[abstract]
 
@@ -314,7 +418,17 @@ def own_managers(group: Group) -> None:
         manager.sync_all_param()
 
 
-CHECKS = [names, array_tables, matrix_tables, initial_values, bad_input, own_managers, in_step]
+CHECKS = [
+    names,
+    old_forms,
+    advice,
+    array_tables,
+    matrix_tables,
+    initial_values,
+    bad_input,
+    own_managers,
+    in_step,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -332,6 +446,35 @@ def test_with_several_workers(workers: int, launcher: str) -> None:
             check(group)
 
     run_ranks(workers, body, launcher=launcher, limit=100)
+
+
+def test_advice_to_who_waits_in_vain(tmp_path: Path) -> None:
+    """Neither `mv.barrier()` nor `mv.init()` has a timeout: the error names the variable."""
+    outcome = launch(
+        """
+import os, sys, time
+import multiverso as mv
+import weft
+
+mv.init()
+if mv.is_master_worker():
+    weft.group().timeout = 0.2
+    try:
+        mv.barrier()
+    except TimeoutError as error:
+        print(type(error).__name__, error)
+    open(sys.argv[1], "w").close()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.005)
+""",
+        2,
+        str(tmp_path / "ready"),
+        options=("--no-prefix",),
+    )
+    assert outcome.code == 0, outcome
+    assert outcome.out.startswith("Stalled rank 1 of group"), outcome
+    assert "set the variable WEFT_TIMEOUT to more seconds" in outcome.out
+    assert "timeout=" not in outcome.out
 
 
 def test_importing_loads_no_framework() -> None:

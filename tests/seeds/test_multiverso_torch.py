@@ -14,7 +14,7 @@ from multiverso import torch_ext
 from tests.seeds.test_multiverso import run_in_turn
 from weft.errors import InvalidType, InvalidValue
 
-PROGRAMS = ["torch_array", "torch_matrix"]
+PROGRAMS = ["torch_array", "torch_matrix", "old_xor"]
 
 
 @pytest.mark.parametrize(("workers", "launcher"), [(1, "python"), (2, "weft run"), (4, "mpirun")])
@@ -31,10 +31,26 @@ def test_the_names_of_the_document() -> None:
         "barrier",
         "init",
         "num_workers",
+        "server_id",
         "shutdown",
         "worker_id",
     ]
     assert all(getattr(torch_ext, name).__doc__ for name in torch_ext.__all__)
+
+
+def test_new_in_both_spellings() -> None:
+    """With and without an initial value, and by name."""
+    torch_ext.init([])
+    for make in (torch_ext.ArrayTableHandler.new, torch_ext.ArrayTableHandler.New):
+        assert make(2).get().tolist() == [0, 0]
+        assert make(2, [1, 2]).get().tolist() == [1, 2]
+        assert make(size=2, init_value=torch.ones(2)).get().tolist() == [1, 1]
+    for make in (torch_ext.MatrixTableHandler.new, torch_ext.MatrixTableHandler.New):
+        assert make(1, 2).get().tolist() == [[0, 0]]
+        found = make(1, 2, torch.tensor([1.0, 2.0])).get()
+        assert isinstance(found, torch.Tensor)
+        assert found.tolist() == [[1, 2]]
+    assert torch_ext.server_id() == torch_ext.worker_id() == 0
 
 
 def test_tensors_and_lists_in_tensors_out() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 import os
+import platform
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,28 @@ import pytest
 import distfun
 import playdoh
 import weft
-from playdoh import DistributedFunction, distribute, finished, shutdown
-from tests.support import Outcome, run_command, run_python, write_script
-from weft.errors import AlreadyFinished, InvalidType, InvalidValue, Refused
+from playdoh import (
+    DistributedFunction,
+    distribute,
+    finished,
+    get_cpu_count,
+    get_gpu_count,
+    shutdown,
+)
+from tests.support import (
+    HANGS,
+    Outcome,
+    launch,
+    run_command,
+    run_python,
+    wait_until,
+    write_script,
+)
+from weft.errors import AlreadyFinished, InvalidType, InvalidValue, NoSuchPipe, Refused
 from weft.resources import count_cores
 
 PROGRAMS = Path(__file__).parent / "programs"
+WEFT = (sys.executable, "-m", "weft")
 GUARD = 'if __name__ == "__main__":'
 #: the code blocks of seed 004, and what they print
 BLOCKS = {
@@ -32,6 +51,8 @@ BLOCKS = {
     "playdoh_usage": "done\n",
     "playdoh_shared_data": "done\n",
 }
+#: what the examples of its releases did
+RELEASES = "playdoh_releases"
 
 
 def text_of(name: str) -> str:
@@ -73,6 +94,20 @@ def test_a_block_with_the_other_import(name: str) -> None:
     assert (outcome.code, outcome.out, outcome.err) == (0, BLOCKS[name], "")
 
 
+@pytest.mark.parametrize("launcher", ["python", "weft run", "mpirun"])
+def test_the_examples_of_the_releases(launcher: str) -> None:
+    """Alone, and in each of two ranks, with the blocks of the document after them."""
+    paths = [str(PROGRAMS / f"{name}.py") for name in (RELEASES, *BLOCKS)]
+    runner = PROGRAMS / "in_turn.py"
+    if launcher == "python":
+        outcome = run_command([sys.executable, *paths[:1]])
+        assert (outcome.code, outcome.out, outcome.err) == (0, "done\n", "")
+        return
+    outcome = launch(runner, 2, *paths, env={"PYTHONPATH": str(PROGRAMS)}, launcher=launcher)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("done: ") == 2 * len(paths), outcome
+
+
 @pytest.mark.parametrize("cores", ["1", "3"])
 def test_the_blocks_on_other_machines(cores: str) -> None:
     """With one core, and with more workers than columns or items can use."""
@@ -108,47 +143,88 @@ def test_an_error_in_a_function_ends_the_script() -> None:
 
 @pytest.mark.parametrize("package", ["playdoh", "distfun"])
 def test_the_names_that_a_star_gives(package: str) -> None:
-    """Exactly these; the built-in map stays what it is."""
+    """Exactly these, `map` among them: without Playdoh's keywords it is the built-in's list."""
     outcome = run_python(
         f"""
 import builtins
 before = set(globals())
 from {package} import *
 print(sorted(set(globals()) - before - {{"before"}}), map is builtins.map)
+seen = []
+map(seen.append, [1, 2])
+print(map(int, "12"), map(max, [1, 5], iter([3])), seen)
+print(map(lambda x: x * x, [1, 2], cpu=2), map(abs, [-1], max_cpu=1))
 """
     )
-    names = ["DistributedFunction", "distribute", "finished", "shutdown"]
-    assert outcome.out == f"{names} True\n", outcome
+    names = [
+        "CANUSEGPU",
+        "DEFAULT_PORT",
+        "DistributedFunction",
+        "JobRun",
+        "MAXCPU",
+        "MAXGPU",
+        "distribute",
+        "finished",
+        "funworker",
+        "get_cpu_count",
+        "get_gpu_count",
+        "map",
+        "map_async",
+        "shutdown",
+    ]
+    assert outcome.out == f"{names} False\n[1, 2] [3] [1, 2]\n[1, 4] [1]\n", outcome
 
 
 def test_both_packages_are_one() -> None:
-    """The same objects, under both names; `DistributedFunction` is weft's."""
+    """The same objects, under both names; a distributed function is one of weft's too."""
     for name in distfun.__all__:
         assert getattr(distfun, name) is getattr(playdoh, name)
-    assert DistributedFunction is weft.DistributedFunction
+    assert issubclass(DistributedFunction, weft.DistributedFunction)
     assert isinstance(distribute(abs), DistributedFunction)
-    assert all(getattr(playdoh, name).__doc__ for name in (*playdoh.__all__, "map", "map_async"))
+    assert issubclass(playdoh.JobRun, weft.MapHandle)
+    objects = [getattr(playdoh, name) for name in playdoh.__all__]
+    assert all(one.__doc__ for one in objects if callable(one))
+    assert get_cpu_count() == playdoh.MAXCPU == count_cores()[0]
+    assert get_gpu_count() == playdoh.MAXGPU
+    assert (get_gpu_count() > 0, 2718) == (playdoh.CANUSEGPU, playdoh.DEFAULT_PORT)
 
 
-def test_the_arguments_of_distribute() -> None:
-    """In the document's order, with its defaults."""
-    parameters = inspect.signature(distribute).parameters
-    assert {name: one.default for name, one in parameters.items()} == {
-        "fun": inspect.Parameter.empty,
-        "shared_data": None,
-        "max_cpu": None,
-        "max_gpu": None,
-        "gpu_policy": "no_gpu",
-        "machines": [],
-        "named_pipe": None,
-        "port": None,
-        "accept_lists": False,
-        "endaftercall": True,
-        "verbose": False,
-    }
-    assert list(parameters)[:3] == ["fun", "shared_data", "max_cpu"]
-    kinds = {one.kind for one in parameters.values()}
-    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+@pytest.mark.parametrize("make", [distribute, DistributedFunction])
+def test_the_arguments_of_distribute(make: Callable[..., Any]) -> None:
+    """Each by its name; the class takes them as the function does."""
+    results = [
+        make(fun=abs)([-1]),
+        make(abs, shared_data=None, machines=[], named_pipe=None, port=None)([-1]),
+        make(abs, max_cpu=2, max_gpu=1, gpu_policy="no_gpu")([-1]),
+        make(lambda xs: [1 for _ in xs], accept_lists=True)([-1]),
+        make(abs, machines=["localhost", platform.node()], named_pipe=False)([-1]),
+        make(abs, machines="localhost")([-1]),
+    ]
+    assert results == [[1]] * 6
+    assert make(lambda x, shared_data: x + shared_data["k"], {"k": 2})([-1]) == [1]
+    dfun = make(abs, endaftercall=False, verbose=False)
+    assert (dfun([-1]), dfun([-2])) == ([1], [2])
+    finished(dfun)
+
+
+def test_empty_shared_data_are_none() -> None:
+    """The function gets the item alone: of `distribute`, `map` and `map_async`."""
+    assert distribute(abs, shared_data={})([-1]) == [1]
+    assert playdoh.map(abs, [-1], shared_data={}) == [1]
+    assert playdoh.map(abs, [-1], shared_data={}, verbose=False) == [1]
+    assert playdoh.map_async(abs, [-1], shared_data={}).get_result() == [1]
+    with pytest.raises(InvalidType, match="shared_data is a list"):
+        distribute(abs, shared_data=[])  # type: ignore[arg-type]
+
+
+def test_without_an_argument_and_with_an_array_without_axes() -> None:
+    """Once in each worker; what an array without axes gives is joined as other arrays are."""
+    workers = min(2, count_cores()[0])
+    assert distribute(lambda: "called", max_cpu=2)() == ["called"] * workers
+    assert distribute(lambda x: x, max_cpu=2)() == [None] * workers
+    joined = distribute(lambda x: np.full((2, 3), x is None), max_cpu=2)(np.array(5.0))
+    assert joined.tolist() == [[True] * 3 * workers] * 2
+    assert distribute(lambda: 7, max_cpu=2)(np.array(5.0)).tolist() == [7] * workers
 
 
 def test_all_arguments_by_position() -> None:
@@ -256,6 +332,18 @@ def test_finished_and_shutdown() -> None:
     assert distribute(abs)([-3]) == [3], "new workers are started"
 
 
+def test_a_method_does_what_the_function_of_its_name_does() -> None:
+    """`dfun.finished()` and `dfun.shutdown()`."""
+    dfun = distribute(abs, endaftercall=False)
+    (pid,) = distribute(lambda _: os.getpid(), max_cpu=1)([0])
+    dfun.finished()
+    with pytest.raises(AlreadyFinished, match="has been finished"):
+        dfun([1])
+    assert os.path.exists(f"/proc/{pid}")
+    distribute(abs).shutdown()
+    assert not os.path.exists(f"/proc/{pid}")
+
+
 def test_a_refused_argument_does_not_use_up_the_call() -> None:
     """A function that ends after its first call has not been called yet."""
     dfun = distribute(abs)
@@ -323,7 +411,7 @@ def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pipe_command(command: str, pipe: str, environment: dict[str, str]) -> Outcome:
-    return run_command([sys.executable, "-m", "weft", command, "--pipe", pipe], env=environment)
+    return run_command([*WEFT, command, "--pipe", pipe], env=environment)
 
 
 def test_a_named_pipe_from_one_script_after_another() -> None:
@@ -364,16 +452,156 @@ def test_a_named_pipe_with_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pipe_command("close", pipe, environment).code == 0
 
 
+# a script that serves workers
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a pipe that nobody serves yet."""
+    monkeypatch.setenv("WEFT_KEY", "a key of this test's")
+    return f"playdoh-worker-{os.getpid()}"
+
+
+def start_funworker(arguments: str) -> subprocess.Popen[str]:
+    """A script that calls `funworker`, and has said that it serves."""
+    text = f"from playdoh import *\nfunworker({arguments})\nprint('it has returned')\n"
+    worker = subprocess.Popen(
+        [sys.executable, str(write_script(text))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    assert line.startswith("playdoh: waiting for scripts of this machine: distribute(fun, named_")
+    return worker
+
+
+def test_funworker_serves_until_shutdown(pipe: str) -> None:
+    """One script after another, with as many workers as it allows; then it returns."""
+    worker = start_funworker(f"port=2718, named_pipe={pipe!r}, max_cpu=1, max_gpu=None")
+    try:
+        servers = set()
+        for ending in (finished, finished, shutdown):
+            dfun = distribute(os.getppid, named_pipe=pipe, endaftercall=False)
+            (server,) = dfun()
+            servers.add(server)
+            ending(dfun)
+        assert len(servers) == 1
+        out, err = worker.communicate(timeout=HANGS)
+        assert (worker.returncode, out, err) == (0, "it has returned\n", "")
+        with pytest.raises(NoSuchPipe):
+            distribute(abs, named_pipe=pipe)
+    finally:
+        worker.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_funworker_takes_its_workers_along(pipe: str, number: int) -> None:
+    """However its script ends, nobody serves the pipe any more."""
+    worker = start_funworker(f"1, None, {pipe!r}")
+    try:
+        again = run_python(f"import playdoh; playdoh.funworker(named_pipe={pipe!r})")
+        assert f"LaunchError: the pipe {pipe!r} is served already" in again.err, again
+        dfun = distribute(os.getpid, named_pipe=pipe, endaftercall=False)
+        (pid,) = dfun()
+        worker.send_signal(number)
+        _, err = worker.communicate(timeout=HANGS)
+        assert worker.returncode != 0
+        assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT), err
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+        wait_until(lambda: pipe not in run_command([*WEFT, "status"]).out)
+        with pytest.raises(NoSuchPipe):
+            distribute(abs, named_pipe=pipe)
+    finally:
+        worker.kill()
+
+
+def test_funworker_and_gpus(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cap of GPUs has no effect, and it says so where that matters."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    worker = start_funworker(f"max_gpu=1, named_pipe={pipe!r}")
+    try:
+        shutdown(distribute(abs, named_pipe=pipe))
+        _, err = worker.communicate(timeout=HANGS)
+        assert "RuntimeWarning: funworker(max_gpu=1) has no effect: each script says how" in err
+        assert "distribute(fun, max_gpu=1)" in err
+    finally:
+        worker.kill()
+
+
 # the later spelling
+
+
+def test_map_without_keywords_is_the_built_ins_list() -> None:
+    """In this process, up to the end of the shortest; exceptions are the function's own."""
+    seen: list[int] = []
+    assert playdoh.map(seen.append, [1, 2]) == [None, None]
+    assert seen == [1, 2]
+    assert playdoh.map(max, [1, 5, 7], (3, 4), iter([2, 9])) == [3, 9]
+    assert playdoh.map(str, "ab") == ["a", "b"]
+    assert playdoh.map(abs, []) == []
+    with pytest.raises(ZeroDivisionError):
+        playdoh.map(lambda x: 1 / x, [1, 0])
+    pids = playdoh.map(lambda _: os.getpid(), [0, 1], cpu=2)
+    assert os.getpid() not in pids, "with a keyword it uses processes"
+
+
+def test_map_with_the_keywords_of_both_generations() -> None:
+    """`cpu` and `max_cpu`, both capped; `codedependencies`, `machines`; what distribute takes."""
+    for options in (
+        {"cpu": 2},
+        {"cpu": 1000},
+        {"max_cpu": 2},
+        {"max_cpu": 1000},
+        {"cpu": None},
+        {"gpu": 0},
+        {"machines": []},
+        {"machines": "localhost"},
+        {"machines": ["127.0.0.1", ("localhost", 2718)]},
+        {"codedependencies": ["module.py"]},
+        {"codedependencies": []},
+        {"accept_lists": False, "verbose": False},
+        {"max_gpu": 0, "gpu_policy": "prefer_gpu"},
+        {"named_pipe": None, "port": None, "endaftercall": True},
+    ):
+        assert playdoh.map(abs, [-1, -2], **options) == [1, 2], options
+        assert playdoh.map(fun=abs, args=[-1, -2], **options) == [1, 2], options
+    assert playdoh.map(sorted, [2, 1], accept_lists=True, max_cpu=1) == [1, 2]
+    matrix = np.arange(12.0).reshape(3, 4)
+    assert playdoh.map(np.exp, matrix, max_cpu=2).tolist() == np.exp(matrix).tolist()
+    assert len(playdoh.map(lambda row: row.sum(), matrix, cpu=2)) == 3
+    for options in ({"cpu": 2}, {"max_cpu": 2}):
+        handle = playdoh.map_async(abs, [-1, -2], codedependencies=["module.py"], **options)
+        assert handle.get_results() == [1, 2]
+
+
+def test_the_functions_own_keywords_are_lists() -> None:
+    """One value of each for a call, beside lists by position and shared data."""
+
+    def area(width: float, height: float = 1, *, scale: float = 1) -> float:
+        return width * height * scale
+
+    assert playdoh.map(area, [1, 2], height=[3, 4], cpu=2) == [3, 8]
+    assert playdoh.map(area, [1, 2], scale=iter([10, 100])) == [10, 200]
+    assert playdoh.map(area, width=[1, 2], height=[3, 4], cpu=1) == [3, 8]
+    assert playdoh.map_async(area, [1, 2], [1, 1], scale=[5, 5]).get_result() == [5, 10]
+
+    def shift(x: int, y: int, shared_data: dict[str, int]) -> int:
+        return x - y + shared_data["by"]
+
+    for options in ({"y": [1, 1]}, {"y": (1, 1), "cpu": 2}):
+        assert playdoh.map(shift, [5, 6], shared_data={"by": 10}, **options) == [14, 15]
+    assert playdoh.map(lambda x, d, y: x - y + d["by"], [5], y=[1], shared_data={"by": 3}) == [7]
 
 
 def test_map_on_one_list_and_on_several() -> None:
     """Of several lists, one element of each."""
     assert playdoh.map(abs, [-1, -2, -3], cpu=2) == [1, 2, 3]
     assert playdoh.map(operator.add, [1, 2], [10, 20], cpu=2) == [11, 22]
-    assert playdoh.map(max, [1, 5], (3, 4), iter([2, 9])) == [3, 9]
-    assert playdoh.map(functools.partial(pow, mod=7), range(3), range(3)) == [1, 1, 4]
-    assert playdoh.map(operator.add, [], []) == []
+    assert playdoh.map(max, [1, 5, 7], (3, 4), iter([2, 9]), cpu=2) == [3, 9]
+    assert playdoh.map(functools.partial(pow, mod=7), range(3), range(3), cpu=2) == [1, 1, 4]
+    assert playdoh.map(operator.add, [], [], cpu=2) == []
 
 
 def test_map_with_shared_data() -> None:
@@ -395,3 +623,33 @@ def test_map_async() -> None:
     assert sorted(handle.results()) == [(0, 4), (1, 10), (2, 18)]
     assert handle.wait() == [4, 10, 18]
     assert (handle.status, handle.progress) == ("finished", (3, 3))
+    assert handle.get_result() == handle.get_results() == [4, 10, 18]
+    assert handle.get_results([2, 0]) == handle.get_results(ids=[2, 0]) == [18, 4]
+    assert handle.get_status() == ["finished"] * 3
+    assert handle.get_info() == {"status": "finished", "finished": 3, "total": 3}
+    assert repr(handle) == "<JobRun, finished, 3 of 3 items>"
+
+
+def test_the_status_of_a_run(tmp_path: Path) -> None:
+    """A word for each call, while it runs, after a failure, and when it was cancelled."""
+    go = tmp_path / "go"
+
+    def wait_for_it(x: int) -> int:
+        while x > 0 and not go.exists():
+            time.sleep(0.005)
+        return x
+
+    handle = playdoh.map_async(wait_for_it, [0, 1], cpu=2)
+    if count_cores()[0] > 1:
+        wait_until(lambda: handle.get_info()["finished"] == 1)
+        assert handle.get_status() == ["finished", "processing"]
+        assert handle.get_info() == {"status": "running", "finished": 1, "total": 2}
+    handle.cancel()
+    assert handle.get_status()[1] == "killed"
+    go.touch()
+    assert playdoh.map_async(wait_for_it, iter([0, 1])).get_result() == [0, 1]
+    handle = playdoh.map_async(lambda x: 1 / x, [0], cpu=1)
+    with pytest.raises(ZeroDivisionError):
+        handle.get_result()
+    assert handle.get_status() == ["crashed"]
+    assert handle.get_info()["status"] == "failed"

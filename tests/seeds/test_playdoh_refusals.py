@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import playdoh
-from playdoh import distribute, finished, shutdown
+from playdoh import distribute, finished, funworker, shutdown
 from weft.errors import EngineUnavailable, InvalidType, InvalidValue, NoSuchPipe
 from weft.resources import count_cores
 
@@ -59,7 +59,6 @@ def ragged() -> np.ndarray[Any, Any]:
         ({1: 2}, InvalidType, "got a dict; expected a list"),
         ({1, 2}, InvalidType, "got a set; expected a list"),
         (iter([1]), InvalidType, "got a list_iterator; expected a list"),
-        (np.ones(()), InvalidType, "an array without axes"),
         (np.ones((3, 0)), InvalidValue, r"shape \(3, 0\), which has no columns"),
         (ragged(), InvalidValue, r"a ragged matrix: .* shape \(2,\) with rows of 1, 3 elements"),
     ],
@@ -95,22 +94,61 @@ def test_only_distributed_functions_are_finished(call: Callable[[Any], None]) ->
         call(abs)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_cpu": 0}, InvalidValue, r"funworker\(max_cpu=0\): expected a whole number, 1"),
+        ({"max_cpu": "2"}, InvalidType, r"funworker\(max_cpu='2'\)"),
+        ({"max_gpu": -1}, InvalidValue, r"funworker\(max_gpu=-1\)"),
+        ({"port": "2718"}, InvalidType, r"funworker\(port='2718'\)"),
+        ({"named_pipe": 5}, InvalidType, "named_pipe=5: expected True or a name"),
+        ({"named_pipe": "a/b"}, InvalidValue, "named_pipe='a/b': expected a name of letters"),
+    ],
+)
+def test_funworker_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Before it serves anything."""
+    with pytest.raises(error, match=message):
+        funworker(**arguments)
+
+
+def both(x: int, y: int = 0) -> int:
+    return x + y
+
+
 @pytest.mark.parametrize("call", [playdoh.map, playdoh.map_async])
 def test_map_refuses(call: Callable[..., Any]) -> None:
     """At once, in the spelling that was used."""
     name = call.__name__
     for arguments, options, error, message in (
         ((abs,), {}, InvalidType, rf"{name} got a function and no list"),
+        ((abs,), {"cpu": 2}, InvalidType, rf"{name} got a function and no list"),
         ((3, [1]), {}, InvalidType, rf"argument of {name}\(fun, items\) is 3 of type int"),
-        ((3, [1], [2]), {}, InvalidType, rf"argument of {name}\(fun, items\) is 3 of type int"),
+        ((3, [1], [2]), {"cpu": 1}, InvalidType, rf"of {name}\(fun, items\) is 3 of type int"),
         ((abs, 3), {}, InvalidType, "items of type int"),
-        ((max, [1], 3), {}, InvalidType, "items of type int, which cannot be gone"),
-        ((max, [1], [2, 3]), {}, InvalidValue, rf"{name} got lists of 1, 2 elements"),
+        ((max, [1], 3), {"cpu": 1}, InvalidType, "items of type int, which cannot be gone"),
         ((abs, [1]), {"cpu": 0}, InvalidValue, rf"{name}\(cpu=0\)"),
         ((abs, [1]), {"cpu": "2"}, InvalidType, rf"{name}\(cpu='2'\)"),
+        ((abs, [1]), {"max_cpu": 0}, InvalidValue, rf"{name}\(max_cpu=0\)"),
+        ((abs, [1]), {"cpu": 1, "max_cpu": 2}, InvalidType, r"cpu=1, max_cpu=2\): expected one"),
         ((abs, [1]), {"gpu": -1}, InvalidValue, rf"{name}\(gpu=-1\)"),
         ((abs, [1]), {"machines": ["host"]}, EngineUnavailable, "later release"),
         ((abs, [1]), {"shared_data": 5}, InvalidType, "shared_data is a int; expected a dict"),
+        ((abs, [1]), {"codedependencies": "a.py"}, InvalidType, r"codedependencies='a\.py'"),
+        ((abs, [1]), {"codedependencies": [1]}, InvalidType, "expected a list of files"),
+        ((abs, [1]), {"allocation": 1}, InvalidType, rf"{name}\(allocation=\.\.\.\): resources"),
+        ((abs, [1]), {"cpus": 2}, InvalidType, rf"{name}\(cpus=\.\.\.\): .* nearest is cpu="),
+        ((both, [1]), {"yy": [2]}, InvalidType, rf"{name}\(yy=\.\.\.\): .* nearest is y="),
+        ((both, [1]), {"y": 2}, InvalidType, rf"{name}\(y=2\): expected a list with a value"),
     ):
         with pytest.raises(error, match=message):
             call(*arguments, **options)
+
+
+def test_keywords_of_distribute_in_other_calls() -> None:
+    """They are named; `map` takes them with one list, `map_async` does not."""
+    with pytest.raises(InvalidType, match=r"map_async\(verbose=\.\.\.\): map has it"):
+        playdoh.map_async(abs, [1], verbose=True)
+    with pytest.raises(InvalidType, match=r"map\(verbose\) got 2 lists; expected one"):
+        playdoh.map(max, [1], [2], verbose=True)
+    with pytest.raises(InvalidType, match=r"map\(cpu=\.\.\.\): .* the nearest is max_cpu="):
+        playdoh.map(abs, [1], verbose=True, cpu=2)

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 import weft
 from multiverso import _session
+from multiverso._session import in_own_words
+from multiverso.tables import ArrayTableHandler
+from weft.errors import InvalidValue
 
 
 class MVModelParamManager(ABC):
@@ -30,11 +33,29 @@ class MVModelParamManager(ABC):
     Raises what `weft.ModelTable` does.
     """
 
+    _table: weft.ModelTable
+
+    @in_own_words
     def __init__(self, model: Any) -> None:
         self.model = model
         self._values = self._read()
         self._table = weft.ModelTable(self._values, consistency=_session.consistency())
         self._write()
+
+    @property
+    def tbh(self) -> ArrayTableHandler:
+        """Return a handler of the table with all parameters, one after the other.
+
+        Raises InvalidValue if they have several dtypes, each of which has a table of its own.
+        """
+        tables = self._table.tables
+        if len(tables) > 1:
+            dtypes = ", ".join(str(table.dtype) for table in tables)
+            raise InvalidValue(
+                f"{type(self).__name__}.tbh of parameters of {dtypes}: each dtype has a table of "
+                "its own; expected parameters of one dtype"
+            )
+        return ArrayTableHandler._of(tables[0])
 
     @abstractmethod
     def get_all_param_values(self) -> Sequence[Any]:
@@ -44,6 +65,7 @@ class MVModelParamManager(ABC):
     def set_all_param_values(self, params: Sequence[NDArray[Any]]) -> None:
         """Give the parameters these values, in the same order."""
 
+    @in_own_words
     def sync_all_param(self) -> None:
         """Add the change since the last sync to the tables, and take the latest values."""
         for value, now in zip(self._values, self.get_all_param_values(), strict=True):
@@ -66,9 +88,11 @@ class MVModelParamManager(ABC):
 class KnownModelManager(MVModelParamManager):
     """Shares the parameters of a model that weft reads and writes itself."""
 
+    @in_own_words
     def __init__(self, model: Any) -> None:
         self.model = model
         self._table = weft.ModelTable(model, consistency=_session.consistency())
 
+    @in_own_words
     def sync_all_param(self) -> None:
         self._table.sync()

@@ -34,7 +34,6 @@ from weft.resources import visible_gpus
 
 if TYPE_CHECKING:
     from weft._core.arithmetic import Array
-    from weft.engines.base import Pool
 
 POLICIES = ("no_gpu", "prefer_gpu", "require_all")
 
@@ -86,27 +85,23 @@ def distribute(
 
     Raises InvalidType, InvalidValue; EngineUnavailable for `machines` and `port` (a later release).
     """
-    options = Options(
-        shared_data=shared_data,
-        seed=seed,
-        retries=retries,
-        retry_on=retry_on,
-        progress=progress or verbose,
-        timeout_each=timeout_each,
-    ).validate("distribute")
-    validate_callable(fun, "distribute(fun)")
-    if machines or port is not None:
-        raise _other_machines_error()
-    gpus = _gpus(gpu_policy, max_gpu)
-    pool = make_pool(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
     return DistributedFunction(
         fun,
-        pool,
-        options,
-        use_gpu=bool(gpus),
+        shared_data=shared_data,
+        max_cpu=max_cpu,
+        max_gpu=max_gpu,
+        gpu_policy=gpu_policy,
+        machines=machines,
+        named_pipe=named_pipe,
+        port=port,
         accept_lists=accept_lists,
         endaftercall=endaftercall,
         verbose=verbose,
+        seed=seed,
+        retries=retries,
+        retry_on=retry_on,
+        progress=progress,
+        timeout_each=timeout_each,
     )
 
 
@@ -135,30 +130,50 @@ def _gpus(policy: str, most: int | None) -> list[str]:
 
 
 class DistributedFunction:
-    """A function over many items: what `distribute` returns."""
+    """A function over many items: what `distribute` returns, whose arguments it takes."""
 
     def __init__(
         self,
         fun: Callable[..., Any],
-        pool: Pool,
-        options: Options,
         *,
-        use_gpu: bool,
-        accept_lists: bool,
-        endaftercall: bool,
-        verbose: bool,
+        shared_data: Mapping[str, Any] | None = None,
+        max_cpu: int | None = None,
+        max_gpu: int | None = None,
+        gpu_policy: str = "no_gpu",
+        machines: Sequence[str] = (),
+        named_pipe: bool | str | None = None,
+        port: int | None = None,
+        accept_lists: bool = False,
+        endaftercall: bool = False,
+        verbose: bool = False,
+        seed: int | None = None,
+        retries: int = 0,
+        retry_on: Exceptions = (),
+        progress: bool | str = False,
+        timeout_each: float | None = None,
     ) -> None:
+        self._options = Options(
+            shared_data=shared_data,
+            seed=seed,
+            retries=retries,
+            retry_on=retry_on,
+            progress=progress or verbose,
+            timeout_each=timeout_each,
+        ).validate("distribute")
+        validate_callable(fun, "distribute(fun)")
+        if machines or port is not None:
+            raise _other_machines_error()
+        gpus = _gpus(gpu_policy, max_gpu)
+        self._pool = make_pool(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._options = options
         self._accept_lists, self._endaftercall = accept_lists, endaftercall
         self._verbose = verbose
-        self._pool = pool
-        data = put_all(pool, options.shared_data)
+        data = put_all(self._pool, self._options.shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
-        bound = bind(fun, shared_data=data, use_gpu=use_gpu)
-        self._on_items = pool.prepare(bound)
-        self._on_others = pool.prepare(Unwrapping(bound))
+        bound = bind(fun, shared_data=data, use_gpu=bool(gpus))
+        self._on_items = self._pool.prepare(bound)
+        self._on_others = self._pool.prepare(Unwrapping(bound))
         self._over = ""
 
     def __call__(self, x: Any) -> Any:

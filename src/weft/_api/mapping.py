@@ -347,7 +347,7 @@ class MapHandle:
 
     def __repr__(self) -> str:
         finished, total = self.progress
-        return f"<MapHandle, {self.status}, {finished} of {total} items>"
+        return f"<{type(self).__name__}, {self.status}, {finished} of {total} items>"
 
     @property
     def status(self) -> str:

@@ -8,7 +8,7 @@ latest values.
 
 All values of one dtype lie in one flat array, so a sync is one add and one get, however many
 parameters there are. Where the framework allows it, the parameters live in `current` and nothing is
-copied. In a group of one they live in the table itself, and a sync costs nothing.
+copied. In a group of one they then live in the table itself, and a sync costs nothing.
 """
 
 from __future__ import annotations
@@ -104,8 +104,11 @@ class ModelTable:
         group.barrier()  # nobody adds before all have their first values
         self._views = _in_order(self._parts, len(values))
         self._write(values)
-        if all(view.dtype == value.dtype for view, value in zip(self._views, values, strict=True)):
-            adapter.live_in(model, self._views)
+        alike = all(v.dtype == value.dtype for v, value in zip(self._views, values, strict=True))
+        if not (alike and adapter.live_in(model, self._views)):
+            for part in self._parts:
+                part.keep_apart()
+            self._views = _in_order(self._parts, len(values))
         del values
         #: the places of arrays that nothing but the model refers to, which is nothing to warn of
         self._lone = set(dict(_lone_arrays(vars(self), "_model")))
@@ -238,6 +241,14 @@ class _Part:
         self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
         self.table.get(out=self._current)
         np.copyto(self._last, self._current)
+
+    def keep_apart(self) -> None:
+        """Keep the model's values apart from the table, in which they cannot live, so that what is
+        added to the table itself is not lost to the next exchange."""
+        if self._alone:
+            flat, self._alone = self._current.copy(), False
+            self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
+            self.views = _cut(flat, self.views)
 
     def exchange(self, timeout: float | None) -> None:
         """Add what has changed since the last exchange, and take the latest values."""

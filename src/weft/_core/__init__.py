@@ -2,7 +2,7 @@
 
 In reading order:
 
-arguments.py    whole numbers and timeouts, as users give them
+arguments.py    whole numbers, timeouts and names of arguments, as users give them
 launch.py       rank and size, from the launcher's variables
 seeding.py      random seeds from (seed, index)
 failures.py     exceptions between processes; the unpicklable part of a value; the user's line

@@ -13,7 +13,7 @@ offers:
     make_pool(PoolOptions) -> Pool, prestart()          pool
     make_team(TeamOptions) -> Team                      team
     share(array, *, readonly) -> SharedArray            share
-    launch(Command) -> exit code; open_pipe, pipes, close_pipe; probes() for `weft doctor`   launch
+    launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
     close()      end the engine's workers in this process; a later call may start new ones
 """
 

@@ -36,6 +36,9 @@ mv.barrier()
 manager.sync_all_param()
 for value, expected in zip(model.get_weights(), masters, strict=True):
     assert np.allclose(value, expected + workers, atol=1e-5), (value, expected)
+assert np.allclose(
+    manager.tbh.get(), np.concatenate([value.reshape(-1) for value in model.get_weights()])
+)
 for wrong in (object(), keras.layers.Dense(2)):
     with pytest.raises((InvalidType, InvalidValue)):
         KerasParamManager(wrong)
@@ -58,6 +61,9 @@ weights = np.concatenate([value.reshape(-1) for value in model.get_weights()])
 everybodys = weft.all_gather(weights[None])
 assert (everybodys == weights).all(), everybodys
 assert callback._batches == 24
+callback.on_batch_end(0)  # as a loop of the program's own does
+assert callback._batches == 25
+callback.on_batch_end(batch=1, logs={})
 for wrong, error in ((0, InvalidValue), (1.5, InvalidType), (True, InvalidType)):
     with pytest.raises(error, match="freq="):
         MVCallback(model, freq=wrong)

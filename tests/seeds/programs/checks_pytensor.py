@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.special import softmax
 
 import multiverso as mv
 from multiverso.theano_ext import sharedvar
@@ -67,6 +68,33 @@ if workers > 1:
     with pytest.raises(Disagreement):
         sharedvar.mv_shared(np.zeros(1 + worker))
 
+# a wrong argument is named, with the nearest one that there is, and makes no worker wait
+for arguments, text in (
+    ({"valeu": 1.0}, r"mv_shared\(valeu=\.\.\.\): .* the nearest is value="),
+    ({"value": 1.0, "nmae": "w"}, r"mv_shared\(nmae=\.\.\.\): .* the nearest is name="),
+    ({"value": 1.0, "shape": ()}, "mv_shared takes what pytensor.shared takes: .*'shape'"),
+    ({}, "mv_shared takes what pytensor.shared takes: .*'value'"),
+):
+    with pytest.raises(InvalidType, match=text):
+        sharedvar.mv_shared(**arguments)
+
+# a variable of the program's own, with a table beside it
+plain = pytensor.shared(np.full(2, 3.0 + worker), name="plain")
+shared = sharedvar.MVSharedVariable(plain)
+assert (shared.name, shared.get_value().tolist()) == ("plain", [3, 3])
+assert shared not in sharedvar.mv_shared.shared_vars
+plain.set_value(plain.get_value() + worker + 1)
+sync_twice(shared.mv_sync)
+assert plain.get_value().tolist() == [3 + total] * 2
+loaded = pickle.loads(pickle.dumps(shared))
+assert loaded.get_value().tolist() == [3 + total] * 2
+with pytest.raises(NotInitialized, match="mv_shared"):
+    loaded.mv_sync()
+with pytest.raises(AttributeError, match="no_such"):
+    shared.no_such  # noqa: B018  the access is the test
+with pytest.raises(InvalidType, match=r"MVSharedVariable\(3\): expected a shared variable"):
+    sharedvar.MVSharedVariable(3)
+
 # in graphs: gradients, updates, givens
 w = sharedvar.mv_shared(np.full(3, 2.0 + worker), name="w")
 x = pt.vector("x")
@@ -87,6 +115,28 @@ mv.barrier()
 jax_step()
 sync_twice(w.mv_sync)
 assert np.allclose(w.get_value(), before + workers)
+
+# what docs/from-multiverso.md writes in place of T.nnet
+chances = softmax(x.dimshuffle("x", 0), axis=-1)
+targets, indexes = pt.matrix(), pt.ivector()
+chosen = -pt.log(chances)[pt.arange(indexes.shape[0]), indexes]
+crossed = -(targets * pt.log(chances)).sum(axis=-1)
+in_place_of_nnet = pytensor.function(
+    [x, targets, indexes],
+    [chances, crossed, chosen, pt.sigmoid(x), pt.softplus(x), pt.maximum(x, 0)],
+)
+values = np.array([1.0, -2.0])
+shares = np.exp(values) / np.exp(values).sum()
+wanted = [
+    [shares],
+    [-np.log(shares[1])],
+    [-np.log(shares[1])],
+    1 / (1 + np.exp(-values)),
+    np.log(1 + np.exp(values)),
+    [1, 0],
+]
+for found, expected in zip(in_place_of_nnet(values, [[0.0, 1.0]], [1]), wanted, strict=True):
+    assert np.allclose(found, expected), (found, expected)
 
 # a pickle or copy is a variable without a table, as a saved model should be
 for other in (pickle.loads(pickle.dumps(w)), copy.deepcopy(w)):
@@ -135,6 +185,12 @@ for make in (
     for value, first in zip(manager.get_all_param_values(), start, strict=True):
         assert value.dtype == first.dtype
         assert np.array_equal(value, np.full_like(value, workers)), value
+one_dtype = MVNetParamManager(pytensor.shared(np.full((2, 2), worker, "float32")))
+mv.barrier()
+one_dtype.tbh.add([1, 2, 3, 4])
+sync_twice(one_dtype.sync_all_param)
+assert one_dtype.tbh.get().tolist() == [workers, 2 * workers, 3 * workers, 4 * workers]
+assert one_dtype.model.get_value().reshape(-1).tolist() == one_dtype.tbh.get().tolist()
 del sys.modules["lasagne"]
 for wrong, error in (
     ([], InvalidType),
@@ -145,11 +201,15 @@ for wrong, error in (
         MVNetParamManager(wrong)
 
 # all of a session's variables, and none of the next one's
+last = sharedvar.mv_shared.shared_vars[-1]
+assert isinstance(last, sharedvar.MVSharedVariable)
+assert last.type == w.type
 sync_twice(sharedvar.sync_all_mv_shared_vars)
 mv.shutdown()
 with pytest.raises(NotInitialized):
     w.mv_sync()
 mv.init(sync=True)
+assert sharedvar.mv_shared.shared_vars == []
 v = sharedvar.mv_shared(np.zeros(2), name="v")
 for number in range(1, 4):
     v.set_value(v.get_value() + worker + 1)

@@ -28,7 +28,8 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Keras has no types
         self._manager = KerasParamManager(model)
         self._freq, self._batches = batches, 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = {}) -> None:  # noqa: B006  as of old; not used
+        """Count a batch of training, and sync after every `freq` of them."""
         self._batches += 1
         if self._batches % self._freq == 0:
             self._manager.sync_all_param()

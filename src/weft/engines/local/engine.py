@@ -133,6 +133,15 @@ def open_pipe(name: object, size: int) -> str:
     return pipe
 
 
+def serve_pipe(name: object, size: int, opened: Callable[[str], None]) -> None:
+    """Serve workers behind a named pipe until somebody closes it, or this process ends. Calls
+    `opened` with its name when it serves. Raises LaunchError."""
+    from weft.engines.local.pool import named_pipe
+
+    pipe = named_pipe.validate_name(name)
+    named_pipe.serve_pipe(pipe, size, lambda: opened(pipe))
+
+
 def pipes() -> Iterator[str]:
     """Yield a line for each open pipe of this user: how busy it is, or what is wrong with it."""
     from weft.engines.local.pool import named_pipe

@@ -1,6 +1,7 @@
 """Named pipes: fork servers that any script of this user can reach.
 
     weft open --pipe NAME             the server, in the background until `weft close`
+    serve_pipe, for `funworker`       or as long as the script that has started it
     distribute(..., named_pipe="NAME")
         connect  ──── key ────>       each end proves that it has the key
                  <─── Pool ────       who serves, for how many workers; over a channel of its own
@@ -23,13 +24,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError, connection
 from pathlib import Path
 
 from weft._version import __version__
 from weft.engines.local.pool.fork_server import Server, preload
 from weft.engines.local.pool.interpreter import server_environment
+from weft.engines.local.processes import linux
 from weft.engines.local.processes.channel import Channel, Close, Closed, Pool
 from weft.engines.local.processes.linux import readable
 from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused, Stalled
@@ -119,8 +121,13 @@ class _PipeListener:
         return channel
 
 
-def serve(name: str, size: int, ready: int) -> None:
-    """Serve a pipe until somebody closes it. Writes "open" to `ready`, or why it cannot be."""
+def serve(name: str, size: int, ready: int, starter: int) -> None:
+    """Serve a pipe until somebody closes it, or, unless `starter` is 0, until that process ends.
+    Writes "open" to `ready`, or why it cannot be."""
+    if starter:
+        linux.end_with_parent(signal.SIGKILL)
+        if os.getppid() != starter:
+            return  # it ended before the line above
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with open(ready, "w") as answer:
@@ -142,14 +149,30 @@ def serve(name: str, size: int, ready: int) -> None:
 
 def open_pipe(name: str, size: int) -> None:
     """Start a server in the background, and return when it serves. Raises LaunchError."""
+    _start_server(name, size, starter=0)
+
+
+def serve_pipe(name: str, size: int, opened: Callable[[], None]) -> None:
+    """Start a server that ends with this process, call `opened` when it serves, and return when
+    somebody has closed it. Raises LaunchError."""
+    process = _start_server(name, size, starter=os.getpid())
+    try:
+        opened()
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _start_server(name: str, size: int, starter: int) -> subprocess.Popen[bytes]:
     read, write = os.pipe2(os.O_CLOEXEC)
     program = (
-        "import sys; sys.path[:] = sys.argv[4:]; "
+        "import sys; sys.path[:] = sys.argv[5:]; "
         "from weft.engines.local.pool.named_pipe import serve; "
-        "serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"
+        "serve(sys.argv[1], *map(int, sys.argv[2:5]))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program, name, str(size), str(write), *sys.path],
+        [sys.executable, "-c", program, name, str(size), str(write), str(starter), *sys.path],
         env=server_environment(),
         stdin=subprocess.DEVNULL,
         pass_fds=[write],
@@ -163,7 +186,9 @@ def open_pipe(name: str, size: int) -> None:
             raise LaunchError(f"the pipe {name!r} was not open after {_START:.0f} s; try again")
         outcome = answer.read()
     if outcome != "open":
+        process.wait()
         raise LaunchError(outcome or f"the pipe {name!r} could not be served; see what was printed")
+    return process
 
 
 # the drivers' side
