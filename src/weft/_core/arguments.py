@@ -1,4 +1,4 @@
-"""Whole numbers and timeouts, as users give them.
+"""Whole numbers, timeouts and names of arguments, as users give them.
 
 How long a call may wait is said by `timeout=` of the call, else by `timeout=` of `weft.init`, else
 by the environment variable WEFT_TIMEOUT, else by `DEFAULT`: a number of seconds, 0 or more.
@@ -11,7 +11,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -54,6 +54,20 @@ def validate_count(value: Any, where: str, name: str, *, least: int | None = Non
     if least is not None and number < least:
         raise InvalidValue(f"{where}({name}={value!r}): expected {rule}")
     return number
+
+
+def validate_keywords(given: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raise InvalidType for the first argument that the call `where` does not have. It names the
+    nearest one that exists."""
+    for name in given:
+        if name not in known:
+            import difflib  # needed for this only
+
+            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise InvalidType(
+                f"{where}({name}=...): there is no such argument; the nearest is {nearest}=. "
+                f"{where} takes {', '.join(known)}"
+            )
 
 
 def validate_seconds(timeout: object, name: str = "timeout") -> float:
