@@ -13,6 +13,7 @@ import pytest
 
 import playdoh
 import synkhronos._data
+import synkhronos._selections
 from tests.support import HANGS
 from weft._api import (
     collectives,
@@ -107,6 +108,7 @@ def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
         sharing,
         partition,
         synkhronos._data,
+        synkhronos._selections,
         core_tables,
         team,
         failures,
