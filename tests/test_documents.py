@@ -15,6 +15,7 @@ import multiverso.utils
 import playdoh._distributing
 import playdoh._mapping
 import synkhronos._data
+import synkhronos._selections
 from tests.support import HANGS
 from weft._api import (
     collectives,
@@ -111,6 +112,7 @@ def test_each_test_that_holds_a_promise_is_in_the_file_before_it() -> None:
         sharing,
         partition,
         synkhronos._data,
+        synkhronos._selections,
         core_tables,
         team,
         failures,

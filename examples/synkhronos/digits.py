@@ -48,7 +48,7 @@ x, y = pt.matrix("x", dtype="float32"), pt.vector("y", dtype="int32")
 n = synk.fork(2)
 parameters, log_probabilities = make_network(x, np.random.default_rng(0))
 loss = -log_probabilities[pt.arange(y.shape[0]), y].mean()
-step = train.make_train_function([x, y], loss, updates.nesterov_momentum(loss, parameters, 0.1))
+step = train.make_train_function(loss, parameters, x, y, updates.nesterov_momentum, 0.1)
 right = synk.function([x, y], (pt.eq(log_probabilities.argmax(axis=1), y).sum(), "sum"))
 synk.distribute()
 
@@ -61,7 +61,7 @@ for one in parameters:
     assert (synk.get_value(1, one) == one.get_value()).all(), one
 
 synk.broadcast(parameters, start)  # once more from the start, in this process alone
-single = train.make_train_function([x, y], loss, updates.nesterov_momentum(loss, parameters, 0.1))
+single = train.make_train_function(loss, parameters, x, y, updates.nesterov_momentum, 0.1)
 alone = learn(lambda xs, ys, rows: single.as_theano(xs[rows], ys[rows]), x_data, y_data)
 
 assert np.allclose(losses, alone, rtol=1e-3, atol=1e-4), abs(losses - alone).max()

@@ -6,11 +6,12 @@
       _function.py     function: a PyTensor graph, computed by all ranks
       _graphs.py       what is compiled of it
       _orders.py       what one rank is to do for a call
-      _selections.py   the options of a call, validated
+      _selections.py   the options of a call, validated; which rows are whose
       _data.py         Data: inputs in shared memory
       _values.py       what fits a variable
       _shareds.py      shared variables: found, and kept by every rank
       _collectives.py  broadcast, gather, ... on shared variables
+      _names.py        other names of arguments, and those of February 2017
       _packages.py     PyTensor, loaded when it is used
       extensions/      updates of training methods, train functions
 
@@ -44,6 +45,8 @@ from synkhronos._collectives import (
 )
 from synkhronos._data import Data, data
 from synkhronos._function import Function, function
+from synkhronos._names import also
+from weft._core.arguments import whole
 from weft.resources import count_gpus
 
 __all__ = [
@@ -68,24 +71,33 @@ __all__ = [
 ]
 
 
-def fork(
+@also(n_gpu="n_parallel")
+def fork(  # noqa: PLR0917  they were all positional
     n_parallel: int | None = None,
-    use_gpu: bool = True,
+    use_gpu: bool | int = True,
     master_rank: int = 0,
+    profile_workers: bool = False,
+    max_n_var: int = 1000,
+    max_dim: int = 16,
     *,
     timeout: float | None = None,
 ) -> int:
     """Start the other processes, and return how many there are, this one included.
 
-    n_parallel   how many in all: by default one for each GPU if there are several and `use_gpu`
-                 is true, else one for each core.
-    use_gpu      whether each process gets a GPU of its own, where there are enough.
-    master_rank  this process's rank.
-    timeout      seconds that a call may take; by default WEFT_TIMEOUT, else 1800.
+    n_parallel       how many in all: by default one for each GPU if there are several and `use_gpu`
+                     is true, else one for each core, and two at least.
+    use_gpu          whether each process gets a GPU of its own, where there are enough.
+    master_rank      this process's rank; in February 2017 it was the second argument, and is still
+                     taken so if that is a number.
+    profile_workers, max_n_var, max_dim
+                     have no effect: nothing here is limited by them.
+    timeout          seconds that a call may take; by default WEFT_TIMEOUT, else 1800.
 
     Raises AlreadyInitialized when called twice without `close` between.
     """
-    return _session.begin(n_parallel, use_gpu, master_rank, timeout)
+    if not isinstance(use_gpu, bool) and whole(use_gpu) is not None:
+        use_gpu, master_rank = True, use_gpu
+    return _session.begin(n_parallel, bool(use_gpu), master_rank, timeout)
 
 
 def close() -> None:

@@ -1,6 +1,7 @@
 """Collectives on shared variables: those that functions use, one or a list, or their names.
 
 This process's copy is the user's own variable. `nccl` chose a transport once; there is one here.
+In February 2017 variables could be left out: then they are those of `functions`, or of all.
 """
 
 from __future__ import annotations
@@ -12,71 +13,121 @@ import numpy as np
 
 import weft
 from synkhronos import _session
-from synkhronos._shareds import find
+from synkhronos._names import also
+from synkhronos._selections import parts
+from synkhronos._shareds import find, of_functions
 from synkhronos._values import fit
-from weft._core.partition import Batch, choose, common_length, count, part_of_rows
-from weft.errors import InvalidValue
+from weft._core.partition import Batch, choose, common_length, count
+from weft.errors import InvalidType, InvalidValue
 
 OPERATIONS = {"avg": "mean", "sum": "sum", "prod": "prod", "min": "min", "max": "max"}
 
 
-def broadcast(vars: Any, values: Any = None, nccl: bool = True) -> None:
+@also(early=("shared_vars", "functions"), vars="shared_vars")
+def broadcast(
+    shared_vars: Any = None, values: Any = None, nccl: bool = True, *, functions: Any = None
+) -> None:
     """Copy this process's values, or these, to every rank."""
-    call = _Call(vars, "broadcast")
+    call = _Call(shared_vars, "broadcast", functions)
     call.replica.broadcast(None if values is None else call.packed(call.values(values)))
 
 
-def scatter(vars: Any, values: Any, batch: Batch | None = None) -> None:
-    """Split values, or the rows of a batch of them, along the first axis: a part for each rank."""
-    call = _Call(vars, "scatter")
-    given = call.values(values)
-    rows = choose(batch, common_length({one.name or "values": v for one, v in call.pairs(given)}))
-    if count(rows) < call.size:
-        raise InvalidValue(
-            f"scatter got {count(rows)} rows for {call.size} ranks; expected one row for each or "
-            "more"
+@also(vars="shared_vars", shared_var="shared_vars", sources="values")
+def scatter(shared_vars: Any, values: Any, batch: Batch | None = None) -> None:
+    """Split values, or the rows of a batch of them, along the first axis: a part for each rank. For
+    one variable also a list with one value for each rank, as in February 2017."""
+    call = _Call(shared_vars, "scatter")
+    own = call.one_for_each_rank(values)
+    if own is None:
+        given = call.values(values)
+        rows = choose(
+            batch, common_length({one.name or "values": v for one, v in call.pairs(given)})
         )
-    for rank, place in enumerate(_session.places(call.size)):
-        own = part_of_rows(rows, call.size, rank)
-        call.replica.set(place, call.packed([np.array(one[own]) for one in given]))
+        if count(rows) < call.size:
+            raise InvalidValue(
+                f"scatter got {count(rows)} rows for {call.size} ranks; expected one row for each "
+                "or more"
+            )
+        own = [[np.array(one[part.rows]) for one in given] for part in parts(rows, call.size)]
+    elif batch is not None:
+        raise InvalidValue(f"scatter got one value for each rank, and batch={batch!r} of them all")
+    for place, arrays in zip(_session.places(call.size), own, strict=True):
+        call.replica.set(place, call.packed(arrays))
 
 
-def gather(vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
+@also(early=("shared_vars", "functions", "dest", "nd_up"), vars="shared_vars")
+def gather(
+    shared_vars: Any = None,
+    nd_up: int | None = 1,
+    nccl: bool = True,
+    *,
+    functions: Any = None,
+    dest: Any = None,
+) -> Any:
     """Return all ranks' values: with nd_up=1 stacked along a new first axis, with 0 joined along
-    the first axis, also where their lengths are different."""
-    if nd_up not in (0, 1):
+    the first axis, also where their lengths are different. An array of a single variable, a tuple
+    of several; with `dest`, an array or variable to write to, None."""
+    if nd_up not in (0, 1, None):
         raise InvalidValue(f"nd_up={nd_up!r}: expected 1 (a new axis) or 0 (the first axis)")
-    call = _Call(vars, "gather")
-    return call.unpacked(call.replica.gather(stack=bool(nd_up), order=_session.places(call.size)))
+    call = _Call(shared_vars, "gather", functions)
+    return call.delivered(call.gathered(stack=nd_up != 0), dest)
 
 
-def all_gather(vars: Any, nccl: bool = True) -> None:
-    """Set every rank's values to those of all ranks, joined along the first axis."""
-    call = _Call(vars, "all_gather")
+@also(vars="shared_vars", source="shared_vars")
+def all_gather(shared_vars: Any, nccl: Any = True, *, dest: Any = None) -> None:
+    """Set every rank's values to those of all ranks, joined along the first axis. With `dest`,
+    another variable, set that: joined, or stacked if it has one axis more."""
+    if not isinstance(nccl, bool):  # February's second argument
+        dest = nccl
+    call = _Call(shared_vars, "all_gather")
     places = _session.places(call.size)
-    if places == sorted(places):
+    if dest is not None:
+        target = _Call(dest, "all_gather: dest")
+        if len(call.variables) != 1 or len(target.variables) != 1:
+            raise InvalidValue(
+                f"all_gather got {len(call.variables)} variables and dest= of "
+                f"{len(target.variables)}; expected a single one each"
+            )
+        [source], [into] = call.variables, target.variables
+        broadcast(into, call.gathered(stack=into.ndim > source.ndim)[0])
+    elif places == sorted(places):
         call.replica.all_gather()
     else:
         call.replica.broadcast(call.replica.gather(order=places))
 
 
-def reduce(vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
-    """Set this process's values to the average, sum, ... of all ranks'; with in_place=False return
-    that instead."""
-    call = _Call(vars, "reduce")
+@also(early=("shared_vars", "functions", "op", "in_place", "dest"), vars="shared_vars")
+def reduce(
+    shared_vars: Any = None,
+    op: str = "avg",
+    in_place: bool = True,
+    nccl: bool = True,
+    *,
+    functions: Any = None,
+    dest: Any = None,
+) -> Any:
+    """Set this process's values to the average, sum, ... of all ranks'. With in_place=False return
+    that instead, as `gather` does; with `dest` write it there."""
+    call = _Call(shared_vars, "reduce", functions)
+    in_place = in_place and dest is None
     found = call.replica.reduce(_operation(op, "reduce"), in_place=in_place)
-    return None if in_place else call.unpacked(found)
+    return None if in_place else call.delivered(call.listed(found), dest)
 
 
-def all_reduce(vars: Any, op: str = "avg", nccl: bool = True) -> None:
+@also(early=("shared_vars", "functions", "op"), vars="shared_vars")
+def all_reduce(
+    shared_vars: Any = None, op: str = "avg", nccl: bool = True, *, functions: Any = None
+) -> None:
     """Set every rank's values to the average, sum, ... of all ranks'."""
-    _Call(vars, "all_reduce").replica.all_reduce(_operation(op, "all_reduce"))
+    call = _Call(shared_vars, "all_reduce", functions)
+    call.replica.all_reduce(_operation(op, "all_reduce"))
 
 
-def set_value(rank: int, vars: Any, values: Any, batch: Batch | None = None) -> None:
+@also(vars="shared_vars")
+def set_value(rank: int, shared_vars: Any, values: Any, batch: Batch | None = None) -> None:
     """Set one rank's values, to the rows of a batch if one is given."""
     place = _session.place(rank, "set_value")
-    call = _Call(vars, "set_value")
+    call = _Call(shared_vars, "set_value")
     given = call.values(values)
     if batch is not None:
         length = common_length({one.name or "values": v for one, v in call.pairs(given)})
@@ -84,70 +135,120 @@ def set_value(rank: int, vars: Any, values: Any, batch: Batch | None = None) -> 
     call.replica.set(place, call.packed(given))
 
 
-def get_value(rank: int, vars: Any) -> Any:
-    """Return one rank's values."""
+@also(vars="shared_vars")
+def get_value(rank: int, shared_vars: Any) -> Any:
+    """Return one rank's values; for a list of variables, a tuple of these."""
     place = _session.place(rank, "get_value")
-    call = _Call(vars, "get_value")
-    return call.unpacked(call.replica.get(place))
+    call = _Call(shared_vars, "get_value")
+    return call.each(call.listed(call.replica.get(place)))
 
 
-def get_lengths(vars: Any) -> Any:
-    """Return how many rows each rank's value has; for a list of variables, a list of these."""
-    call = _Call(vars, "get_lengths")
+@also(vars="shared_vars")
+def get_lengths(shared_vars: Any) -> Any:
+    """Return how many rows each rank's value has; for a list of variables, a tuple of these."""
+    call = _Call(shared_vars, "get_lengths")
     return call.each([[shape[0] if shape else 0 for shape in one] for one in call.shapes()])
 
 
-def get_shapes(vars: Any) -> Any:
-    """Return the shape of each rank's value; for a list of variables, a list of these."""
-    call = _Call(vars, "get_shapes")
+@also(vars="shared_vars")
+def get_shapes(shared_vars: Any) -> Any:
+    """Return the shape of each rank's value; for a list of variables, a tuple of these."""
+    call = _Call(shared_vars, "get_shapes")
     return call.each(call.shapes())
 
 
 class _Call:
     """The variables of a call."""
 
-    def __init__(self, given: Any, caller: str) -> None:
+    def __init__(self, given: Any, caller: str, functions: Any = None) -> None:
         team = _session.team(caller)
         self.size = team.size
         self._caller = caller
-        self._variables, self._single = find(given, caller)
-        for variable in self._variables:
+        if given is None:
+            self.variables, self._single = of_functions(functions, caller), False
+        else:
+            self.variables, self._single = find(given, caller)
+            if functions is not None:
+                self.variables = [
+                    *dict.fromkeys([*self.variables, *of_functions(functions, caller)])
+                ]
+                self._single = False
+        for variable in self.variables:
             weft.replicate(variable, team=team)
-        self.replica = weft.replicate(_session.together(self._variables), team=team)
+        self.replica = weft.replicate(_session.together(self.variables), team=team)
 
     def pairs(self, values: Sequence[Any]) -> list[tuple[Any, Any]]:
-        return list(zip(self._variables, values, strict=True))
+        return list(zip(self.variables, values, strict=True))
 
     def values(self, values: Any) -> list[Any]:
         """Return the user's values, one for each variable, in its dtype and number of axes."""
         given = [values] if self._single else list(values)
-        if len(given) != len(self._variables):
+        if len(given) != len(self.variables):
             raise InvalidValue(
-                f"{self._caller} got {len(given)} values for {len(self._variables)} variables"
+                f"{self._caller} got {len(given)} values for {len(self.variables)} variables"
             )
         return [
             fit(value, one.dtype, one.ndim, f"{self._caller}: the value for {one}")
             for one, value in self.pairs(given)
         ]
 
+    def one_for_each_rank(self, values: Any) -> list[list[Any]] | None:
+        """Return each rank's values if they are such a list; None if they are to be split."""
+        if not (self._single and isinstance(values, (list, tuple)) and len(values) == self.size):
+            return None
+        variable = self.variables[0]
+        if any(np.ndim(one) != variable.ndim for one in values):
+            return None
+        what = f"{self._caller}: the value for {variable} in rank"
+        return [
+            [fit(value, variable.dtype, variable.ndim, f"{what} {rank}")]
+            for rank, value in enumerate(values)
+        ]
+
     def packed(self, values: list[Any]) -> Any:
         """Return values in the form that a replica takes."""
         return values if len(values) > 1 else values[0]
 
-    def unpacked(self, found: Any) -> Any:
-        """Return a replica's values in the form in which the user gave the variables."""
-        return [found] if len(self._variables) == 1 and not self._single else found
+    def gathered(self, *, stack: bool) -> list[Any]:
+        """Return all ranks' values of each variable."""
+        order = _session.places(self.size)
+        return self.listed(self.replica.gather(stack=stack, order=order))
+
+    def listed(self, found: Any) -> list[Any]:
+        """Return a replica's values, one for each variable."""
+        return [found] if len(self.variables) == 1 else list(found)
+
+    def delivered(self, values: list[Any], dest: Any) -> Any:
+        """Return a single variable's value, or a tuple of several; or write it to `dest`."""
+        if dest is None:
+            return values[0] if len(values) == 1 else tuple(values)
+        if len(values) != 1:
+            raise InvalidValue(
+                f"{self._caller} got dest= for {len(values)} variables; expected a single one"
+            )
+        if hasattr(dest, "set_value"):
+            dest.set_value(values[0])
+        elif isinstance(dest, np.ndarray) and dest.shape == values[0].shape:
+            np.copyto(dest, values[0], casting="same_kind")
+        else:
+            shape = f" of shape {dest.shape}" if hasattr(dest, "shape") else ""
+            raise InvalidType(
+                f"{self._caller} got dest= a {type(dest).__name__}{shape}; expected an array of "
+                f"shape {values[0].shape}, or a shared variable"
+            )
+        return None
 
     def shapes(self) -> list[list[tuple[int, ...]]]:
         """Return the shapes in all ranks, for each variable."""
         found = self.replica.shapes()
         ranks = [found[place] for place in _session.places(self.size)]
-        if len(self._variables) == 1:
+        if len(self.variables) == 1:
             return [ranks]
-        return [[one[position] for one in ranks] for position in range(len(self._variables))]
+        return [[one[position] for one in ranks] for position in range(len(self.variables))]
 
     def each(self, found: list[Any]) -> Any:
-        return found[0] if self._single else found
+        """Return one value for each variable as the user gave these: itself, or a tuple."""
+        return found[0] if self._single else tuple(found)
 
 
 def _operation(op: object, caller: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import weft
+from synkhronos._names import also
 from synkhronos._values import fit
 from weft.errors import InvalidType, InvalidValue
 
@@ -27,7 +28,8 @@ def data(  # noqa: PLR0917  they were all positional
     value       the values; without, there are none yet, or zeros of `shape`.
     var         the variable whose dtype, number of axes and name it gets; or give `dtype` and
                 `ndim`; by default they are the value's.
-    minibatch   its rows are those of a batch, not of all data: its row 0 is the lowest of `batch`.
+    minibatch   its rows are those of a batch, in its order, not of all data: its row 0 belongs to
+                the first row of `batch`.
     force_cast  convert the value also where that loses something.
     oversize    1 to 2: how many times the memory that the value needs, to grow later.
 
@@ -72,8 +74,8 @@ class Data:
     ) -> None:
         self._dtype: np.dtype[Any] = np.dtype(dtype)
         self._ndim = ndim
-        self.minibatch = bool(minibatch)
-        self.name = name
+        self._minibatch = bool(minibatch)
+        self._name = name
         self._memory: Any = weft.share(np.zeros(0 if ndim else 1, self._dtype))
         self._data: Any = self._over((0,) * ndim)
 
@@ -95,6 +97,15 @@ class Data:
         return tuple(self._data.shape)
 
     @property
+    def name(self) -> str | None:
+        return self._name
+
+    @property
+    def minibatch(self) -> bool:
+        """Return whether its rows are those of a batch."""
+        return self._minibatch
+
+    @property
     def size(self) -> int:
         """Return how many numbers it has."""
         return int(self._data.size)
@@ -104,16 +115,18 @@ class Data:
         """Return for how many numbers there is memory."""
         return int(self._memory.size)
 
-    def set_value(self, value: Any, force_cast: bool = False, oversize: float = 1) -> None:
+    @also(value="input_data")
+    def set_value(self, input_data: Any, force_cast: bool = False, oversize: float = 1) -> None:
         """Copy values in, of any shape with the same number of axes."""
-        array = self.condition_data(value, force_cast)
+        array = self.condition_data(input_data, force_cast)
         self.set_shape(array.shape, oversize=oversize)
         np.copyto(self._data, array)
 
-    def condition_data(self, value: Any, force_cast: bool = False) -> Any:
+    @also(value="input_data")
+    def condition_data(self, input_data: Any, force_cast: bool = False) -> Any:
         """Return a value as `set_value` would copy it: in this dtype and number of axes."""
         what = f"the value of {self}"
-        return fit(value, self._dtype, self._ndim, what, force_cast=force_cast)
+        return fit(input_data, self._dtype, self._ndim, what, force_cast=force_cast)
 
     def set_length(self, length: int, oversize: float = 1) -> None:
         """Set the number of rows: keep the first ones, add zeros where there were none."""

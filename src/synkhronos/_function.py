@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,13 +14,24 @@ import numpy as np
 import weft
 from synkhronos import _session
 from synkhronos._data import Data, data
-from synkhronos._graphs import MODES, Graph, read_outputs, read_updates
+from synkhronos._graphs import MODES, Graph, read_givens, read_outputs, read_updates
+from synkhronos._names import are_modes, are_split, are_variables, nearest
 from synkhronos._orders import Order, run
-from synkhronos._selections import cut_of, selections, shifted, subset_of, validate_slices
+from synkhronos._packages import pytensor
+from synkhronos._selections import (
+    Part,
+    cut_of,
+    parts,
+    selections,
+    subset_of,
+    validate_minibatches,
+    validate_slices,
+)
 from synkhronos._shareds import register, validate_sliceable
 from synkhronos._values import fit
+from weft._core.arguments import validate_keywords
 from weft._core.functions import Common, Partial, Task, join
-from weft._core.partition import Batch, RowSlice, choose, common_length, count, part_of_rows
+from weft._core.partition import Batch, RowSlice, choose, common_length, count
 from weft.errors import InvalidType, InvalidValue
 
 #: what a call takes besides inputs by name
@@ -33,6 +46,11 @@ def function(  # noqa: PLR0917  they were all positional
     updates: Any = None,
     givens: Any = None,
     sliceable_shareds: Sequence[Any] | None = None,
+    *,
+    collect_modes: Any = "reduce",
+    reduce_ops: Any = "avg",
+    broadcast_inputs: Sequence[Any] | None = None,
+    scatter_inputs: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> Function:
     """Return a function of PyTensor variables that all ranks compute, each on some rows.
@@ -41,55 +59,108 @@ def function(  # noqa: PLR0917  they were all positional
     outputs            a variable, (variable, mode), or a list of these. The mode says what the
                        ranks' outputs come to: "avg" (the default; weighted by rows), "sum",
                        "prod", "min", "max", "gather", or None, which keeps this process's own.
-    bcast_inputs       variables whose values go whole to every rank.
+    bcast_inputs       more inputs, whose values go whole to every rank.
     updates            as for pytensor.function, and act in each rank on its own copy. A third
                        element is the mode in which the new values of several slices are one.
     givens, kwargs     as for pytensor.function.
     sliceable_shareds  shared variables, different in each rank, of which `batch_s` and
                        `num_slices` choose rows.
 
+    The arguments of February 2017:
+
+    collect_modes      "reduce", "gather" or None: for all outputs, or a list with one for each.
+    reduce_ops         what is reduced by: for all outputs, or a list with one for each.
+    broadcast_inputs   those of `inputs` that go whole to every rank; the others are split.
+    scatter_inputs     those of `inputs` that are split; the others go whole to every rank.
+
     Raises InvalidValue, InvalidType for what is wrong with these; PyTensor's own errors.
     """
+    if are_modes(bcast_inputs):  # February's order of arguments
+        collect_modes, bcast_inputs = bcast_inputs, None
+        if are_variables(givens):
+            broadcast_inputs, givens = givens, None
+        if are_variables(sliceable_shareds):
+            scatter_inputs, sliceable_shareds = sliceable_shareds, None
+    if are_modes(updates):
+        reduce_ops, updates = updates, None
+    takes = [
+        inspect.signature(one).parameters
+        for one in (function, pytensor("synkhronos.function").function)
+    ]
+    known = {name: None for one in takes for name in one if name != "kwargs"}
+    validate_keywords(kwargs, known, "synkhronos.function")
+    own = list(inputs)
+    whole = list(bcast_inputs or ())
+    variables, modes, single = read_outputs(outputs, collect_modes, reduce_ops)
     return Function(
-        list(inputs),
-        outputs,
-        list(bcast_inputs or ()),
-        updates,
-        givens,
-        list(sliceable_shareds or ()),
-        kwargs,
+        Graph(
+            _validate_inputs([*own, *whole]),
+            variables,
+            read_updates(updates),
+            read_givens(givens),
+            list(sliceable_shareds or ()),
+            kwargs,
+        ),
+        modes,
+        are_split(own, broadcast_inputs, scatter_inputs) + [False] * len(whole),
+        single=single,
     )
 
 
 class Function:
     """A function of PyTensor variables: what `function` returns."""
 
-    def __init__(  # noqa: PLR0917  as `function` has them
-        self,
-        inputs: list[Any],
-        outputs: Any,
-        whole: list[Any],
-        updates: Any,
-        givens: Any,
-        sliceable: list[Any],
-        kwargs: Mapping[str, Any],
+    def __init__(
+        self, graph: Graph, output_modes: list[str | None], is_split: list[bool], *, single: bool
     ) -> None:
-        variables, self.output_modes, self._single = read_outputs(outputs)
-        read = read_updates(updates)
-        self.update_modes = [one.mode for one in read]
-        self._inputs = _validate_inputs([*inputs, *whole])
-        self._split = len(inputs)
-        self._graph = Graph([*inputs, *whole], variables, read, givens, sliceable, kwargs)
+        self._output_modes = output_modes
+        self._update_modes = [one.mode for one in graph.updates]
+        self._inputs = [getattr(one, "variable", one) for one in graph.inputs]
+        #: of each input, whether its rows are split
+        self._is_split = is_split
+        self._single = single
+        self._graph = graph.with_defaults()
         plain = self._graph.compile()
-        self.name: str = kwargs.get("name") or plain.name or "function"
+        self._name: str = graph.options.get("name") or plain.name or "function"
         self._compiled: dict[tuple[str | None, bool], Any] = {(None, False): plain}
         self.shareds: list[Any] = list(plain.get_shared())
-        validate_sliceable(sliceable, self.shareds)
+        validate_sliceable(graph.sliceable, self.shareds)
+        #: the inputs of the last call that had any, while somebody else holds them
+        self._last: list[weakref.ref[Any]] = []
         #: the team that has the function, and the numbers of what it has
         self._team: weft.Team | None = None
         self._numbers: dict[tuple[str | None, bool], int] = {}
         self.order = next(_order)
         _session.register(self)
+
+    @property
+    def name(self) -> str:
+        """Return the name given to `function`."""
+        return self._name
+
+    @property
+    def output_modes(self) -> list[str | None]:
+        """Return what each output of the ranks comes to."""
+        return self._output_modes
+
+    @property
+    def update_modes(self) -> list[str | None]:
+        """Return what the new values of several slices come to."""
+        return self._update_modes
+
+    @property
+    def output_to_cpu(self) -> list[bool]:
+        """Return of each output whether it arrives as an array of NumPy's: all do."""
+        return [True] * len(self._output_modes)
+
+    @property
+    def theano_function(self) -> Any:
+        """Return PyTensor's function, which computes in this process alone and returns a list."""
+        return self._compiled[None, False]
+
+    def get_shared(self) -> list[Any]:
+        """Return the shared variables that it reads or updates."""
+        return list(self.shareds)
 
     def send(self) -> None:
         """Send the function and its variables to all processes, if they do not have them yet."""
@@ -119,24 +190,51 @@ class Function:
         results = _session.team(self.name).backend.call(run, own, common=common)
         return self.collect(results, output_subset)
 
-    def as_theano(self, *inputs: Any, **by_name: Any) -> Any:
+    def as_theano(
+        self, *inputs: Any, output_subset: Sequence[int] | None = None, **by_name: Any
+    ) -> Any:
         """Compute the same function in this process alone, on all rows."""
-        values = [np.asarray(one) for one in self._values(inputs, by_name)]
+        values = [np.asarray(one) for one in self._values(inputs, by_name, OPTIONS[:1])]
         found = self._compiled[None, False](*values)
+        if output_subset is not None:
+            found = [found[at] for at in subset_of(output_subset, len(found))]
         return found[0] if self._single else found
 
     def build_inputs(
         self,
         *inputs: Any,
         force_cast: bool = False,
-        oversize: float = 1,
-        minibatch: bool = False,
+        oversize: float = 1.0,
+        minibatch: bool | Sequence[bool] = False,
         **by_name: Any,
-    ) -> list[Data]:
-        """Return Data for all inputs, in their order, in memory that all ranks see."""
+    ) -> Data | tuple[Data, ...]:
+        """Return Data for all inputs, in their order, in memory that all ranks see: a tuple, or of
+        a single input its Data. `minibatch` is one for all, or a list with one for each."""
+        values = self._ordered(inputs, by_name, ("force_cast", "oversize", "minibatch"))
+        given = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
+        if len(given) != len(values):
+            raise InvalidValue(
+                f"minibatch has {len(given)} entries for {len(values)} inputs; expected one each, "
+                "or one for all"
+            )
+        found = tuple(
+            data(value, var, force_cast=force_cast, oversize=oversize, minibatch=one)
+            for value, var, one in zip(values, self._inputs, given, strict=True)
+        )
+        return found[0] if len(found) == 1 else found
+
+    def get_input_shmems(self, *inputs: Any, **by_name: Any) -> list[Any]:
+        """Return arrays in memory that all ranks see, with these values of the inputs or, without
+        any, with those of the last call: inputs of further calls, which do not move them."""
+        values = list(inputs) or [one() for one in self._last]
+        if not by_name and (not values or any(one is None for one in values)):
+            raise InvalidValue(
+                f"{self.name}.get_input_shmems() got no inputs, and those of its last call are "
+                f"gone; expected {len(self._inputs)}: {[one.name for one in self._inputs]}"
+            )
         return [
-            data(value, var, force_cast=force_cast, oversize=oversize, minibatch=minibatch)
-            for value, var in zip(self._ordered(inputs, by_name), self._inputs, strict=True)
+            data(value, var).data
+            for value, var in zip(self._ordered(values, by_name), self._inputs, strict=True)
         ]
 
     def __repr__(self) -> str:
@@ -147,36 +245,49 @@ class Function:
     ) -> tuple[list[Order | None], dict[str, Any]]:
         """Return what each rank of weft's team is to do, and the arguments common to all."""
         team = _session.team(self.name)
-        given = self._values(inputs, by_name)
-        split = given[: self._split]
+        given = self._values(inputs, by_name, OPTIONS)
+        split = {at: one for at, one in enumerate(given) if self._is_split[at]}
         rows = choose(options.batch, self._length(split, options.batch))
-        validate_slices(options.num_slices, count(rows) if split else None)
+        self._validate_minibatches(split, count(rows))
+        order = self._order(options, count(rows) if split else None)
+        common = {
+            _common_name(at): one.data if isinstance(one, Data) else one
+            for at, one in enumerate(given)
+            if at not in split
+        }
+        chosen = selections(options.batch_s, team.size)
+        found: list[Order | None] = [None] * team.size
+        for part, selection, place in zip(
+            parts(rows, team.size), chosen, _session.places(team.size), strict=True
+        ):
+            if split and not part.length and (place or count(rows)):
+                continue  # no rows: nothing to do
+            arguments = [
+                _row_slice(one, part) if at in split else Common(_common_name(at))
+                for at, one in enumerate(given)
+            ]
+            own_rows = part.length if split else 1
+            task = order.task._replace(arguments=arguments, rows=own_rows)
+            found[place] = replace(order, task=task, selection=selection)
+        self._last = [weakref.ref(one) for one in given]
+        return found, common
+
+    def _order(self, options: CallOptions, rows: int | None) -> Order:
+        """Return what all ranks are to do, without the inputs."""
+        team = _session.team(self.name)
+        validate_slices(options.num_slices, rows)
         several = options.num_slices > 1
         cut = cut_of(options.batch_s, several, self._graph.sliceable)
         sliced = several and bool(self._graph.array_updates)
-        order = Order(
+        return Order(
             self._number(cut, sliced=sliced),
             Task([], {}, 1, options.num_slices, self._wanted(options.output_subset, sliced)),
             self._modes(options.output_subset, sliced),
             [team.replica_number(one.variable) for one in self._graph.array_updates if sliced],
             cut,
             [team.replica_number(one) for one in self._graph.sliceable],
-            has_rows=bool(split),
+            has_rows=rows is not None,
         )
-        arrays = [one.data if isinstance(one, Data) else one for one in given]
-        common = {f"input {at}": array for at, array in enumerate(arrays) if at >= self._split}
-        chosen = selections(options.batch_s, team.size)
-        found: list[Order | None] = [None] * team.size
-        for rank, place in enumerate(_session.places(team.size)):
-            own = part_of_rows(rows, team.size, rank)
-            if split and not count(own) and (place or count(rows)):
-                continue  # no rows: nothing to do
-            task = order.task._replace(
-                arguments=[*_row_slices(split, rows, own), *map(Common, common)],
-                rows=count(own) if split else 1,
-            )
-            found[place] = replace(order, task=task, selection=chosen[rank])
-        return found, common
 
     def collect(self, results: Sequence[Partial | None], subset: Sequence[int] | None) -> Any:
         """Return the ranks' results, joined."""
@@ -190,9 +301,11 @@ class Function:
                     joined[position] = results[0].outputs[position]
         return joined[0] if self._single else list(joined)
 
-    def _values(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
+    def _values(
+        self, inputs: Sequence[Any], by_name: Mapping[str, Any], options: Sequence[str]
+    ) -> list[Any]:
         """Return the inputs' values in their order, in the variables' dtypes."""
-        pairs = zip(self._ordered(inputs, by_name), self._inputs, strict=True)
+        pairs = zip(self._ordered(inputs, by_name, options), self._inputs, strict=True)
         return [self._fitted(value, var, at) for at, (value, var) in enumerate(pairs)]
 
     def _fitted(self, value: Any, var: Any, position: int) -> Any:
@@ -205,12 +318,18 @@ class Function:
             )
         return fit(value, var.dtype, var.ndim, what)
 
-    def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
+    def _ordered(
+        self, inputs: Sequence[Any], by_name: Mapping[str, Any], options: Sequence[str] = ()
+    ) -> list[Any]:
+        """Return a call's inputs in their order. `options` are what else it takes by name."""
         names = [one.name for one in self._inputs]
         found = dict(enumerate(inputs))
         for name, value in by_name.items():
             if name not in names:
-                raise InvalidType(f"{self.name} got an input {name!r}; its inputs are {names}")
+                hint = nearest(name, [*filter(None, names), *options])
+                raise InvalidType(
+                    f"{self.name} got an input {name!r}; its inputs are {names}{hint}"
+                )
             if names.index(name) in found:
                 raise InvalidType(f"{self.name} got the input {name!r} twice")
             found[names.index(name)] = value
@@ -220,22 +339,27 @@ class Function:
             )
         return [found[position] for position in range(len(names))]
 
-    def _length(self, split: Sequence[Any], batch: Batch | None) -> int:
+    def _length(self, split: Mapping[int, Any], batch: Batch | None) -> int:
         """Return how many rows there are to choose from."""
-        named = {_called(self._inputs[at], at): one for at, one in enumerate(split)}
+        named = {_called(self._inputs[at], at): one for at, one in split.items()}
+        if not named:
+            return 0
         if batch is not None:  # those of minibatches are only the chosen ones
             whole = {name: one for name, one in named.items() if not _is_minibatch(one)}
-            if named and not whole:
-                raise InvalidValue(
-                    f"batch={batch!r} was given, and all split inputs are minibatches; expected at "
-                    "least one input with all rows"
-                )
+            if not whole:
+                return min(map(len, named.values()))
             named = whole
-        elif not named:
-            return 0
         return common_length(
             named, otherwise="; what goes to every rank as it is belongs in bcast_inputs=[...]"
         )
+
+    def _validate_minibatches(self, split: Mapping[int, Any], rows: int) -> None:
+        lengths = {
+            _called(self._inputs[at], at): len(one)
+            for at, one in split.items()
+            if _is_minibatch(one)
+        }
+        validate_minibatches(lengths, rows)
 
     def _wanted(self, subset: Sequence[int] | None, sliced: bool) -> tuple[int, ...] | None:
         if subset is None:
@@ -273,14 +397,15 @@ class CallOptions(NamedTuple):
     num_slices: int = 1
 
 
-def _row_slices(split: Sequence[Any], rows: Any, own: Any) -> list[RowSlice]:
-    """Return a rank's own rows of the inputs that are split."""
-    found = []
-    for value in split:
-        array = value.data if isinstance(value, Data) else value
-        taken = shifted(own, rows, len(array)) if _is_minibatch(value) else own
-        found.append(RowSlice(array, taken))
-    return found
+def _row_slice(value: Any, part: Part) -> RowSlice:
+    """Return a rank's own rows of an input that is split."""
+    if isinstance(value, Data):
+        return RowSlice(value.data, part.positions if value.minibatch else part.rows)
+    return RowSlice(value, part.rows)
+
+
+def _common_name(position: int) -> str:
+    return f"input {position}"
 
 
 def _is_minibatch(value: Any) -> bool:
@@ -292,9 +417,9 @@ def _called(variable: Any, position: int) -> str:
 
 
 def _validate_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Return the inputs' variables. Raises InvalidType, InvalidValue."""
-    variables = [getattr(one, "variable", one) for one in inputs]
-    for position, (given, variable) in enumerate(zip(inputs, variables, strict=True)):
+    """Return the inputs. Raises InvalidType, InvalidValue for what is no variable."""
+    for position, given in enumerate(inputs):
+        variable = getattr(given, "variable", given)
         if not hasattr(variable, "owner") or not hasattr(variable, "ndim"):
             raise InvalidType(
                 f"inputs[{position}] is a {type(given).__name__}; expected a variable of PyTensor"
@@ -304,4 +429,4 @@ def _validate_inputs(inputs: Sequence[Any]) -> list[Any]:
                 f"inputs[{position}] is called {variable.name!r}, which is an option of the call; "
                 "rename it: options are " + ", ".join(OPTIONS)
             )
-    return variables
+    return list(inputs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft._core.partition import count
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -58,19 +58,48 @@ def _is_range(selection: Any) -> bool:
     return selection is None or isinstance(selection, (int, np.integer))
 
 
-def shifted(own: Any, rows: Any, length: int) -> Any:
-    """Return a rank's rows in an input that has only the rows of a batch: the lowest is row 0."""
-    if not count(rows):
-        return own
-    lowest, highest = (
-        (rows.start, rows.stop - 1) if isinstance(rows, slice) else (rows.min(), rows.max())
-    )
-    if highest - lowest >= length:
-        raise InvalidValue(
-            f"batch has rows from {lowest} to {highest}, and a minibatch has {length} rows; "
-            f"expected {highest - lowest + 1} or more"
-        )
-    return slice(own.start - lowest, own.stop - lowest) if isinstance(own, slice) else own - lowest
+def borders(rows: Any, size: int) -> list[int]:
+    """Return where the parts of the chosen rows begin, and where the last one ends: of a slice its
+    rows, of indexes their positions. Parts are as even as possible; the last ones are longer.
+
+    >>> borders(slice(0, 8), 3), borders(slice(3, 6), 2)
+    ([0, 2, 5, 8], [3, 4, 6])
+    """
+    start, stop = (rows.start, rows.stop) if isinstance(rows, slice) else (0, len(rows))
+    return [int(one) for one in np.linspace(start, stop, size + 1, dtype=np.int64)]
+
+
+class Part(NamedTuple):
+    """A rank's part of the chosen rows."""
+
+    #: in inputs that have all rows: a slice, or indexes
+    rows: Any
+    #: in inputs that have those of the batch alone, in their order
+    positions: slice
+
+    @property
+    def length(self) -> int:
+        return int(self.positions.stop - self.positions.start)
+
+
+def parts(rows: Any, size: int) -> list[Part]:
+    """Return each rank's part of the chosen rows."""
+    edges = borders(rows, size)
+    found = []
+    for start, stop in itertools.pairwise(edges):
+        own = slice(start, stop) if isinstance(rows, slice) else rows[start:stop]
+        found.append(Part(own, slice(start - edges[0], stop - edges[0])))
+    return found
+
+
+def validate_minibatches(lengths: Mapping[str, int], rows: int) -> None:
+    """Raise InvalidValue unless each input that has the rows of a batch has enough of them."""
+    for name, length in lengths.items():
+        if length < rows:
+            raise InvalidValue(
+                f"the batch has {rows} rows, and the minibatch {name} has {length}; expected "
+                f"{rows} or more: its rows belong to those of the batch, in their order"
+            )
 
 
 def subset_of(subset: Any, outputs: int) -> tuple[int, ...]:

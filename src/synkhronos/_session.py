@@ -13,11 +13,14 @@ from typing import Any, Protocol
 
 import weft
 from weft._api import session
-from weft._api.mapping import validate_size
+from weft._api.mapping import share_of_cores, validate_size
 from weft._api.team import set_default_team
 from weft._core.arguments import whole
 from weft.errors import AlreadyInitialized, InvalidType, InvalidValue, NotInitialized
 from weft.resources import visible_gpus
+
+#: how many processes there are at least, unless another number is given
+_FEWEST = 2
 
 _team: weft.Team | None = None
 _master = 0
@@ -55,7 +58,8 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
         raise InvalidType(f"master_rank={master!r}: expected a whole number")
     gpus = _gpus(n) if use_gpu else []
     team = weft.Team(
-        n or len(gpus) or None,
+        # programs for several GPUs name rank 1
+        n or len(gpus) or max(_FEWEST, share_of_cores()),
         timeout=timeout,
         gpus=gpus[1:],
         restart_hint="synkhronos.close()\n    synkhronos.fork()",

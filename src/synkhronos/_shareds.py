@@ -43,6 +43,28 @@ def find(given: Any, caller: str) -> tuple[list[Any], bool]:
     return [_find(one, caller) for one in ([given] if single else given)], single
 
 
+def of_functions(functions: Any, caller: str) -> list[Any]:
+    """Return the variables of these functions, or of all if they are None: those with arrays.
+
+    Raises InvalidType, InvalidValue.
+    """
+    if functions is None:
+        known = list(_session.variables())
+    else:
+        given = functions if isinstance(functions, (list, tuple)) else [functions]
+        for one in given:
+            if not hasattr(one, "shareds"):
+                raise InvalidType(
+                    f"{caller} got functions={functions!r}; expected what synkhronos.function "
+                    "returns, or a list of these"
+                )
+        known = [variable for one in given for variable in one.shareds]
+    found = [one for one in dict.fromkeys(known) if adapters.of_model(one) is not None]
+    if not found:
+        raise InvalidValue(f"{caller} was called without variables, and functions use none")
+    return found
+
+
 def _find(given: Any, caller: str) -> Any:
     known = list(_session.variables())
     names = [one.name for one in known]

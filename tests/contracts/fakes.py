@@ -163,6 +163,8 @@ def apart(
 ) -> bytes:
     """A value as bytes that refer to nobody's memory."""
 
+    ordered: set[Any] = set()
+
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         def persistent_id(self, mentioned: Any) -> Any:
             return persistent_id_of(id(mentioned))
@@ -170,7 +172,7 @@ def apart(
         def reducer_override(self, mentioned: Any) -> Any:
             if type(mentioned) in (SharedArray, PlacedArray):
                 return np.array, (np.array(mentioned, subok=False),)
-            reduced = models.reduce(mentioned)
+            reduced = models.reduce(mentioned, ordered)
             return super().reducer_override(mentioned) if reduced is None else reduced
 
     file = io.BytesIO()

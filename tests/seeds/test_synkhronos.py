@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import synkhronos
-from tests.support import Outcome, run_command
+from tests.support import Outcome, launch, run_command
 from weft.errors import NotInitialized
 
 FOLDER = Path(__file__).parent
@@ -65,7 +65,27 @@ def test_the_example_of_shared_variables(float_type: str, tmp_path: Path) -> Non
     assert outcome.err == ""
 
 
-@pytest.mark.parametrize("name", ["functions", "collectives", "session", "extensions", "backends"])
+@pytest.mark.parametrize(("ranks", "launcher"), [(1, "python"), (2, "weft run"), (2, "mpirun")])
+def test_the_old_programs(ranks: int, launcher: str, tmp_path: Path) -> None:
+    """The introductory examples of both versions, the demos and the tests do what they did, alone
+    and in several ranks, each of which starts processes of its own."""
+    paths = [*map(str, sorted((FOLDER / "programs" / "synkhronos").glob("*.py")))]
+    assert len(paths) == 4
+    paths += [str(ROOT / "examples" / "synkhronos" / f"example_{number}.py") for number in (0, 1)]
+    runner = FOLDER / "programs" / "synkhronos_in_turn.py"
+    env = {"TMPDIR": str(tmp_path), "PYTENSOR_FLAGS": QUICK}
+    if launcher == "python":
+        outcome = run_command([sys.executable, str(runner), *paths], env=env)
+    else:
+        outcome = launch(runner, ranks, *paths, env=env, launcher=launcher)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("done: ") == ranks * len(paths), outcome
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["functions", "collectives", "session", "extensions", "backends", "names", "defaults"],
+)
 def test_apart(name: str, tmp_path: Path) -> None:
     """The tests of a file pass, by themselves."""
     theirs = tmp_path / "theirs"  # what a framework leaves there is not weft's

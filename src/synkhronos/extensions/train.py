@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import weft
 from synkhronos import _session
 from synkhronos._function import CallOptions, Function, function
 from synkhronos._orders import Order, run
+from synkhronos._packages import deep_enough, pytensor
 from weft._core.functions import Partial
 from weft._core.partition import Batch
 from weft.adapters import models
 from weft.engines.base import Member
 
+#: what Synkhronos's update rules and those of `extensions.updates` are
+UpdateRule = Callable[..., tuple[Any, Any, Any]]
 
-def make_train_function(  # noqa: PLR0917  as `function` has them
+
+def _or_of_parts(make: Callable[..., TrainFunction]) -> Callable[..., TrainFunction]:
+    """Have it take a graph of any inputs and outputs, with the updates that a rule has returned."""
+
+    @functools.wraps(make)
+    def call(*arguments: Any, **keywords: Any) -> TrainFunction:
+        of_parts = isinstance(arguments[0], (list, tuple)) if arguments else "inputs" in keywords
+        return (_of_parts if of_parts else make)(*arguments, **keywords)
+
+    return call
+
+
+@_or_of_parts
+def make_train_function(
+    loss: Any,
+    params: Sequence[Any],
+    x: Any,
+    y: Any,
+    update_rule: UpdateRule,
+    *args: Any,
+    **kwargs: Any,
+) -> TrainFunction:
+    """Return a function that trains by one step: `train(x, y)` returns the loss before it.
+
+    loss          a mean over the rows of the inputs `x` and `y`.
+    params        the shared variables that are trained.
+    update_rule   one of `extensions.updates`, called as `update_rule(loss, params, *args,
+                  **kwargs)`.
+
+    Gradients are averaged over all ranks, weighted by rows: the step is the one that one process
+    would have made, to rounding, and every rank makes the same.
+
+        train = make_train_function(loss, params, x, y, updates.adam, learning_rate=0.01)
+        for batch in batches:
+            loss = train(x_data, y_data, batch=batch)
+
+    For other inputs and outputs, and with any option of `synkhronos.function`:
+
+        train = make_train_function([x, y], outputs, updates.adam(loss, params), givens=...)
+    """
+    return _of_parts([x, y], loss, update_rule(loss, params, *args, **kwargs))
+
+
+def _of_parts(  # noqa: PLR0917  as `function` has them
     inputs: Sequence[Any],
     outputs: Any,
     updates: Any,
@@ -23,17 +71,6 @@ def make_train_function(  # noqa: PLR0917  as `function` has them
     sliceable_shareds: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
-    """Return a function that trains by one step: `train(x, y)` returns the outputs before it.
-
-    `updates` is what one of `extensions.updates` returns, for a loss that is a mean over rows; the
-    others are those of `synkhronos.function`, and so are the options of a call. Gradients are
-    averaged over all ranks, weighted by rows: the step is the one that one process would have
-    made, to rounding, and every rank makes the same.
-
-        train = make_train_function([x, y], loss, updates.adam(loss, parameters))
-        for batch in batches:
-            loss = train(x_data, y_data, batch=batch)
-    """
     gradient_updates, parameter_updates, gradient = updates
     name = kwargs.pop("name", None) or "train"
     return TrainFunction(
@@ -50,6 +87,31 @@ def make_train_function(  # noqa: PLR0917  as `function` has them
         function([], updates=parameter_updates, name=f"{name}_step", **kwargs),
         gradient,
     )
+
+
+def make_train_function_theano(
+    loss: Any,
+    params: Sequence[Any],
+    x: Any,
+    y: Any,
+    update_rule: UpdateRule,
+    *args: Any,
+    **kwargs: Any,
+) -> Callable[[Any, Any], Any]:
+    """Return a function that makes the same step in this process alone, by PyTensor: to compare
+    with. The arguments are those of `make_train_function`."""
+    library = pytensor("make_train_function_theano")
+    gradient_updates, parameter_updates, _ = update_rule(loss, params, *args, **kwargs)
+    with deep_enough([loss, *(new for _, new in [*gradient_updates, *parameter_updates])]):
+        gradients = library.function([x, y], loss, updates=gradient_updates)
+        step = library.function([], updates=parameter_updates)
+
+    def train(x_data: Any, y_data: Any) -> Any:
+        found = gradients(x_data, y_data)
+        step()
+        return found
+
+    return train
 
 
 class TrainFunction:
@@ -75,7 +137,7 @@ class TrainFunction:
         team = _session.team(self.name)
         orders, common = self.gradients.orders(inputs, by_name, options)
         steps, _ = self.step.orders((), {}, CallOptions())
-        number = team.replica_number(self._gradient)
+        number = _number_of(team, self._gradient)
         both = zip(orders, steps, strict=True)
         own = [(order, number, step) for order, step in both]
         results = team.backend.call(_train, own, common=common)
@@ -86,6 +148,14 @@ class TrainFunction:
         found = self.gradients.as_theano(*inputs, **by_name)
         self.step.as_theano()
         return found
+
+
+def _number_of(team: weft.Team, gradient: Any) -> int:
+    """Return the number of the variable of the gradient, or of the list of those of gradients."""
+    if isinstance(gradient, list):
+        for one in gradient:
+            team.replica_number(one)
+    return team.replica_number(gradient)
 
 
 def _train(

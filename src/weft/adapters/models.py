@@ -37,12 +37,13 @@ def parts(value: Any) -> list[Any]:
     return [] if adapter is None else adapter.parts(value)
 
 
-def reduce(value: Any) -> Any:
-    """Return how to pickle an object so that in a worker it uses the worker's own replicas; None
-    where its library's way does that."""
+def reduce(value: Any, ordered: set[Any] | None = None) -> Any:
+    """Return how to pickle an object so that in a worker it uses the worker's own replicas, and
+    however deep its graph is; None where its library's way does that. `ordered` is what earlier
+    calls for the same pickle have left there, at first an empty set."""
     if type(value).__module__.partition(".")[0] != "pytensor":
         return None
-    return adapters.named("pytensor").reduce(value)
+    return adapters.named("pytensor").reduce(value, set() if ordered is None else ordered)
 
 
 def _adapter(value: Any) -> Any:

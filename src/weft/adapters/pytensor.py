@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pytensor.compile.executor import Function
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import FrozenApply, Variable
+from pytensor.graph.fg import FrozenFunctionGraph
 
 from weft import adapters
 from weft.adapters import containers
@@ -55,10 +59,76 @@ def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
         variable.set_value(array)
 
 
-def reduce(value: Any) -> Any:
-    """Return how to pickle a compiled function so that it uses the variables of its graph; None for
-    anything else. PyTensor's own way would give it storage of its own, with their values."""
-    return (_link, (value.maker, value.trust_input)) if isinstance(value, Function) else None
+def reduce(value: Any, ordered: set[Any]) -> Any:
+    """Return how to pickle a compiled function so that it uses the variables of its graph, where
+    PyTensor's own way would give it storage of its own, with their values. Of a graph return how to
+    pickle its operations one after the other, each after those whose results it uses: PyTensor's
+    own way nests them, and a pickler cannot go as deep as graphs are. Return None for other values.
+
+    `ordered` are the results of the operations that this pickle has already, or will have.
+    """
+    kind: Any = type(value)
+    how = _reducer_of(kind)
+    return None if how is None else how(value, ordered)
+
+
+@lru_cache(maxsize=1024)
+def _reducer_of(kind: type) -> Any:
+    """Return how to pickle values of a class, which costs less to look up than to find out."""
+    for base, how in (
+        (Function, _reduce_function),
+        (FrozenFunctionGraph, _reduce_inner_graph),
+        (Variable, _reduce_variable),
+    ):
+        if issubclass(kind, base):
+            return how
+    return None
+
+
+def _reduce_function(value: Any, ordered: set[Any]) -> Any:
+    return _link, (value.maker, value.trust_input)
+
+
+def _reduce_inner_graph(value: Any, ordered: set[Any]) -> Any:
+    make, arguments = value.__reduce__()
+    return _make_after, (_operations(value.outputs, ordered), make, arguments)
+
+
+def _reduce_variable(value: Any, ordered: set[Any]) -> Any:
+    default = getattr(value, "default_update", None)
+    if (value.owner is None and default is None) or type(value.owner) is FrozenApply:
+        return None
+    operations = _operations([value] if default is None else [value, default], ordered)
+    if not operations:
+        return None
+    new, arguments, state = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:3]
+    return new, arguments, (operations, state), None, None, _set_state
+
+
+def _operations(results: Sequence[Any], ordered: set[Any]) -> list[Any]:
+    """Return the operations that lead to these results, each after those whose results it uses,
+    but for those that are ordered already. (PyTensor's `toposort` would copy `ordered`.)"""
+    found, todo = [], list(results)
+    while todo:
+        node = todo[-1].owner
+        if node is None or todo[-1] in ordered:
+            todo.pop()
+            continue
+        waiting = [one for one in node.inputs if one.owner is not None and one not in ordered]
+        if waiting:
+            todo += waiting
+        else:
+            ordered.update(node.outputs)
+            found.append(node)
+    return found
+
+
+def _make_after(operations: Sequence[Any], make: Any, arguments: Sequence[Any]) -> Any:
+    return make(*arguments)
+
+
+def _set_state(variable: Any, state: tuple[Sequence[Any], dict[str, Any]]) -> None:
+    variable.__dict__.update(state[1])
 
 
 def contents(value: Any) -> Contents:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import apply_ancestors, graph_inputs
 
 from tests.adapters import contract
 from tests.adapters.contract import Subject
 from weft import adapters
-from weft.adapters import containers
+from weft.adapters import containers, models
 
 
 def shared(value: Any, name: str | None = None) -> Any:
@@ -161,3 +166,39 @@ def test_lasagnes_networks(lasagne: Any) -> None:
 def test_other_values_are_no_models(make: Callable[[], Any]) -> None:
     """Random generators, mixtures, and variables that hold no value."""
     assert adapters.of_model(make()) is None
+
+
+def pickled(value: Any) -> Any:
+    """A value as another process gets it."""
+    ordered: set[Any] = set()
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        def reducer_override(self, part: Any) -> Any:
+            reduced = models.reduce(part, ordered)
+            return super().reducer_override(part) if reduced is None else reduced
+
+    file = io.BytesIO()
+    Pickler(file, 5).dump(value)
+    return pickle.loads(file.getvalue())
+
+
+@pytest.mark.filterwarnings("ignore:Setting default_update:DeprecationWarning")
+def test_graphs_of_any_depth_are_pickled() -> None:
+    """Operations come one after the other: of a variable, of what updates one by default, and of a
+    graph within an operation, which stays the one that equals it."""
+    x, s = pt.vector("x"), shared(np.zeros(2), "s")
+    results = []
+    for start in (x, s):
+        result = start
+        for _ in range(1000):
+            result = pt.tanh(result)
+        results.append(result)
+    s.default_update = results[1]
+    frozen = FunctionGraph([x], [results[0]], clone=True).freeze()
+    copies = pickled([results[0], s, frozen])
+    assert len(list(apply_ancestors([copies[0]]))) == 1000
+    assert [one.name for one in graph_inputs([copies[0]]) if one.name] == ["x"]
+    assert len(list(apply_ancestors([copies[1].default_update]))) == 1000
+    assert [one for one in graph_inputs([copies[1].default_update]) if one.name] == [copies[1]]
+    assert (copies[1].get_value() == s.get_value()).all()
+    assert copies[2] == frozen

@@ -61,7 +61,7 @@ def test_a_single_output_and_none() -> None:
 def test_the_callers_own_output() -> None:
     """None keeps what this process computed."""
     x, _ = variables()
-    assert close(synk.function([x], (x.sum(), None))(X), X[:4].sum())
+    assert close(synk.function([x], (x.sum(), None))(X), X[:3].sum())
 
 
 def test_integers_are_averaged_as_floats() -> None:
@@ -121,22 +121,29 @@ def test_a_batch(batch: Any, rows: list[int]) -> None:
 
 
 def test_a_minibatch() -> None:
-    """Its row 0 is the lowest row of the batch."""
+    """It is paired with the batch by position: its row 0 belongs to the batch's first row."""
     x, y = variables()
-    f = synk.function([x, y], (x.sum(axis=1) + y, "gather"))
+    f = synk.function([x, y], (x.sum(axis=1) * 0 + y * x[:, 0], "gather"))
     x_data = synk.data(X, x)
-    for batch in (slice(3, 6), [5, 3, 4]):
-        y_data = synk.data(np.array([10, 20, 30], "float32"), y, minibatch=True)
-        rows = np.arange(7)[batch]
-        assert close(f(x_data, y_data, batch=batch), X[rows].sum(axis=1) + y_data[rows - 3])
-    with pytest.raises(InvalidValue, match=r"from 3 to 6.*3 rows; expected 4"):
-        f(x_data, y_data, batch=[3, 6])
+    w = synk.data(np.array([1, 10, 100, 1000], "float32"), y, minibatch=True)
+    ones = synk.data(np.arange(7, dtype="float32")[:, None] * np.ones(2, "float32"), x)
+    assert f(ones, w, batch=[5, 3, 4, 6]).tolist() == [5, 30, 400, 6000]  # the old code's numbers
+    assert f(ones, w, batch=[0, 6]).tolist() == [0, 60]  # past its own rows
+    for batch in (slice(3, 6), slice(1, 7, 2), [5, 3, 4], np.array([6, 0, 0, 3]), 4):
+        rows = np.arange(7)[:batch] if isinstance(batch, int) else np.arange(7)[batch]
+        serial = f.as_theano(X[rows], w[: len(rows)])
+        for slices in (1, 2):
+            assert close(f(x_data, w, batch=batch, num_slices=slices), serial), batch
+    with pytest.raises(InvalidValue, match=r"the batch has 5 rows, and the minibatch 'y' has 4"):
+        f(x_data, w, batch=5)
     with pytest.raises(InvalidValue, match="different numbers of rows"):
-        f(x_data, y_data)
+        f(x_data, w)
     with pytest.raises(InvalidType, match="expected a minibatch of dtype float32 with 1 axes"):
         f(x_data, synk.data(np.zeros(3, "int16"), minibatch=True), batch=slice(3, 6))
-    with pytest.raises(InvalidValue, match="all split inputs are minibatches"):
-        synk.function([y], y.sum())(y_data, batch=2)
+    g = synk.function([y], (y, "gather"))
+    assert g(w, batch=2).tolist() == [1, 10]  # all of them are minibatches
+    with pytest.raises(InvalidValue, match="batch=5: expected the first 0 to 4"):
+        g(w, batch=5)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +229,8 @@ def test_slices(slices: int) -> None:
     assert close(found[1], X.sum())
     assert close(found[2], X @ y_values)
     assert close(found[3], 13)
-    assert close(synk.gather(s), [X[:4].sum(axis=0), X[4:].sum(axis=0)])
-    assert close(synk.gather(t), [2 * X[:4].mean(), 2 * X[4:].mean()])
+    assert close(synk.gather(s), [X[:3].sum(axis=0), X[3:].sum(axis=0)])
+    assert close(synk.gather(t), [2 * X[:3].mean(), 2 * X[3:].mean()])
     assert synk.gather(count).tolist() == [1, 1]
     assert close(f(X, y_values, num_slices=slices, output_subset=[1]), [X.sum()])
     assert synk.gather(count).tolist() == [2, 2]
@@ -254,7 +261,7 @@ def test_sliceable_variables() -> None:
         sliceable_shareds=[s],
     )
     synk.scatter(s, X)
-    parts = [X[:4], X[4:]]
+    parts = [X[:3], X[3:]]
 
     def check(chosen: list[Any], **options: Any) -> None:
         rows = np.concatenate([part[one] for part, one in zip(parts, chosen, strict=True)])
@@ -272,8 +279,8 @@ def test_sliceable_variables() -> None:
     check([slice(2), slice(2)], batch_s=2)
     check([slice(1, 3), slice(1, 3)], batch_s=slice(1, 3), num_slices=2)
     check([[2, 0], [2, 0]], batch_s=[2, 0])
-    check([[3, 0, 0], [1, 2]], batch_s=[[3, 0, 0], [1, 2]], num_slices=2)
-    check([slice(3), slice(0, 1)], batch_s=[3, slice(0, 1)])
+    check([[1, 2], [3, 0, 0]], batch_s=[[1, 2], [3, 0, 0]], num_slices=2)
+    check([slice(0, 1), slice(4)], batch_s=[slice(0, 1), 4])
     check([slice(0, 2), [2, 1]], batch_s=[slice(0, 2), np.array([2, 1])])
     check([[0, 2], [0, 2]], batch_s=slice(None, None, 2))
     for wrong, words in (
@@ -301,8 +308,8 @@ def test_functions_share_variables() -> None:
     synk.distribute()
     synk.distribute()
     plain = pytensor.function([], s, updates=[(s, s * 0)])  # of this process only
-    assert close(plain(), 2 * X[:4].sum(axis=0))
-    assert close(synk.gather(s), [[0, 0], 2 * X[4:].sum(axis=0)])
+    assert close(plain(), 2 * X[:3].sum(axis=0))
+    assert close(synk.gather(s), [[0, 0], 2 * X[3:].sum(axis=0)])
 
 
 def test_random_numbers() -> None:
@@ -321,7 +328,7 @@ def test_an_exception_in_a_worker() -> None:
     f = synk.function([x], (x[3:].dot(y).sum(), "sum"), bcast_inputs=[y])
     with pytest.raises(ValueError):
         f(X, np.ones(3, "float32"))
-    assert close(f(X, np.ones(2, "float32")), X[3].sum())
+    assert close(f(X, np.ones(2, "float32")), X[6].sum())
 
 
 def test_many_functions_come_and_go() -> None:

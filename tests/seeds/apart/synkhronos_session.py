@@ -58,17 +58,17 @@ def ranks_are_the_masters(f: Any, s: Any) -> None:
     x = pt.matrix("x", dtype="float32")
     rows = synk.function([x], [(x, "gather"), (x.sum(), None)])
     assert (rows(X)[0] == X).all()
-    assert rows(X)[1] == X[3:].sum()
+    assert rows(X)[1] == X[2:].sum()
     assert rows(X[:1])[1] == X[0].sum()  # this process had no rows
     f(X)
-    assert s.get_value().tolist() == X[3:].sum(axis=0).tolist()
+    assert s.get_value().tolist() == X[2:].sum(axis=0).tolist()
     assert synk.get_value(1, s).tolist() == s.get_value().tolist()
-    assert synk.gather(s).tolist() == [X[:3].sum(axis=0).tolist(), X[3:].sum(axis=0).tolist()]
+    assert synk.gather(s).tolist() == [X[:2].sum(axis=0).tolist(), X[2:].sum(axis=0).tolist()]
     m = pytensor.shared(np.zeros((1, 2), "float32"), "m")
     used = synk.function([], m.sum())
     synk.scatter(m, X)
-    assert synk.get_lengths(m) == [3, 2]
-    assert m.get_value().tolist() == X[3:].tolist()
+    assert synk.get_lengths(m) == [2, 3]
+    assert m.get_value().tolist() == X[2:].tolist()
     synk.all_gather(m)
     assert (synk.get_value(0, m) == X).all()
     assert used() == 45
@@ -114,6 +114,59 @@ def test_what_fork_refuses() -> None:
     assert f(X, num_slices=2)[0] == X.mean()
     assert (f(X, batch=[1, 2])[1] == X[1:3]).all()
     synk.close()
+
+
+def test_fork_as_it_was_called() -> None:
+    """Two processes at least, since programs name rank 1; all arguments of both generations."""
+    synk.close()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(cores)])
+    try:
+        assert synk.fork() == 2
+    finally:
+        os.sched_setaffinity(0, cores)
+    synk.close()
+    assert synk.fork(2, True, 1, False, 100, 16) == 2
+    assert owns_last_rows()
+    synk.close()
+    assert synk.fork(n_gpu=2, master_rank=1) == 2
+    assert owns_last_rows()
+    synk.close()
+    assert synk.fork(2, 1) == 2  # February's second argument
+    assert owns_last_rows()
+    synk.close()
+    assert synk.fork(n_parallel=2, profile_workers=True, max_n_var=1, max_dim=1) == 2
+    assert not owns_last_rows()
+
+
+def owns_last_rows() -> bool:
+    """Whether this process's part of the rows is that of rank 1."""
+    x = pt.matrix("x", dtype="float32")
+    return np.array_equal(synk.function([x], (x, None))(X), X[2:])
+
+
+def test_three_processes() -> None:
+    """Rows split as they did: 8 are 2, 3 and 3."""
+    synk.close()
+    assert synk.fork(3) == 3
+    x = pt.matrix("x", dtype="float32")
+    m = pytensor.shared(np.zeros((1, 2), "float32"), "m")
+    f = synk.function([x], (x.shape[0], None), updates=[(m, x)])
+    eight = np.arange(16, dtype="float32").reshape(8, 2)
+    parts = [eight[:2], eight[2:5], eight[5:]]
+    assert f(eight) == 2
+    assert [synk.get_value(rank, m).tolist() for rank in range(3)] == [p.tolist() for p in parts]
+    f(np.zeros((20, 2), "float32"), batch=slice(3, 11))
+    assert synk.get_lengths(m) == [2, 3, 3]
+    synk.scatter(m, eight)
+    assert [synk.get_value(rank, m).tolist() for rank in range(3)] == [p.tolist() for p in parts]
+    synk.scatter(m, eight, batch=4)
+    assert synk.get_lengths(m) == [1, 1, 2]
+    g = synk.function([x], (x.sum(axis=1), "gather"))
+    for rows in range(10):
+        assert g(eight, batch=rows % 9).tolist() == eight[: rows % 9].sum(axis=1).tolist()
+    synk.close()
+    synk.fork(2)
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,12 +108,14 @@ def pack_for_registration(
     Raises InvalidType.
     """
 
+    ordered: set[Any] = set()
+
     class RegisteringPickler(Pickler):
         def persistent_id(self, part: Any) -> PersistentId | None:
             return persistent_id_of(id(part))  # called for every object, lists and dicts too
 
         def reducer_override(self, part: Any) -> Any:
-            reduced = reduce(part)
+            reduced = reduce(part, ordered)
             return super().reducer_override(part) if reduced is None else reduced
 
     payload = _RegisteredPayload()
