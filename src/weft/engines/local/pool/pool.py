@@ -498,8 +498,8 @@ class Run:
         errors: dict[int, Exception],
         transport: tuple[float, int, int] = (0.0, 0, 0),
     ) -> Finished:
-        place = worker.number, worker.pid
-        return Finished(chunk.first, values, errors, *place, *transport, worker.host)
+        number, pid, host = worker.number, worker.pid, worker.host
+        return Finished(chunk.first, values, errors, number, pid, *transport, host)
 
     @staticmethod
     def _item_error(worker: Worker, failure: Failure, item: int) -> Exception:
