@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import weft
+from weft._core.arguments import explain_keywords
 from weft.errors import InvalidType, InvalidValue, WeftError
 
 P = ParamSpec("P")
@@ -31,12 +32,14 @@ _OWN_WORDS = (
 
 
 def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
-    """Have the errors of a call advise what this package has, not what weft has."""
+    """Have the errors of a call advise what this package has, not what weft has. A wrong keyword is
+    told with the nearest one that exists."""
+    explained = explain_keywords(call)
 
     @wraps(call)
     def spoken(*args: P.args, **options: P.kwargs) -> T:
         try:
-            return call(*args, **options)
+            return explained(*args, **options)
         except WeftError as error:
             error.args = tuple(map(_translate, error.args))
             raise

@@ -22,7 +22,7 @@ from weft._api.mapping import (
     share_of_cores,
     validate_items,
 )
-from weft._core.arguments import validate_count, validate_keywords
+from weft._core.arguments import explain_keywords, validate_count, validate_keywords
 from weft._core.items import validate_callable
 from weft.errors import EngineUnavailable, InvalidType
 
@@ -44,6 +44,7 @@ _OF_DISTRIBUTE = (
 _MISSING = ("allocation", "unit_type", "total_units", "do_redirect")
 
 
+@explain_keywords
 def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     """Return the results of `fun` on the elements of a list, or of several lists in step.
 
@@ -76,6 +77,7 @@ def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     return make_map("map", *_prepare(fun, argss, kwdss, "map")).run()
 
 
+@explain_keywords
 def map_async(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> JobRun:
     """Start a `map` in processes and return a handle at once. It takes the same keywords, but for
     those that only `distribute` has.
@@ -103,6 +105,7 @@ class JobRun(MapHandle):
         calls = range(count if total is None else total)
         return ["finished" if index in ended else rest for index in calls]
 
+    @explain_keywords
     def get_results(self, ids: Sequence[int] | None = None) -> list[Any]:
         """Wait for the results and return them in order, or those of these indexes. Raises what
         `map` raises."""

@@ -46,7 +46,7 @@ from synkhronos._collectives import (
 from synkhronos._data import Data, data
 from synkhronos._function import Function, function
 from synkhronos._names import also
-from weft._core.arguments import whole
+from weft._core.arguments import explain_keywords, whole
 from weft.resources import count_gpus
 
 __all__ = [
@@ -100,11 +100,13 @@ def fork(  # noqa: PLR0917  they were all positional
     return _session.begin(n_parallel, bool(use_gpu), master_rank, timeout)
 
 
+@explain_keywords
 def close() -> None:
     """End the other processes. Also done at the end of the program; does nothing twice."""
     _session.end()
 
 
+@explain_keywords
 def distribute() -> None:
     """Send the functions built so far to all processes, with the present values of their shared
     variables.
@@ -115,6 +117,7 @@ def distribute() -> None:
     _session.send_all()
 
 
+@explain_keywords
 def get_n_gpu() -> int:
     """Return the number of GPUs that this program may use."""
     return count_gpus(os.environ)
