@@ -14,10 +14,10 @@ import numpy as np
 import weft
 from synkhronos import _session
 from synkhronos._names import also
-from synkhronos._selections import parts
+from synkhronos._selections import choose, parts
 from synkhronos._shareds import find, of_functions
 from synkhronos._values import fit
-from weft._core.partition import Batch, choose, common_length, count
+from weft._core.partition import Batch, common_length, count
 from weft.errors import InvalidType, InvalidValue
 
 OPERATIONS = {"avg": "mean", "sum": "sum", "prod": "prod", "min": "min", "max": "max"}

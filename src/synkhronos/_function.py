@@ -20,8 +20,10 @@ from synkhronos._orders import Order, run
 from synkhronos._packages import pytensor
 from synkhronos._selections import (
     Part,
+    choose,
     cut_of,
     parts,
+    reach,
     selections,
     subset_of,
     validate_minibatches,
@@ -29,9 +31,9 @@ from synkhronos._selections import (
 )
 from synkhronos._shareds import register, validate_sliceable
 from synkhronos._values import fit
-from weft._core.arguments import validate_keywords
+from weft._core.arguments import explain_keywords, validate_keywords
 from weft._core.functions import Common, Partial, Task, join
-from weft._core.partition import Batch, RowSlice, choose, common_length, count
+from weft._core.partition import Batch, RowSlice, common_length, count
 from weft.errors import InvalidType, InvalidValue
 
 #: what a call takes besides inputs by name
@@ -39,6 +41,7 @@ OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 _order = itertools.count()
 
 
+@explain_keywords
 def function(  # noqa: PLR0917  they were all positional
     inputs: Sequence[Any],
     outputs: Any = None,
@@ -269,6 +272,12 @@ class Function:
             own_rows = part.length if split else 1
             task = order.task._replace(arguments=arguments, rows=own_rows)
             found[place] = replace(order, task=task, selection=selection)
+        if found[0] is None and None in self._modes(options.output_subset, sliced=False):
+            raise InvalidValue(
+                f"{self.name} has an output of the mode None, which is this process's own, and of "
+                f"{count(rows)} rows for {team.size} processes this one has none; expected more "
+                "rows, or another mode"
+            )
         self._last = [weakref.ref(one) for one in given]
         return found, common
 
@@ -346,8 +355,8 @@ class Function:
             return 0
         if batch is not None:  # those of minibatches are only the chosen ones
             whole = {name: one for name, one in named.items() if not _is_minibatch(one)}
-            if not whole:
-                return min(map(len, named.values()))
+            if not whole:  # of the batch only the number of its rows counts
+                return max(reach(batch), *map(len, named.values()))
             named = whole
         return common_length(
             named, otherwise="; what goes to every rank as it is belongs in bcast_inputs=[...]"

@@ -8,7 +8,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft._core import partition
+from weft._core.partition import Batch
 from weft.errors import InvalidType, InvalidValue
+
+
+def choose(batch: Batch | None, length: int, option: str = "batch") -> Any:
+    """Return the rows of a batch: a slice, or indexes. Raises InvalidType and InvalidValue, also
+    for a slice that ends after the last row, which would choose fewer rows than it says."""
+    if isinstance(batch, slice) and batch.stop is not None and batch.stop > length:
+        raise InvalidValue(
+            f"{option}={batch}: expected an end of {length} at most, as there are {length} rows; "
+            f"the last ones are slice({batch.start}, None)"
+        )
+    return partition.choose(batch, length, option)
+
+
+def reach(batch: Batch) -> int:
+    """Return how many rows there have to be for a batch: 7 for the first 7, slice(3, 7), [2, 6]."""
+    if isinstance(batch, (int, np.integer)):
+        return int(batch)
+    if isinstance(batch, slice):
+        return batch.stop or 0
+    indexes = np.asarray(batch)
+    return int(indexes.max()) + 1 if indexes.size and indexes.dtype.kind in "iu" else 0
 
 
 def validate_slices(slices: object, rows: int | None) -> None:

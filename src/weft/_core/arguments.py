@@ -97,16 +97,20 @@ def _explain(
     call: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> InvalidType | None:
     """Return what is wrong with the keywords of a call that has failed; None if it was not they."""
-    import inspect  # needed for this only
+    import difflib  # needed for this only
+    import inspect
 
     signature = inspect.signature(call)
     try:
         signature.bind(*arguments, **keywords)
     except TypeError:
+        kinds = {one.name: one.kind for one in signature.parameters.values()}
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        known = [one.name for one in signature.parameters.values() if one.kind not in variable]
-        wrong = [name for name in keywords if name not in known]
+        known = [name for name, kind in kinds.items() if kind not in variable]
         known = [name for name in known if name not in ("self", "cls")]
+        wrong = [name for name in keywords if name not in known]
+        if inspect.Parameter.VAR_KEYWORD in kinds.values():  # then others may be right
+            wrong = [name for name in wrong if difflib.get_close_matches(name, known)]
         if wrong:
             return _no_such_argument(wrong[0], known, call.__qualname__.removesuffix(".__init__"))
     return None

@@ -118,7 +118,7 @@ def test_what_collectives_refuse(s: Any) -> None:
         synk.reduce(ROWS)
     for op in ("mean", None):
         with pytest.raises(InvalidValue, match=f"op={op!r}.*'avg', 'sum', 'prod', 'min', 'max'"):
-            synk.all_reduce(s, op)
+            synk.all_reduce(s, op=op)
     for rank, kind in ((2, InvalidValue), (-1, InvalidValue), ("0", InvalidType)):
         with pytest.raises(kind, match=f"get_value: rank={rank!r}: expected"):
             synk.get_value(rank, s)

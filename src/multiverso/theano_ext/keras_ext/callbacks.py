@@ -29,6 +29,7 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Keras has no types
         self._manager = KerasParamManager(model)
         self._freq, self._batches = batches, 0
 
+    @explain_keywords
     def on_batch_end(self, batch: int, logs: Any = {}) -> None:  # noqa: B006  as of old; not used
         """Count a batch of training, and sync after every `freq` of them."""
         self._batches += 1
