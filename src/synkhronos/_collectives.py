@@ -182,7 +182,12 @@ class _Call:
 
     def values(self, values: Any) -> list[Any]:
         """Return the user's values, one for each variable, in its dtype and number of axes."""
-        given = [values] if self._single else list(values)
+        given = [values] if self._single else values
+        if not isinstance(given, (list, tuple)):
+            raise InvalidType(
+                f"{self._caller} got a {type(values).__name__} for {len(self.variables)} variables; "
+                "expected a list with a value for each"
+            )
         if len(given) != len(self.variables):
             raise InvalidValue(
                 f"{self._caller} got {len(given)} values for {len(self.variables)} variables"

@@ -130,6 +130,8 @@ def test_what_collectives_refuse(s: Any) -> None:
         synk.broadcast(s, ROWS)
     with pytest.raises(InvalidValue, match="1 values for 2 variables"):
         synk.broadcast([s, s], [np.zeros(2, "float32")])
+    with pytest.raises(InvalidType, match="scatter got a ndarray for 2 variables; expected a list"):
+        synk.scatter([s, s], ROWS)
     twin = pytensor.shared(np.ones(2, "float32"), "s")
     used = synk.function([], twin.sum())
     with pytest.raises(InvalidValue, match="more than one variable"):
