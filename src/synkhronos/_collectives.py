@@ -185,8 +185,8 @@ class _Call:
         given = [values] if self._single else values
         if not isinstance(given, (list, tuple)):
             raise InvalidType(
-                f"{self._caller} got a {type(values).__name__} for {len(self.variables)} variables; "
-                "expected a list with a value for each"
+                f"{self._caller} got a {type(values).__name__} for {len(self.variables)} "
+                "variables; expected a list with a value for each"
             )
         if len(given) != len(self.variables):
             raise InvalidValue(
