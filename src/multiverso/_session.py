@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import weft
-from weft._core.arguments import explain_keywords
+from weft._core.arguments import wrong_keyword
 from weft.errors import InvalidType, InvalidValue, WeftError
 
 P = ParamSpec("P")
@@ -34,15 +34,19 @@ _OWN_WORDS = (
 def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
     """Have the errors of a call advise what this package has, not what weft has. A wrong keyword is
     told with the nearest one that exists."""
-    explained = explain_keywords(call)
 
     @wraps(call)
     def spoken(*args: P.args, **options: P.kwargs) -> T:
         try:
-            return explained(*args, **options)
+            return call(*args, **options)
         except WeftError as error:
             error.args = tuple(map(_translate, error.args))
             raise
+        except TypeError:
+            wrong = wrong_keyword(call, args, options)
+            if wrong is None:
+                raise
+        raise wrong
 
     return spoken
 

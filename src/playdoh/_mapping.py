@@ -24,7 +24,7 @@ from weft._api.mapping import (
 )
 from weft._core.arguments import explain_keywords, validate_count, validate_keywords
 from weft._core.items import validate_callable
-from weft.errors import EngineUnavailable, InvalidType
+from weft.errors import EngineUnavailable, InvalidType, InvalidValue
 
 #: the keywords of `map` and `map_async`
 _KEYWORDS = ("cpu", "gpu", "machines", "shared_data", "codedependencies", "max_cpu")
@@ -108,9 +108,18 @@ class JobRun(MapHandle):
     @explain_keywords
     def get_results(self, ids: Sequence[int] | None = None) -> list[Any]:
         """Wait for the results and return them in order, or those of these indexes. Raises what
-        `map` raises."""
+        `map` raises, and InvalidValue for an index that no call has."""
         results = self.wait()
-        return results if ids is None else [results[index] for index in ids]
+        if ids is None:
+            return results
+        found = dict(enumerate(results))
+        for one in ids:
+            if one not in found:
+                raise InvalidValue(
+                    f"get_results(ids={ids!r}): expected indexes of 0 to {len(results) - 1}, got "
+                    f"{one!r}"
+                )
+        return [found[one] for one in ids]
 
     def get_result(self) -> list[Any]:
         """Wait for all results and return them in order. Raises what `map` raises."""

@@ -85,7 +85,7 @@ def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*arguments, **keywords)
         except TypeError:
-            error = _explain(call, arguments, keywords)
+            error = wrong_keyword(call, arguments, keywords)
             if error is None:
                 raise
         raise error
@@ -93,7 +93,7 @@ def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
     return explained
 
 
-def _explain(
+def wrong_keyword(
     call: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> InvalidType | None:
     """Return what is wrong with the keywords of a call that has failed; None if it was not they."""
