@@ -6,6 +6,7 @@
       _function.py     function: a PyTensor graph, computed by all ranks
       _graphs.py       what is compiled of it
       _orders.py       what one rank is to do for a call
+      _inputs.py       its inputs: put in order, read, and cut for each rank
       _selections.py   the options of a call, validated; which rows are whose
       _data.py         Data: inputs in shared memory
       _values.py       what fits a variable

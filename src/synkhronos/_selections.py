@@ -24,8 +24,8 @@ def choose(batch: Batch | None, length: int, option: str = "batch") -> Any:
     return partition.choose(batch, length, option)
 
 
-def reach(batch: Batch) -> int:
-    """Return how many rows there have to be for a batch: 7 for the first 7, slice(3, 7), [2, 6]."""
+def reach(batch: Batch | None) -> int:
+    """Return how many rows a batch needs at least: 7 for the first 7, slice(3, 7), [2, 6]."""
     if isinstance(batch, (int, np.integer)):
         return int(batch)
     if isinstance(batch, slice):
