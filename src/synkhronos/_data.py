@@ -182,3 +182,8 @@ class Data:
 
     def __repr__(self) -> str:
         return f"<Data {self.name or ''} of dtype {self._dtype}, shape {self.shape}>"
+
+
+def is_minibatch(value: Any) -> bool:
+    """Return whether a value has the rows of a batch alone."""
+    return isinstance(value, Data) and value.minibatch

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synkhronos._data import Data
+from synkhronos._data import Data, is_minibatch
 from synkhronos._names import nearest
-from synkhronos._selections import Part, choose, reach, validate_minibatches
+from synkhronos._selections import Part, rows_of
 from synkhronos._values import fit
 from weft._core.functions import Common
-from weft._core.partition import Batch, RowSlice, common_length, count
+from weft._core.partition import Batch, RowSlice
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -69,7 +69,7 @@ class Inputs:
         if isinstance(value, Data) and (value.dtype, value.ndim) == (variable.dtype, variable.ndim):
             return value
         what = f"{self.name}: the input {self._called(position)}"
-        if _is_minibatch(value):
+        if is_minibatch(value):
             raise InvalidType(
                 f"{what} is {value}; expected a minibatch of dtype {variable.dtype} with "
                 f"{variable.ndim} axes"
@@ -79,18 +79,9 @@ class Inputs:
     def rows(self, values: Sequence[Any], batch: Batch | None) -> Any:
         """Return the chosen rows of the inputs that are split: a slice, or indexes."""
         named = {self._called(at): one for at, one in enumerate(values) if self.is_split[at]}
-        minibatches = {name: len(one) for name, one in named.items() if _is_minibatch(one)}
-        whole = {name: one for name, one in named.items() if name not in minibatches}
-        if batch is None:  # then all are as long
-            whole = named
-        if whole:
-            otherwise = "; what goes to every rank as it is belongs in bcast_inputs=[...]"
-            length = common_length(whole, otherwise=otherwise)
-        else:  # of the batch only the number of its rows counts
-            length = max([reach(batch), *minibatches.values()]) if minibatches else 0
-        rows = choose(batch, length)
-        validate_minibatches(minibatches, count(rows))
-        return rows
+        minibatches = [name for name, one in named.items() if is_minibatch(one)]
+        otherwise = "; what goes to every rank as it is belongs in bcast_inputs=[...]"
+        return rows_of(named, minibatches, batch, otherwise)
 
     def arguments(self, values: Sequence[Any], part: Part) -> list[Any]:
         """Return a rank's arguments: its own rows of what is split, and names of what is not."""
@@ -121,10 +112,6 @@ def _row_slice(value: Any, part: Part) -> RowSlice:
 
 def _common_name(position: int) -> str:
     return f"input {position}"
-
-
-def _is_minibatch(value: Any) -> bool:
-    return isinstance(value, Data) and value.minibatch
 
 
 def validate_inputs(inputs: Sequence[Any], options: Sequence[str]) -> list[Any]:

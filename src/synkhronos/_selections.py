@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft._core import partition
-from weft._core.partition import Batch
+from weft._core.partition import Batch, common_length, count
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -22,6 +22,23 @@ def choose(batch: Batch | None, length: int, option: str = "batch") -> Any:
             f"the last ones are slice({batch.start}, None)"
         )
     return partition.choose(batch, length, option)
+
+
+def rows_of(
+    named: Mapping[str, Any], minibatches: Collection[str], batch: Batch | None, otherwise: str = ""
+) -> Any:
+    """Return the chosen rows of values, some of which have the rows of the batch alone. Raises
+    InvalidType and InvalidValue for rows that are not there; where numbers of rows differ the error
+    ends with `otherwise`."""
+    whole = {name: one for name, one in named.items() if batch is None or name not in minibatches}
+    lengths = {name: len(named[name]) for name in minibatches}
+    if whole:
+        length = common_length(dict(whole), otherwise=otherwise)
+    else:  # of the batch only the number of its rows counts
+        length = max([reach(batch), *lengths.values()]) if lengths else 0
+    rows = choose(batch, length)
+    validate_minibatches(lengths, count(rows))
+    return rows
 
 
 def reach(batch: Batch | None) -> int:
