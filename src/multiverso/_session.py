@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import weft
+from weft._core.arguments import wrong_keyword
 from weft.errors import InvalidType, InvalidValue, WeftError
 
 P = ParamSpec("P")
@@ -31,7 +32,8 @@ _OWN_WORDS = (
 
 
 def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
-    """Have the errors of a call advise what this package has, not what weft has."""
+    """Have the errors of a call advise what this package has, not what weft has. A wrong keyword is
+    told with the nearest one that exists."""
 
     @wraps(call)
     def spoken(*args: P.args, **options: P.kwargs) -> T:
@@ -40,6 +42,11 @@ def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
         except WeftError as error:
             error.args = tuple(map(_translate, error.args))
             raise
+        except TypeError:
+            wrong = wrong_keyword(call, args, options)
+            if wrong is None:
+                raise
+        raise wrong
 
     return spoken
 

@@ -53,6 +53,7 @@ def workers_num() -> int:
     return weft.size()
 
 
+@in_own_words
 def num_workers() -> int:
     """Return the number of workers, as the Lua binding spelled it."""
     return workers_num()
@@ -64,6 +65,7 @@ def worker_id() -> int:
     return weft.rank()
 
 
+@in_own_words
 def server_id() -> int:
     """Return this process's number as a server: every worker keeps the tables with the others."""
     return worker_id()

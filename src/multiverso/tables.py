@@ -23,6 +23,7 @@ Array = NDArray[Any]
 class TableHandler:
     """The interface of both kinds of handler."""
 
+    @in_own_words
     def __init__(self, size: int, init_value: Any = None) -> None:
         raise NotImplementedError(
             f"{type(self).__name__}({size!r}): make an ArrayTableHandler or a MatrixTableHandler"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso import api
+from weft._core.arguments import explain_keywords
 
 
 class Loader:
@@ -42,6 +43,7 @@ class Loader:
         return cls.LIB
 
 
+@explain_keywords
 def convert_data(data: Any) -> NDArray[np.float32]:
     """Return numbers as a new array of float32, in which the old tables kept everything."""
     return np.array(data).astype(np.float32)

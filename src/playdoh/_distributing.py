@@ -8,6 +8,7 @@ from typing import Any
 
 import weft
 from playdoh._resources import elsewhere
+from weft._core.arguments import explain_keywords
 from weft.errors import InvalidType
 
 
@@ -19,6 +20,7 @@ class DistributedFunction(weft.DistributedFunction):
     [1, 2]
     """
 
+    @explain_keywords
     def __init__(  # noqa: PLR0917  they were all positional
         self,
         fun: Callable[..., Any] | None = None,
@@ -47,6 +49,7 @@ class DistributedFunction(weft.DistributedFunction):
             verbose=verbose,
         )
 
+    @explain_keywords
     def __call__(self, x: Any = None) -> Any:
         """Call the function on every item of a list, on an array, or, without an argument, once in
         each worker. So it is called for an array without axes too, and the results are joined.
@@ -60,6 +63,7 @@ class DistributedFunction(weft.DistributedFunction):
         return numpy.concatenate([numpy.atleast_1d(result) for result in results], axis=-1)
 
 
+@explain_keywords
 def distribute(  # noqa: PLR0917  they were all positional
     fun: Callable[..., Any] | None = None,
     shared_data: Mapping[str, Any] | None = None,
@@ -96,11 +100,13 @@ def distribute(  # noqa: PLR0917  they were all positional
     )
 
 
+@explain_keywords
 def finished(dfun: weft.DistributedFunction) -> None:
     """Clean up after a distributed function. Workers behind a named pipe stay."""
     _validate_function(dfun, "finished").finished()
 
 
+@explain_keywords
 def shutdown(dfun: weft.DistributedFunction) -> None:
     """Clean up after a distributed function, and end the workers, also those behind a pipe."""
     _validate_function(dfun, "shutdown").shutdown()

@@ -22,9 +22,9 @@ from weft._api.mapping import (
     share_of_cores,
     validate_items,
 )
-from weft._core.arguments import validate_count, validate_keywords
+from weft._core.arguments import explain_keywords, validate_count, validate_keywords
 from weft._core.items import validate_callable
-from weft.errors import EngineUnavailable, InvalidType
+from weft.errors import EngineUnavailable, InvalidType, InvalidValue
 
 #: the keywords of `map` and `map_async`
 _KEYWORDS = ("cpu", "gpu", "machines", "shared_data", "codedependencies", "max_cpu")
@@ -44,6 +44,7 @@ _OF_DISTRIBUTE = (
 _MISSING = ("allocation", "unit_type", "total_units", "do_redirect")
 
 
+@explain_keywords
 def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     """Return the results of `fun` on the elements of a list, or of several lists in step.
 
@@ -76,6 +77,7 @@ def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     return make_map("map", *_prepare(fun, argss, kwdss, "map")).run()
 
 
+@explain_keywords
 def map_async(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> JobRun:
     """Start a `map` in processes and return a handle at once. It takes the same keywords, but for
     those that only `distribute` has.
@@ -103,11 +105,21 @@ class JobRun(MapHandle):
         calls = range(count if total is None else total)
         return ["finished" if index in ended else rest for index in calls]
 
+    @explain_keywords
     def get_results(self, ids: Sequence[int] | None = None) -> list[Any]:
         """Wait for the results and return them in order, or those of these indexes. Raises what
-        `map` raises."""
+        `map` raises, and InvalidValue for an index that no call has."""
         results = self.wait()
-        return results if ids is None else [results[index] for index in ids]
+        if ids is None:
+            return results
+        found = dict(enumerate(results))
+        for one in ids:
+            if one not in found:
+                raise InvalidValue(
+                    f"get_results(ids={ids!r}): expected indexes of 0 to {len(results) - 1}, got "
+                    f"{one!r}"
+                )
+        return [found[one] for one in ids]
 
     def get_result(self) -> list[Any]:
         """Wait for all results and return them in order. Raises what `map` raises."""

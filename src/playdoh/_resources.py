@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from weft._core.arguments import validate_count
+from weft._core.arguments import explain_keywords, validate_count
 from weft._core.failures import warn_caller
 from weft.engines import registry
 from weft.resources import count_cores, visible_gpus
@@ -31,6 +31,7 @@ MAXGPU = get_gpu_count()
 CANUSEGPU = MAXGPU > 0
 
 
+@explain_keywords
 def funworker(
     max_cpu: int | None = None,
     max_gpu: int | None = None,

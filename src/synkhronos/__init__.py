@@ -6,6 +6,7 @@
       _function.py     function: a PyTensor graph, computed by all ranks
       _graphs.py       what is compiled of it
       _orders.py       what one rank is to do for a call
+      _inputs.py       its inputs: put in order, read, and cut for each rank
       _selections.py   the options of a call, validated; which rows are whose
       _data.py         Data: inputs in shared memory
       _values.py       what fits a variable
@@ -46,7 +47,7 @@ from synkhronos._collectives import (
 from synkhronos._data import Data, data
 from synkhronos._function import Function, function
 from synkhronos._names import also
-from weft._core.arguments import whole
+from weft._core.arguments import explain_keywords, whole
 from weft.resources import count_gpus
 
 __all__ = [
@@ -100,11 +101,13 @@ def fork(  # noqa: PLR0917  they were all positional
     return _session.begin(n_parallel, bool(use_gpu), master_rank, timeout)
 
 
+@explain_keywords
 def close() -> None:
     """End the other processes. Also done at the end of the program; does nothing twice."""
     _session.end()
 
 
+@explain_keywords
 def distribute() -> None:
     """Send the functions built so far to all processes, with the present values of their shared
     variables.
@@ -115,6 +118,7 @@ def distribute() -> None:
     _session.send_all()
 
 
+@explain_keywords
 def get_n_gpu() -> int:
     """Return the number of GPUs that this program may use."""
     return count_gpus(os.environ)

@@ -13,11 +13,12 @@ import numpy as np
 
 import weft
 from synkhronos import _session
+from synkhronos._data import is_minibatch
 from synkhronos._names import also
-from synkhronos._selections import parts
+from synkhronos._selections import parts, rows_of
 from synkhronos._shareds import find, of_functions
 from synkhronos._values import fit
-from weft._core.partition import Batch, choose, common_length, count
+from weft._core.partition import Batch
 from weft.errors import InvalidType, InvalidValue
 
 OPERATIONS = {"avg": "mean", "sum": "sum", "prod": "prod", "min": "min", "max": "max"}
@@ -39,16 +40,13 @@ def scatter(shared_vars: Any, values: Any, batch: Batch | None = None) -> None:
     call = _Call(shared_vars, "scatter")
     own = call.one_for_each_rank(values)
     if own is None:
-        given = call.values(values)
-        rows = choose(
-            batch, common_length({one.name or "values": v for one, v in call.pairs(given)})
-        )
-        if count(rows) < call.size:
+        own = call.cut(values, batch, call.size)
+        lengths = [len(arrays[0]) for arrays in own]
+        if min(lengths) == 0:
             raise InvalidValue(
-                f"scatter got {count(rows)} rows for {call.size} ranks; expected one row for each "
+                f"scatter got {sum(lengths)} rows for {call.size} ranks; expected one row for each "
                 "or more"
             )
-        own = [[np.array(one[part.rows]) for one in given] for part in parts(rows, call.size)]
     elif batch is not None:
         raise InvalidValue(f"scatter got one value for each rank, and batch={batch!r} of them all")
     for place, arrays in zip(_session.places(call.size), own, strict=True):
@@ -128,10 +126,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Batch | None = No
     """Set one rank's values, to the rows of a batch if one is given."""
     place = _session.place(rank, "set_value")
     call = _Call(shared_vars, "set_value")
-    given = call.values(values)
-    if batch is not None:
-        length = common_length({one.name or "values": v for one, v in call.pairs(given)})
-        given = [np.array(one[choose(batch, length)]) for one in given]
+    given = call.values(values) if batch is None else call.cut(values, batch, 1)[0]
     call.replica.set(place, call.packed(given))
 
 
@@ -182,7 +177,12 @@ class _Call:
 
     def values(self, values: Any) -> list[Any]:
         """Return the user's values, one for each variable, in its dtype and number of axes."""
-        given = [values] if self._single else list(values)
+        given = [values] if self._single else values
+        if not isinstance(given, (list, tuple)):
+            raise InvalidType(
+                f"{self._caller} got a {type(values).__name__} for {len(self.variables)} "
+                "variables; expected a list with a value for each"
+            )
         if len(given) != len(self.variables):
             raise InvalidValue(
                 f"{self._caller} got {len(given)} values for {len(self.variables)} variables"
@@ -190,6 +190,22 @@ class _Call:
         return [
             fit(value, one.dtype, one.ndim, f"{self._caller}: the value for {one}")
             for one, value in self.pairs(given)
+        ]
+
+    def cut(self, values: Any, batch: Batch | None, count: int) -> list[list[Any]]:
+        """Return so many parts of the rows of the user's values, or of a batch of them: in each
+        part one array for each variable."""
+        arrays = self.values(values)
+        named = {f"values[{at}]": one for at, one in enumerate(arrays)}
+        given = [values] if self._single else values
+        minibatches = [name for name, one in zip(named, given, strict=True) if is_minibatch(one)]
+        rows = rows_of(named, minibatches, batch)
+        return [
+            [
+                np.array(one[part.positions if name in minibatches else part.rows])
+                for name, one in named.items()
+            ]
+            for part in parts(rows, count)
         ]
 
     def one_for_each_rank(self, values: Any) -> list[list[Any]] | None:

@@ -9,9 +9,11 @@ import numpy as np
 import weft
 from synkhronos._names import also
 from synkhronos._values import fit
+from weft._core.arguments import explain_keywords
 from weft.errors import InvalidType, InvalidValue
 
 
+@explain_keywords
 def data(  # noqa: PLR0917  they were all positional
     value: Any = None,
     var: Any = None,
@@ -128,6 +130,7 @@ class Data:
         what = f"the value of {self}"
         return fit(input_data, self._dtype, self._ndim, what, force_cast=force_cast)
 
+    @explain_keywords
     def set_length(self, length: int, oversize: float = 1) -> None:
         """Set the number of rows: keep the first ones, add zeros where there were none."""
         if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
@@ -136,6 +139,7 @@ class Data:
             raise InvalidValue(f"set_length({length}): {self} is a single number, without rows")
         self.set_shape((int(length), *self.shape[1:]), oversize=oversize)
 
+    @explain_keywords
     def set_shape(self, shape: tuple[int, ...], oversize: float = 1) -> None:
         """Set the shape. Values stay if the rows have the same shape as before; the rest is zero.
         Memory grows if necessary, and never shrinks here."""
@@ -178,3 +182,8 @@ class Data:
 
     def __repr__(self) -> str:
         return f"<Data {self.name or ''} of dtype {self._dtype}, shape {self.shape}>"
+
+
+def is_minibatch(value: Any) -> bool:
+    """Return whether a value has the rows of a batch alone."""
+    return isinstance(value, Data) and value.minibatch

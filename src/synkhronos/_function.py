@@ -15,30 +15,29 @@ import weft
 from synkhronos import _session
 from synkhronos._data import Data, data
 from synkhronos._graphs import MODES, Graph, read_givens, read_outputs, read_updates
-from synkhronos._names import are_modes, are_split, are_variables, nearest
+from synkhronos._inputs import Inputs, validate_inputs
+from synkhronos._names import are_modes, are_split, are_variables
 from synkhronos._orders import Order, run
 from synkhronos._packages import pytensor
 from synkhronos._selections import (
-    Part,
     cut_of,
     parts,
     selections,
     subset_of,
-    validate_minibatches,
     validate_slices,
 )
 from synkhronos._shareds import register, validate_sliceable
-from synkhronos._values import fit
-from weft._core.arguments import validate_keywords
-from weft._core.functions import Common, Partial, Task, join
-from weft._core.partition import Batch, RowSlice, choose, common_length, count
-from weft.errors import InvalidType, InvalidValue
+from weft._core.arguments import explain_keywords, validate_keywords
+from weft._core.functions import Partial, Task, join
+from weft._core.partition import Batch, count
+from weft.errors import InvalidValue
 
 #: what a call takes besides inputs by name
 OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")
 _order = itertools.count()
 
 
+@explain_keywords
 def function(  # noqa: PLR0917  they were all positional
     inputs: Sequence[Any],
     outputs: Any = None,
@@ -94,7 +93,7 @@ def function(  # noqa: PLR0917  they were all positional
     variables, modes, single = read_outputs(outputs, collect_modes, reduce_ops)
     return Function(
         Graph(
-            _validate_inputs([*own, *whole]),
+            validate_inputs([*own, *whole], OPTIONS),
             variables,
             read_updates(updates),
             read_givens(givens),
@@ -115,13 +114,12 @@ class Function:
     ) -> None:
         self._output_modes = output_modes
         self._update_modes = [one.mode for one in graph.updates]
-        self._inputs = [getattr(one, "variable", one) for one in graph.inputs]
-        #: of each input, whether its rows are split
-        self._is_split = is_split
         self._single = single
         self._graph = graph.with_defaults()
         plain = self._graph.compile()
         self._name: str = graph.options.get("name") or plain.name or "function"
+        variables = [getattr(one, "variable", one) for one in graph.inputs]
+        self._inputs = Inputs(self._name, variables, is_split)
         self._compiled: dict[tuple[str | None, bool], Any] = {(None, False): plain}
         self.shareds: list[Any] = list(plain.get_shared())
         validate_sliceable(graph.sliceable, self.shareds)
@@ -194,7 +192,7 @@ class Function:
         self, *inputs: Any, output_subset: Sequence[int] | None = None, **by_name: Any
     ) -> Any:
         """Compute the same function in this process alone, on all rows."""
-        values = [np.asarray(one) for one in self._values(inputs, by_name, OPTIONS[:1])]
+        values = [np.asarray(one) for one in self._inputs.read(inputs, by_name, OPTIONS[:1])]
         found = self._compiled[None, False](*values)
         if output_subset is not None:
             found = [found[at] for at in subset_of(output_subset, len(found))]
@@ -210,7 +208,7 @@ class Function:
     ) -> Data | tuple[Data, ...]:
         """Return Data for all inputs, in their order, in memory that all ranks see: a tuple, or of
         a single input its Data. `minibatch` is one for all, or a list with one for each."""
-        values = self._ordered(inputs, by_name, ("force_cast", "oversize", "minibatch"))
+        values = self._inputs.order(inputs, by_name, ("force_cast", "oversize", "minibatch"))
         given = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(given) != len(values):
             raise InvalidValue(
@@ -219,7 +217,7 @@ class Function:
             )
         found = tuple(
             data(value, var, force_cast=force_cast, oversize=oversize, minibatch=one)
-            for value, var, one in zip(values, self._inputs, given, strict=True)
+            for value, var, one in zip(values, self._inputs.variables, given, strict=True)
         )
         return found[0] if len(found) == 1 else found
 
@@ -230,12 +228,10 @@ class Function:
         if not by_name and (not values or any(one is None for one in values)):
             raise InvalidValue(
                 f"{self.name}.get_input_shmems() got no inputs, and those of its last call are "
-                f"gone; expected {len(self._inputs)}: {[one.name for one in self._inputs]}"
+                f"gone; expected {len(self._inputs.names)}: {self._inputs.names}"
             )
-        return [
-            data(value, var).data
-            for value, var in zip(self._ordered(values, by_name), self._inputs, strict=True)
-        ]
+        pairs = zip(self._inputs.order(values, by_name), self._inputs.variables, strict=True)
+        return [data(value, var).data for value, var in pairs]
 
     def __repr__(self) -> str:
         return f"<synkhronos function {self.name!r}, outputs {self.output_modes}>"
@@ -245,32 +241,29 @@ class Function:
     ) -> tuple[list[Order | None], dict[str, Any]]:
         """Return what each rank of weft's team is to do, and the arguments common to all."""
         team = _session.team(self.name)
-        given = self._values(inputs, by_name, OPTIONS)
-        split = {at: one for at, one in enumerate(given) if self._is_split[at]}
-        rows = choose(options.batch, self._length(split, options.batch))
-        self._validate_minibatches(split, count(rows))
-        order = self._order(options, count(rows) if split else None)
-        common = {
-            _common_name(at): one.data if isinstance(one, Data) else one
-            for at, one in enumerate(given)
-            if at not in split
-        }
+        values = self._inputs.read(inputs, by_name, OPTIONS)
+        rows = self._inputs.rows(values, options.batch)
+        has_rows = self._inputs.any_split
+        order = self._order(options, count(rows) if has_rows else None)
         chosen = selections(options.batch_s, team.size)
         found: list[Order | None] = [None] * team.size
         for part, selection, place in zip(
             parts(rows, team.size), chosen, _session.places(team.size), strict=True
         ):
-            if split and not part.length and (place or count(rows)):
+            if has_rows and not part.length and (place or count(rows)):
                 continue  # no rows: nothing to do
-            arguments = [
-                _row_slice(one, part) if at in split else Common(_common_name(at))
-                for at, one in enumerate(given)
-            ]
-            own_rows = part.length if split else 1
+            own_rows = part.length if has_rows else 1
+            arguments = self._inputs.arguments(values, part)
             task = order.task._replace(arguments=arguments, rows=own_rows)
             found[place] = replace(order, task=task, selection=selection)
-        self._last = [weakref.ref(one) for one in given]
-        return found, common
+        if found[0] is None and None in self._modes(options.output_subset, sliced=False):
+            raise InvalidValue(
+                f"{self.name} has an output of the mode None, which is this process's own, and of "
+                f"{count(rows)} rows for {team.size} processes this one has none; expected more "
+                "rows, or another mode"
+            )
+        self._last = [weakref.ref(one) for one in values]
+        return found, self._inputs.common(values)
 
     def _order(self, options: CallOptions, rows: int | None) -> Order:
         """Return what all ranks are to do, without the inputs."""
@@ -300,66 +293,6 @@ class Function:
                 if mode is None:
                     joined[position] = results[0].outputs[position]
         return joined[0] if self._single else list(joined)
-
-    def _values(
-        self, inputs: Sequence[Any], by_name: Mapping[str, Any], options: Sequence[str]
-    ) -> list[Any]:
-        """Return the inputs' values in their order, in the variables' dtypes."""
-        pairs = zip(self._ordered(inputs, by_name, options), self._inputs, strict=True)
-        return [self._fitted(value, var, at) for at, (value, var) in enumerate(pairs)]
-
-    def _fitted(self, value: Any, var: Any, position: int) -> Any:
-        if isinstance(value, Data) and (value.dtype, value.ndim) == (var.dtype, var.ndim):
-            return value
-        what = f"{self.name}: the input {_called(var, position)}"
-        if _is_minibatch(value):
-            raise InvalidType(
-                f"{what} is {value}; expected a minibatch of dtype {var.dtype} with {var.ndim} axes"
-            )
-        return fit(value, var.dtype, var.ndim, what)
-
-    def _ordered(
-        self, inputs: Sequence[Any], by_name: Mapping[str, Any], options: Sequence[str] = ()
-    ) -> list[Any]:
-        """Return a call's inputs in their order. `options` are what else it takes by name."""
-        names = [one.name for one in self._inputs]
-        found = dict(enumerate(inputs))
-        for name, value in by_name.items():
-            if name not in names:
-                hint = nearest(name, [*filter(None, names), *options])
-                raise InvalidType(
-                    f"{self.name} got an input {name!r}; its inputs are {names}{hint}"
-                )
-            if names.index(name) in found:
-                raise InvalidType(f"{self.name} got the input {name!r} twice")
-            found[names.index(name)] = value
-        if len(found) != len(names) or len(inputs) > len(names):
-            raise InvalidType(
-                f"{self.name} got {len(found)} inputs; expected {len(names)}: {names}"
-            )
-        return [found[position] for position in range(len(names))]
-
-    def _length(self, split: Mapping[int, Any], batch: Batch | None) -> int:
-        """Return how many rows there are to choose from."""
-        named = {_called(self._inputs[at], at): one for at, one in split.items()}
-        if not named:
-            return 0
-        if batch is not None:  # those of minibatches are only the chosen ones
-            whole = {name: one for name, one in named.items() if not _is_minibatch(one)}
-            if not whole:
-                return min(map(len, named.values()))
-            named = whole
-        return common_length(
-            named, otherwise="; what goes to every rank as it is belongs in bcast_inputs=[...]"
-        )
-
-    def _validate_minibatches(self, split: Mapping[int, Any], rows: int) -> None:
-        lengths = {
-            _called(self._inputs[at], at): len(one)
-            for at, one in split.items()
-            if _is_minibatch(one)
-        }
-        validate_minibatches(lengths, rows)
 
     def _wanted(self, subset: Sequence[int] | None, sliced: bool) -> tuple[int, ...] | None:
         if subset is None:
@@ -395,38 +328,3 @@ class CallOptions(NamedTuple):
     batch: Batch | None = None
     batch_s: Any = None
     num_slices: int = 1
-
-
-def _row_slice(value: Any, part: Part) -> RowSlice:
-    """Return a rank's own rows of an input that is split."""
-    if isinstance(value, Data):
-        return RowSlice(value.data, part.positions if value.minibatch else part.rows)
-    return RowSlice(value, part.rows)
-
-
-def _common_name(position: int) -> str:
-    return f"input {position}"
-
-
-def _is_minibatch(value: Any) -> bool:
-    return isinstance(value, Data) and value.minibatch
-
-
-def _called(variable: Any, position: int) -> str:
-    return repr(variable.name) if variable.name else f"at position {position}"
-
-
-def _validate_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Return the inputs. Raises InvalidType, InvalidValue for what is no variable."""
-    for position, given in enumerate(inputs):
-        variable = getattr(given, "variable", given)
-        if not hasattr(variable, "owner") or not hasattr(variable, "ndim"):
-            raise InvalidType(
-                f"inputs[{position}] is a {type(given).__name__}; expected a variable of PyTensor"
-            )
-        if variable.name in OPTIONS:
-            raise InvalidValue(
-                f"inputs[{position}] is called {variable.name!r}, which is an option of the call; "
-                "rename it: options are " + ", ".join(OPTIONS)
-            )
-    return list(inputs)

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from weft._core.arguments import validate_keywords
+from weft._core.arguments import explain_keywords
 from weft.errors import InvalidType, InvalidValue
 
 Result = TypeVar("Result")
@@ -32,14 +32,12 @@ def also(
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        signature = inspect.signature(function)
-        known = [*signature.parameters, *spellings]
-        name = f"synkhronos.{function.__qualname__}"
+        name = function.__qualname__
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Result:
-            if early and _is_early(arguments):
-                keywords = {**dict(zip(early, arguments, strict=False)), **keywords}
+            if _is_early(arguments, early):
+                keywords = _by_name(arguments, early, keywords, name)
                 arguments = ()
             for spelling in spellings.keys() & keywords.keys():
                 if spellings[spelling] in keywords:
@@ -48,26 +46,41 @@ def also(
                         "another name for it"
                     )
                 keywords[spellings[spelling]] = keywords.pop(spelling)
-            validate_keywords(keywords, known, name)
             return function(*arguments, **keywords)
 
         others = [
             inspect.Parameter(spelling, inspect.Parameter.KEYWORD_ONLY, default=None)
             for spelling in spellings
         ]
+        signature = inspect.signature(function)
         parameters = [*signature.parameters.values(), *others]
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return call
+        return explain_keywords(call)
 
     return decorate
 
 
-def _is_early(arguments: Sequence[Any]) -> bool:
-    if len(arguments) < 2:
+def _by_name(
+    arguments: Sequence[Any], names: Sequence[str], keywords: dict[str, Any], where: str
+) -> dict[str, Any]:
+    """Return a call's arguments by their names. Raises InvalidType for too many, or one twice."""
+    if len(arguments) > len(names):
+        raise InvalidType(
+            f"{where} got {len(arguments)} arguments; expected {len(names)} at most, in the order "
+            f"of February 2017: {', '.join(names)}"
+        )
+    found = dict(zip(names, arguments, strict=False))
+    for one in found.keys() & keywords.keys():
+        raise InvalidType(f"{where} got {one!r} twice: by its place, and by its name")
+    return {**found, **keywords}
+
+
+def _is_early(arguments: Sequence[Any], early: Sequence[str]) -> bool:
+    if len(arguments) < 2 or not early:
         return False
     second = arguments[1]
-    if second is None:  # reduce(s, None, "sum")
-        return len(arguments) > 2 and isinstance(arguments[2], str)
+    if second is None:  # reduce(s, None, "sum"); the later `broadcast` has values=None there
+        return len(early) > 2
     several = second if isinstance(second, (list, tuple)) else [second]
     return bool(several) and all(hasattr(one, "output_modes") for one in several)
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._selections import choose
 from weft._core.functions import Partial, Task, compute
-from weft._core.partition import Bounds, RowSlice, choose, common_length, count
+from weft._core.partition import Bounds, RowSlice, common_length, count
 from weft.adapters import models
 from weft.engines.base import Member
 from weft.errors import InvalidValue

@@ -3,12 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft._core import partition
+from weft._core.partition import Batch, common_length, count
 from weft.errors import InvalidType, InvalidValue
+
+
+def choose(batch: Batch | None, length: int, option: str = "batch") -> Any:
+    """Return the rows of a batch: a slice, or indexes. Raises InvalidType and InvalidValue, also
+    for a slice that ends after the last row, which would choose fewer rows than it says."""
+    if isinstance(batch, slice) and batch.stop is not None and batch.stop > length:
+        raise InvalidValue(
+            f"{option}={batch}: expected an end of {length} at most, as there are {length} rows; "
+            f"the last ones are slice({batch.start}, None)"
+        )
+    return partition.choose(batch, length, option)
+
+
+def rows_of(
+    named: Mapping[str, Any], minibatches: Collection[str], batch: Batch | None, otherwise: str = ""
+) -> Any:
+    """Return the chosen rows of values, some of which have the rows of the batch alone. Raises
+    InvalidType and InvalidValue for rows that are not there; where numbers of rows differ the error
+    ends with `otherwise`."""
+    whole = {name: one for name, one in named.items() if batch is None or name not in minibatches}
+    lengths = {name: len(named[name]) for name in minibatches}
+    if whole:
+        length = common_length(dict(whole), otherwise=otherwise)
+    else:  # of the batch only the number of its rows counts
+        length = max([reach(batch), *lengths.values()]) if lengths else 0
+    rows = choose(batch, length)
+    validate_minibatches(lengths, count(rows))
+    return rows
+
+
+def reach(batch: Batch | None) -> int:
+    """Return how many rows a batch needs at least: 7 for the first 7, slice(3, 7), [2, 6]."""
+    if isinstance(batch, (int, np.integer)):
+        return int(batch)
+    if isinstance(batch, slice):
+        return batch.stop or 0
+    indexes = np.asarray(batch)
+    return int(indexes.max()) + 1 if indexes.size and indexes.dtype.kind in "iu" else 0
 
 
 def validate_slices(slices: object, rows: int | None) -> None:

@@ -12,6 +12,7 @@ import pytest
 import weft
 from weft._core.arguments import (
     deadline_after,
+    explain_keywords,
     from_environment,
     seconds_until,
     validate_keywords,
@@ -46,6 +47,57 @@ def test_a_wrong_keyword_is_named_with_the_nearest() -> None:
         validate_keywords(["inputs", "modes"], known, "function")
     with pytest.raises(InvalidType, match=r"function\(z=\.\.\.\): .* the nearest is \w+="):
         validate_keywords(["z"], known, "function")
+
+
+def test_a_wrong_keyword_of_any_call() -> None:
+    """Is told so where calls, methods and classes are decorated; other errors stay."""
+
+    class Table:
+        @explain_keywords
+        def __init__(self, size: int, init_value: object = None) -> None:
+            if init_value == "wrong":
+                raise TypeError("within")
+
+        @explain_keywords
+        def add(self, data: object, *more: object, sync: bool = False) -> object:
+            return data
+
+        @explain_keywords
+        def nothing(self) -> None:
+            pass
+
+        @explain_keywords
+        def train(self, loss: object, params: object, **options: object) -> object:
+            return options
+
+    message = r"^Table\(sise=\.\.\.\): .* the nearest is size=\. Table takes size, init_value$"
+    with pytest.raises(InvalidType, match=message.replace("Table", r"\S*Table")) as caught:
+        Table(sise=3)  # type: ignore[call-arg]
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    table: Any = Table(size=3)
+    assert table.add(data=1) == table.add(1, 2, sync=True) == 1
+    for call, words in (
+        (
+            lambda: table.add(1, snyc=True),
+            r"add\(snyc=\.\.\.\): .* is sync=\. .* takes data, sync$",
+        ),
+        (lambda: table.nothing(now=1), r"nothing\(now=\.\.\.\): it takes no arguments"),
+        (
+            lambda: table.train(1, parms=2, lr=3),
+            r"train\(parms=\.\.\.\): .* the nearest is params=",
+        ),
+    ):
+        with pytest.raises(InvalidType, match=words):
+            call()
+    assert table.train(1, 2, parms=3) == {"parms": 3}
+    for call, words in (
+        (lambda: Table(1, "wrong"), "^within$"),
+        (Table, "missing 1 required"),
+        (lambda: table.train(1, learning_rate=3), "missing 1 required .* 'params'"),
+    ):
+        with pytest.raises(TypeError, match=words) as other:
+            call()
+        assert not isinstance(other.value, InvalidType)
 
 
 def test_deadlines() -> None:

@@ -628,6 +628,8 @@ def test_map_async() -> None:
     assert handle.get_status() == ["finished"] * 3
     assert handle.get_info() == {"status": "finished", "finished": 3, "total": 3}
     assert repr(handle) == "<JobRun, finished, 3 of 3 items>"
+    with pytest.raises(InvalidValue, match=r"ids=\[1, 3\]\): expected indexes of 0 to 2, got 3"):
+        handle.get_results([1, 3])
 
 
 def test_the_status_of_a_run(tmp_path: Path) -> None:

@@ -68,13 +68,14 @@ def test_the_example_of_shared_variables(float_type: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("ranks", "launcher"), [(1, "python"), (2, "weft run"), (2, "mpirun")])
 def test_the_old_programs(ranks: int, launcher: str, tmp_path: Path) -> None:
     """The introductory examples of both versions, the demos and the tests do what they did, alone
-    and in several ranks, each of which starts processes of its own."""
+    in float32 as on GPUs, and in several ranks, each of which starts processes of its own."""
     paths = [*map(str, sorted((FOLDER / "programs" / "synkhronos").glob("*.py")))]
     assert len(paths) == 4
     paths += [str(ROOT / "examples" / "synkhronos" / f"example_{number}.py") for number in (0, 1)]
     runner = FOLDER / "programs" / "synkhronos_in_turn.py"
     env = {"TMPDIR": str(tmp_path), "PYTENSOR_FLAGS": QUICK}
     if launcher == "python":
+        env["PYTENSOR_FLAGS"] += ",floatX=float32"
         outcome = run_command([sys.executable, str(runner), *paths], env=env)
     else:
         outcome = launch(runner, ranks, *paths, env=env, launcher=launcher)

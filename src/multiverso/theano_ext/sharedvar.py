@@ -45,6 +45,7 @@ class MVSharedVariable:
         self._svobj = svobj
         self._sync = _Sync(weft.ModelTable(svobj, consistency=_session.consistency()))
 
+    @in_own_words
     def mv_sync(self) -> None:
         """Add the change since the last sync to the table, and take the latest value."""
         self._sync()
@@ -94,6 +95,7 @@ def _refused(error: InvalidType) -> InvalidType:
     return error
 
 
+@in_own_words
 def sync_all_mv_shared_vars() -> None:
     """Call `mv_sync()` of every variable that `mv_shared` has made since `init`."""
     for shared in _session.shared_variables:

@@ -11,6 +11,7 @@ from synkhronos import _session
 from synkhronos._function import CallOptions, Function, function
 from synkhronos._orders import Order, run
 from synkhronos._packages import deep_enough, pytensor
+from weft._core.arguments import explain_keywords
 from weft._core.functions import Partial
 from weft._core.partition import Batch
 from weft.adapters import models
@@ -32,6 +33,7 @@ def _or_of_parts(make: Callable[..., TrainFunction]) -> Callable[..., TrainFunct
 
 
 @_or_of_parts
+@explain_keywords
 def make_train_function(
     loss: Any,
     params: Sequence[Any],
@@ -89,6 +91,7 @@ def _of_parts(  # noqa: PLR0917  as `function` has them
     )
 
 
+@explain_keywords
 def make_train_function_theano(
     loss: Any,
     params: Sequence[Any],

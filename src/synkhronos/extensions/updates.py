@@ -22,6 +22,7 @@ import numpy as np
 
 from synkhronos._names import also
 from synkhronos._packages import deep_enough, pytensor
+from weft._core.arguments import explain_keywords
 from weft.errors import InvalidType, InvalidValue
 
 Updates = list[tuple[Any, Any]]
@@ -30,17 +31,20 @@ Result = tuple[Updates, Updates, Any]
 Rule = Callable[[Any], tuple[Any, Updates]]
 
 
+@explain_keywords
 def flatten_vars(variables: Sequence[Any]) -> Any:
     """Return all variables as one with a single axis, one after the other."""
     library = pytensor("extensions.updates")
     return library.tensor.concatenate([one.flatten() for one in variables])
 
 
+@explain_keywords
 def vars_flat_size(variables: Sequence[Any]) -> int:
     """Return how many numbers shared variables have in all."""
     return sum(int(one.get_value(borrow=True).size) for one in variables)
 
 
+@explain_keywords
 def unflatten_vars(flat_var: Any, variables: Sequence[Any]) -> list[Any]:
     """Return the parts of a flat variable that have the places and the shapes of shared variables,
     of which it has the values one after the other."""
@@ -71,6 +75,7 @@ def nonflat_grads(loss: Any, params: Sequence[Any]) -> tuple[list[Any], list[Any
     return [_zeros(one, "gradient") for one in parameters], _gradients(loss, parameters)
 
 
+@explain_keywords
 def apply_momentum(param_updates: Sequence[tuple[Any, Any]], momentum: Any = 0.9) -> Updates:
     """Return updates with momentum in the place of any others: what these would add is added to
     the velocity instead, and the velocity to the parameter."""
@@ -82,6 +87,7 @@ def apply_momentum(param_updates: Sequence[tuple[Any, Any]], momentum: Any = 0.9
     return _as_stored(found)
 
 
+@explain_keywords
 def apply_nesterov_momentum(
     param_updates: Sequence[tuple[Any, Any]], momentum: Any = 0.9
 ) -> Updates:

@@ -7,15 +7,19 @@ by the environment variable WEFT_TIMEOUT, else by `DEFAULT`: a number of seconds
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from weft.errors import InvalidType, InvalidValue
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 VARIABLE = "WEFT_TIMEOUT"
 #: seconds; long enough for a master that evaluates while the others wait at a barrier
@@ -61,13 +65,67 @@ def validate_keywords(given: Iterable[str], known: Collection[str], where: str) 
     nearest one that exists."""
     for name in given:
         if name not in known:
-            import difflib  # needed for this only
+            raise _no_such_argument(name, known, where)
 
-            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise InvalidType(
-                f"{where}({name}=...): there is no such argument; the nearest is {nearest}=. "
-                f"{where} takes {', '.join(known)}"
-            )
+
+def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
+    """Have a call raise InvalidType for a keyword that it does not have, in the place of Python's
+    TypeError: it names the nearest one that exists. Where nothing is wrong, nothing is looked at.
+
+    >>> @explain_keywords
+    ... def add(data, sync=False):
+    ...     pass
+    >>> add([1], snyc=True)
+    Traceback (most recent call last):
+    weft.errors.InvalidType: add(snyc=...): there is no such argument; the nearest is sync=. ...
+    """
+
+    @functools.wraps(call)
+    def explained(*arguments: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return call(*arguments, **keywords)
+        except TypeError:
+            error = wrong_keyword(call, arguments, keywords)
+            if error is None:
+                raise
+        raise error
+
+    return explained
+
+
+def wrong_keyword(
+    call: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> InvalidType | None:
+    """Return what is wrong with the keywords of a call that has failed; None if it was not they."""
+    import difflib  # needed for this only
+    import inspect
+
+    signature = inspect.signature(call)
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError:
+        kinds = {one.name: one.kind for one in signature.parameters.values()}
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        known = [name for name, kind in kinds.items() if kind not in variable]
+        known = [name for name in known if name not in ("self", "cls")]
+        wrong = [name for name in keywords if name not in known]
+        if inspect.Parameter.VAR_KEYWORD in kinds.values():  # then others may be right
+            wrong = [name for name in wrong if difflib.get_close_matches(name, known)]
+        if wrong:
+            return _no_such_argument(wrong[0], known, call.__qualname__.removesuffix(".__init__"))
+    return None
+
+
+def _no_such_argument(name: str, known: Collection[str], where: str) -> InvalidType:
+    import difflib  # needed for this only
+
+    if not known:
+        return InvalidType(f"{where}({name}=...): it takes no arguments")
+    (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return InvalidType(
+        f"{where}({name}=...): there is no such argument; the nearest is {nearest}=. "
+        f"{where} takes {', '.join(known)}"
+    )
 
 
 def validate_seconds(timeout: object, name: str = "timeout") -> float:

@@ -107,6 +107,18 @@ def test_several_variables_at_once(s: Any, m: Any) -> None:
     assert synk.get_lengths(m) == [5, 5]
 
 
+def test_scatter_of_a_minibatch(s: Any, m: Any) -> None:
+    """As in a call: its rows are the batch's by their positions, whatever indexes that lists."""
+    rows = synk.data(np.arange(4, dtype="float32"), minibatch=True)
+    synk.scatter([m, s], [ROWS, rows], batch=[4, 0, 3, 1])
+    assert synk.gather(m, nd_up=0).tolist() == ROWS[[4, 0, 3, 1]].tolist()
+    assert synk.gather(s, nd_up=0).tolist() == [0, 1, 2, 3]
+    synk.set_value(1, s, rows, batch=[5, 9, 7])
+    assert synk.get_value(1, s).tolist() == [0, 1, 2]
+    with pytest.raises(InvalidValue, match=r"5 rows, and the minibatch values\[1\] has 4"):
+        synk.scatter([m, s], [ROWS, rows], batch=slice(0, 5))
+
+
 def test_what_collectives_refuse(s: Any) -> None:
     """Each error names what was given."""
     unused = pytensor.shared(np.ones(2), "unused")
@@ -118,7 +130,7 @@ def test_what_collectives_refuse(s: Any) -> None:
         synk.reduce(ROWS)
     for op in ("mean", None):
         with pytest.raises(InvalidValue, match=f"op={op!r}.*'avg', 'sum', 'prod', 'min', 'max'"):
-            synk.all_reduce(s, op)
+            synk.all_reduce(s, op=op)
     for rank, kind in ((2, InvalidValue), (-1, InvalidValue), ("0", InvalidType)):
         with pytest.raises(kind, match=f"get_value: rank={rank!r}: expected"):
             synk.get_value(rank, s)
@@ -130,6 +142,8 @@ def test_what_collectives_refuse(s: Any) -> None:
         synk.broadcast(s, ROWS)
     with pytest.raises(InvalidValue, match="1 values for 2 variables"):
         synk.broadcast([s, s], [np.zeros(2, "float32")])
+    with pytest.raises(InvalidType, match="scatter got a ndarray for 2 variables; expected a list"):
+        synk.scatter([s, s], ROWS)
     twin = pytensor.shared(np.ones(2, "float32"), "s")
     used = synk.function([], twin.sum())
     with pytest.raises(InvalidValue, match="more than one variable"):

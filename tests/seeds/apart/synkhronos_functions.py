@@ -59,9 +59,13 @@ def test_a_single_output_and_none() -> None:
 
 
 def test_the_callers_own_output() -> None:
-    """None keeps what this process computed."""
+    """None keeps what this process computed, which is nothing of too few rows."""
     x, _ = variables()
-    assert close(synk.function([x], (x.sum(), None))(X), X[:3].sum())
+    f = synk.function([x], [(x.sum(), None), (x.sum(), "sum")])
+    assert close(f(X), [X[:3].sum(), X.sum()])
+    assert close(f(X[:1], output_subset=[1]), [X[0].sum()])
+    with pytest.raises(InvalidValue, match=r"mode None.* of 1 rows for 2 processes this one has"):
+        f(X[:1])
 
 
 def test_integers_are_averaged_as_floats() -> None:
@@ -141,9 +145,12 @@ def test_a_minibatch() -> None:
     with pytest.raises(InvalidType, match="expected a minibatch of dtype float32 with 1 axes"):
         f(x_data, synk.data(np.zeros(3, "int16"), minibatch=True), batch=slice(3, 6))
     g = synk.function([y], (y, "gather"))
-    assert g(w, batch=2).tolist() == [1, 10]  # all of them are minibatches
-    with pytest.raises(InvalidValue, match="batch=5: expected the first 0 to 4"):
-        g(w, batch=5)
+    assert g(w, batch=2).tolist() == [1, 10]
+    for batch in ([5, 3, 4, 6], slice(4, 8), 4, slice(None)):  # all of them are minibatches: only
+        assert g(w, batch=batch).tolist() == [1, 10, 100, 1000]  # the number of rows counts
+    for batch in (5, slice(4, 9), [0] * 5):
+        with pytest.raises(InvalidValue, match="the batch has 5 rows, and the minibatch 'y' has 4"):
+            g(w, batch=batch)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +159,7 @@ def test_a_minibatch() -> None:
         (8, InvalidValue, "batch=8: expected the first 0 to 7"),
         (-1, InvalidValue, "batch=-1"),
         ([0, 7], InvalidValue, "the row 7"),
+        (slice(5, 10), InvalidValue, r"batch=slice\(5, 10, None\): expected an end of 7 at most"),
         ([0.5], InvalidType, "float64"),
         ("all", InvalidType, "batch is a str"),
     ],
@@ -285,6 +293,7 @@ def test_sliceable_variables() -> None:
     check([[0, 2], [0, 2]], batch_s=slice(None, None, 2))
     for wrong, words in (
         ([slice(1)] * 3, "3 ranks; expected one for all, or 2"),
+        (slice(0, 4), r"batch_s=slice\(0, 4, None\): expected an end of 3 at most"),
         (5, "batch_s=5"),
         ([0, 3], "the row 3"),
     ):

@@ -86,10 +86,27 @@ def test_a_wrong_keyword(model: Model) -> None:
         (lambda: f(X, btach=3), "btach", "batch"),
         (lambda: f.as_theano(y=X), "y", ""),
         (lambda: f.build_inputs(X, minibtach=True), "minibtach", "minibatch"),
+        (lambda: build(imputs=[x], outputs=x), "imputs", "inputs"),
+        (lambda: train.make_train_function(x.sum(), parms=[]), "parms", "params"),
     ]
     for call, name, close in wrong:
         with pytest.raises(InvalidType, match=f"{name}.*{close}"):
             call()
+
+
+def test_february_by_its_order(model: Model) -> None:
+    """Nothing is passed over: not an array to write to, not an argument too many or given twice."""
+    into = np.zeros((2, 2), "float32")
+    assert synk.gather(model.s, None, into) is None
+    assert into.tolist() == [[1, 1], [3, 5]]
+    assert synk.reduce(model.s, None) is None
+    assert model.s.get_value().tolist() == [2, 3]
+    with pytest.raises(
+        InvalidType, match=r"all_reduce got 4 arguments; expected 3 .*: shared_vars"
+    ):
+        synk.all_reduce(None, model.of_s, "sum", True)
+    with pytest.raises(InvalidType, match="gather got 'functions' twice"):
+        synk.gather(None, model.of_s, functions=model.of_m)
 
 
 def test_data_by_either_name() -> None:

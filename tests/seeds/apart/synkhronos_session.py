@@ -59,7 +59,7 @@ def ranks_are_the_masters(f: Any, s: Any) -> None:
     rows = synk.function([x], [(x, "gather"), (x.sum(), None)])
     assert (rows(X)[0] == X).all()
     assert rows(X)[1] == X[2:].sum()
-    assert rows(X[:1])[1] == X[0].sum()  # this process had no rows
+    assert rows(X[:1])[1] == X[0].sum()  # the last process has it, which is this one
     f(X)
     assert s.get_value().tolist() == X[2:].sum(axis=0).tolist()
     assert synk.get_value(1, s).tolist() == s.get_value().tolist()

@@ -6,7 +6,7 @@ from typing import Any
 
 from multiverso._packages import need
 from multiverso.theano_ext.keras_ext.param_manager import KerasParamManager
-from weft._core.arguments import whole
+from weft._core.arguments import explain_keywords, whole
 from weft.errors import InvalidType, InvalidValue
 
 _Callback: Any = need("keras", "multiverso.theano_ext.keras_ext.callbacks").callbacks.Callback
@@ -18,6 +18,7 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Keras has no types
     model.fit(x, y, callbacks=[MVCallback(model, freq=4)])
     """
 
+    @explain_keywords
     def __init__(self, model: Any, freq: int = 1) -> None:
         super().__init__()
         batches = whole(freq)
@@ -28,6 +29,7 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Keras has no types
         self._manager = KerasParamManager(model)
         self._freq, self._batches = batches, 0
 
+    @explain_keywords
     def on_batch_end(self, batch: int, logs: Any = {}) -> None:  # noqa: B006  as of old; not used
         """Count a batch of training, and sync after every `freq` of them."""
         self._batches += 1

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from multiverso._packages import need
 from multiverso.theano_ext.param_manager import KnownModelManager
+from weft._core.arguments import explain_keywords
 
 
 class KerasParamManager(KnownModelManager):
@@ -21,6 +22,7 @@ class KerasParamManager(KnownModelManager):
     Raises what `weft.ModelTable` does, and MissingPackage.
     """
 
+    @explain_keywords
     def __init__(self, model: Any) -> None:
         need("keras", "multiverso.theano_ext.keras_ext")
         super().__init__(model)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from multiverso._packages import need
 from multiverso.theano_ext.param_manager import KnownModelManager
+from weft._core.arguments import explain_keywords
 
 
 class LasagneParamManager(KnownModelManager):
@@ -22,6 +23,7 @@ class LasagneParamManager(KnownModelManager):
     Raises what `weft.ModelTable` does, and MissingPackage.
     """
 
+    @explain_keywords
     def __init__(self, network: Any) -> None:
         need("pytensor", "multiverso.theano_ext.lasagne_ext")
         super().__init__(network)
