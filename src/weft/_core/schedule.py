@@ -137,6 +137,8 @@ class Schedule:
 
     def next(self) -> Chunk | None:
         """Return the next chunk; None if there is none left, or while `waiting`."""
+        if self.exhausted:
+            return None
         size = self._size()
         if self._again:
             chunk = self._again.popleft()
