@@ -22,6 +22,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import cache, cached_property
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -47,6 +48,9 @@ IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 _EXACTLY_THESE = frozenset(IMMUTABLE)
 
+#: cloudpickle's own functions, by name
+_CLOUDPICKLE = vars(cloudpickle.cloudpickle)
+
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """cloudpickle's pickler, which notes the modules that the pickle refers to."""
@@ -55,6 +59,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     def reducer_override(self, value: Any) -> Any:
         """Return how a value is pickled."""
+        if type(value) is FunctionType and _CLOUDPICKLE.get(value.__name__) is value:
+            return NotImplemented  # by its name; there are four in each function's pickle
         self.modules.update(references(value))
         return super().reducer_override(value)
 
