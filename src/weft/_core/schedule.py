@@ -137,15 +137,11 @@ class Schedule:
 
     def next(self) -> Chunk | None:
         """Return the next chunk; None if there is none left, or while `waiting`."""
+        if self._again:
+            return self._again.popleft()
         if self.exhausted:
             return None
         size = self._size()
-        if self._again:
-            chunk = self._again.popleft()
-            if len(chunk.items) <= size:
-                return chunk
-            self._again.appendleft(Chunk(chunk.first + size, chunk.items[size:]))
-            return Chunk(chunk.first, chunk.items[:size])
         if self._window is not None and not self._has_room(self._window, size):
             self.waiting = True
             return None
@@ -161,8 +157,15 @@ class Schedule:
         return chunk
 
     def put_back(self, chunk: Chunk) -> None:
-        """Have `next` return these items again, before all others."""
+        """Have `next` return a chunk again, before all others."""
         self._again.appendleft(chunk)
+
+    def given_back(self, chunk: Chunk) -> None:
+        """Record that a worker has not begun these items, because those before them took long."""
+        share = -(-len(chunk.items) // self._workers)
+        size = max(1, min(share, int(_SECONDS / max(self.cost.seconds, 1e-9))))
+        for start in range(0, len(chunk.items), size):
+            self._again.append(Chunk(chunk.first + start, chunk.items[start : start + size]))
 
     @property
     def exhausted(self) -> bool:
@@ -276,6 +279,6 @@ class Schedule:
             return self._done // self._workers
         if not self._done:  # earlier jobs say little of these items
             return min(-(-self.total // self._workers), TIMED)
-        left = self.total - self._taken + sum(len(chunk.items) for chunk in self._again)
+        left = self.total - self._taken
         worth_sending = int(_SENDING / max(seconds, 1e-9))
         return max(-(-left // self._workers), min(worth_sending, TIMED))

@@ -432,7 +432,7 @@ class Run:
         if isinstance(message, Stopped):
             yield from self._not_run(worker, rest, Unreadable(INTERRUPTED, about_function=False))
         elif rest.items:
-            self._schedule.put_back(rest)
+            self._schedule.given_back(rest)
 
     def _not_run(
         self, worker: Worker, chunk: Chunk, reason: Unreadable

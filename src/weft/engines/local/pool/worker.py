@@ -333,16 +333,17 @@ def carry_out(
     seed: int | None,
     keep_going: bool,
     noted: MutableSequence[int] | memoryview,
+    longest: float = LONGEST,
 ) -> None:
     """Call a function on each item. Append the results to `values`, None where an item failed, and
     to `failures` each failure with its position.
 
     Empties the list of items: an argument is freed as soon as its call is over. `noted[0]` is the
-    index of the item that is being run. If it takes long, the last items are not run, and there are
-    fewer values. Raises KeyboardInterrupt, after which the values are those of the items before.
+    index of the item that is being run. If more than `longest` seconds have passed, the others of a
+    chunk of no more than TIMED items are not run: there are fewer values. Raises KeyboardInterrupt, after which the values are those of the items before.
     """
     clock, timed = time.perf_counter, len(items) <= TIMED
-    deadline = clock() + LONGEST
+    deadline = clock() + longest
     items.reverse()
     take, keep = items.pop, values.append
     while items:
