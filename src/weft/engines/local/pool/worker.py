@@ -339,8 +339,9 @@ def carry_out(
     to `failures` each failure with its position.
 
     Empties the list of items: an argument is freed as soon as its call is over. `noted[0]` is the
-    index of the item that is being run. If more than `longest` seconds have passed, the others of a
-    chunk of no more than TIMED items are not run: there are fewer values. Raises KeyboardInterrupt, after which the values are those of the items before.
+    index of the item that is being run. When more than `longest` seconds have passed, what is left
+    of a chunk of no more than TIMED items is not run: there are fewer values. Raises
+    KeyboardInterrupt, after which the values are those of the items before.
     """
     clock, timed = time.perf_counter, len(items) <= TIMED
     deadline = clock() + longest
