@@ -133,6 +133,26 @@ def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) 
     assert len(_give(worker, 0)) == 1
 
 
+def test_a_function_is_dropped_if_sending_that_was_interrupted(worker: Worker) -> None:
+    """Whether it was to be forgotten or made room, else it would stay in the worker for good."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in range(64):
+        _give(worker, number)
+    worker.forget(bytes([7]))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            _give(worker, 7, interrupted)
+    assert _give(worker, 8)[0] == DropFunction(bytes([7]))
+    assert [type(one) for one in _give(worker, 7)] == [CacheFunction, Work]
+    with pytest.raises(KeyboardInterrupt):
+        _give(worker, 64, interrupted)
+    assert _give(worker, 64)[0] == DropFunction(bytes([0]))
+    assert [type(one) for one in _give(worker, 64)] == [Work]
+
+
 def _give(
     worker: Worker,
     number: int,
