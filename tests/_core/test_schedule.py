@@ -250,19 +250,25 @@ def test_long_items_before_short_ones_keep_nothing_back() -> None:
 
 
 def test_what_is_given_back_is_shared_out() -> None:
-    """In chunks that take no longer than a chunk should, as far as is known by then."""
+    """Two for each worker one by one, then in pairs, ...: next to a long item there may be more."""
     schedule = Schedule(range(100), 2, expected=Cost(1e-6))
-    first, second = schedule.next(), schedule.next()
-    assert first == Chunk(0, list(range(50)))
-    assert second == Chunk(50, list(range(50, 100)))
-    schedule.done(10, 0.01, 0)
-    schedule.given_back(Chunk(10, list(range(10, 15))))
-    chunks = [schedule.next(), schedule.next(), schedule.next()]
-    assert chunks == [Chunk(10, [10, 11, 12]), Chunk(13, [13, 14]), None]
-    schedule.done(1, 10.0, 0)
-    schedule.given_back(Chunk(51, [51, 52]))
-    assert schedule.left() == [range(51, 52), range(52, 53)]
-    assert [schedule.next(), schedule.next()] == [Chunk(51, [51]), Chunk(52, [52])]
+    assert schedule.next() == Chunk(0, list(range(50)))
+    assert schedule.next() == Chunk(50, list(range(50, 100)))
+    schedule.done(1, 0.2, 0)
+    schedule.given_back(Chunk(1, list(range(1, 11))))
+    singles = [range(index, index + 1) for index in range(1, 5)]
+    spans = [*singles, range(5, 7), range(7, 9), range(9, 11)]
+    assert schedule.left() == spans
+    assert [schedule.next() for _ in spans] == [Chunk(span.start, list(span)) for span in spans]
+    assert schedule.next() is None
+
+
+def test_some_long_items_before_many_short_ones_are_shared_out() -> None:
+    """They come in one chunk, and each worker gets its part of them, or nearly."""
+    seconds = [0.02] * 8 + [0.0] * 1000
+    run = Simulated(2, lambda item: item).run(seconds, expected=Cost(1e-6))
+    assert run.end <= 0.02 + 0.75 * sum(seconds)
+    assert len(run.chunks) < 60
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -161,11 +161,16 @@ class Schedule:
         self._again.appendleft(chunk)
 
     def given_back(self, chunk: Chunk) -> None:
-        """Record that a worker has not begun these items, because those before them took long."""
-        share = -(-len(chunk.items) // self._workers)
-        size = max(1, min(share, int(_SECONDS / max(self.cost.seconds, 1e-9))))
-        for start in range(0, len(chunk.items), size):
+        """Record that a worker has not begun these items, because one before them took long.
+
+        Those next to it are the most likely to be long too. So two for each worker come one by one,
+        as many more in chunks of two, then of four.
+        """
+        start, number = 0, 0
+        while start < len(chunk.items):
+            size = 1 << number // (2 * self._workers)
             self._again.append(Chunk(chunk.first + start, chunk.items[start : start + size]))
+            start, number = start + size, number + 1
 
     @property
     def exhausted(self) -> bool:
