@@ -112,9 +112,8 @@ class Schedule:
         self._items: Iterator[Any] = iter(items)
         #: whether items can be drawn without waiting
         self.at_hand = at_hand(items)
-        self._draw: Draw = self._draw_here
-        if feed is not None and not self.at_hand:
-            self._draw = feed(self._items)
+        #: draws items that may be slow to come; no method of this object, which would hold itself
+        self._draw = feed(self._items) if feed is not None and not self.at_hand else None
         #: whether the next item was asked for and has not come yet, or may not be drawn yet
         self.waiting = False
         self._singly = singly
@@ -145,7 +144,7 @@ class Schedule:
         if self._window is not None and not self._has_room(self._window, size):
             self.waiting = True
             return None
-        items = self._draw(size)
+        items = self._draw(size) if self._draw is not None else self._draw_here(size)
         self.waiting = items is None
         if items is None:
             return None
