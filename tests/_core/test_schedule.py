@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft._core.items import Window, zipped
-from weft._core.schedule import UNKNOWN, Chunk, Cost, Schedule
+from weft._core.schedule import LONGEST, TIMED, UNKNOWN, Chunk, Cost, Schedule
 
 #: what sending a chunk costs, as measured on one machine
 OVERHEAD = 0.0001
@@ -39,35 +39,42 @@ class Simulated:
     def run(self, items: Iterable[Any], *, retries: int = 0, expected: Cost = UNKNOWN) -> Simulated:
         schedule = Schedule(items, self.workers, retries=retries, expected=expected)
         number = itertools.count()
-        busy: list[tuple[float, int, Chunk, int | None, float]] = []
+        busy: list[tuple[float, int, Chunk, int | None, float, Chunk]] = []
         idle, now = self.workers, 0.0
         while True:
             while idle and (chunk := schedule.next()) is not None:
                 idle -= 1
                 self.chunks.append(chunk)
-                lost, seconds = self._try(chunk)
-                heapq.heappush(busy, (now + OVERHEAD + seconds, next(number), chunk, lost, seconds))
+                lost, seconds, rest = self._try(chunk)
+                end = now + OVERHEAD + seconds
+                heapq.heappush(busy, (end, next(number), chunk, lost, seconds, rest))
             if not busy:
                 return self
-            now, _, chunk, lost, seconds = heapq.heappop(busy)
+            now, _, chunk, lost, seconds, rest = heapq.heappop(busy)
             idle += 1
             self.end = now
             if lost is None:
-                assert not self.results.keys() & set(_indices(chunk))
-                self.results.update(zip(_indices(chunk), chunk.items, strict=True))
-                schedule.done(len(chunk.items), seconds, sum(map(self.size, chunk.items)))
+                ended = Chunk(chunk.first, chunk.items[: len(chunk.items) - len(rest.items)])
+                assert not self.results.keys() & set(_indices(ended))
+                self.results.update(zip(_indices(ended), ended.items, strict=True))
+                schedule.done(len(ended.items), seconds, sum(map(self.size, ended.items)))
+                schedule.given_back(rest)
             elif not schedule.lost(chunk, lost):
                 self.failed.append(lost)
 
-    def _try(self, chunk: Chunk) -> tuple[int | None, float]:
-        """In which item the worker dies, if it does, and how long it was at work."""
+    def _try(self, chunk: Chunk) -> tuple[int | None, float, Chunk]:
+        """In which item the worker dies, if it does, how long it was at work, and what it gives
+        back."""
         seconds = 0.0
-        for index, item in zip(_indices(chunk), chunk.items, strict=True):
+        for position, item in enumerate(chunk.items):
+            index = chunk.first + position
+            if seconds > LONGEST and len(chunk.items) <= TIMED:
+                return None, seconds, Chunk(index, chunk.items[position:])
             self.begun[index] = self.begun.get(index, 0) + 1
             if self.dies(index):
-                return index, seconds
+                return index, seconds, Chunk(index, [])
             seconds += self.duration(item)
-        return None, seconds
+        return None, seconds, Chunk(chunk.first + len(chunk.items), [])
 
 
 def _indices(chunk: Chunk) -> range:
@@ -78,14 +85,12 @@ durations = st.lists(st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 3.0]), max_siz
 
 
 @given(durations, st.integers(1, 5), st.booleans())
-def test_every_item_runs_once_in_consecutive_chunks(
-    seconds: list[float], workers: int, known: bool
-) -> None:
-    """Without losses each item is in one chunk, under its own index, however long items take."""
+def test_every_item_is_begun_once(seconds: list[float], workers: int, known: bool) -> None:
+    """Without losses each item is run once, under its own index, however long items take."""
     items = list(enumerate(seconds))
     run = Simulated(workers, lambda item: item[1]).run(items if known else iter(items))
     assert run.results == dict(enumerate(items))
-    assert [index for chunk in run.chunks for index in _indices(chunk)] == list(range(len(items)))
+    assert run.begun == dict.fromkeys(range(len(items)), 1)
 
 
 @given(
@@ -149,13 +154,13 @@ def test_a_chunk_can_be_taken_apart() -> None:
 
 
 def test_what_is_known_to_be_short_goes_together() -> None:
-    """A worker gets its share of trivial items of a function that was seen before, the last ones
-    one by one; of one that took long, or of whose items nothing is known, all go one by one."""
+    """Each worker gets its share of trivial items of a function that was seen before; of one that
+    took long, or of whose items nothing is known, all go one by one."""
     for cost, sizes in (
-        (Cost(1e-6), [2, 7, 4, 2, 1]),
+        (Cost(1e-6), [8, 8]),
         (Cost(0.1), [1] * 16),
         (UNKNOWN, [1] * 16),
-        (Cost(1e-6, nbytes=2 << 20), [2, 2, 2, 2, 2, 2, 2, 1, 1]),  # no more than 4 MB at a time
+        (Cost(1e-6, nbytes=2 << 20), [2] * 8),  # no more than 4 MB at a time
     ):
         schedule = Schedule(range(16), 2, expected=cost)
         sizes_seen = []
@@ -228,10 +233,42 @@ def test_uneven_items_end_together(seed: int, workers: int, spread: float) -> No
 def test_long_items_after_short_ones_are_shared_out(
     short: int, workers: int, expected: Cost
 ) -> None:
-    """Eight of 0.2 s at the end of any number of trivial ones come to all workers alike."""
+    """Eight of 0.2 s at the end of any number of trivial ones come to all workers alike, as soon as
+    the first of them has ended."""
     seconds = [0.0] * short + [0.2] * 8
     run = Simulated(workers, lambda item: item).run(seconds, expected=expected)
-    assert run.end <= 1.1 * sum(seconds) / workers
+    assert run.end <= 1.1 * (0.2 + sum(seconds) / workers)
+
+
+def test_long_items_before_short_ones_keep_nothing_back() -> None:
+    """A worker that runs one of them has no others, also if all were short before."""
+    seconds = [0.2] * 2 + [0.0] * 998
+    run = Simulated(2, lambda item: item).run(seconds, expected=Cost(1e-6))
+    assert run.end <= 1.1 * 0.4
+    uneven = Simulated(4, lambda item: item).run([0.2, *[0.0] * 63] * 4, expected=Cost(1e-6))
+    assert uneven.end <= 1.1 * 0.2
+
+
+def test_what_is_given_back_is_shared_out() -> None:
+    """Two for each worker one by one, then in pairs, ...: next to a long item there may be more."""
+    schedule = Schedule(range(100), 2, expected=Cost(1e-6))
+    assert schedule.next() == Chunk(0, list(range(50)))
+    assert schedule.next() == Chunk(50, list(range(50, 100)))
+    schedule.done(1, 0.2, 0)
+    schedule.given_back(Chunk(1, list(range(1, 11))))
+    singles = [range(index, index + 1) for index in range(1, 5)]
+    spans = [*singles, range(5, 7), range(7, 9), range(9, 11)]
+    assert schedule.left() == spans
+    assert [schedule.next() for _ in spans] == [Chunk(span.start, list(span)) for span in spans]
+    assert schedule.next() is None
+
+
+def test_some_long_items_before_many_short_ones_are_shared_out() -> None:
+    """They come in one chunk, and each worker gets its part of them, or nearly."""
+    seconds = [0.02] * 8 + [0.0] * 1000
+    run = Simulated(2, lambda item: item).run(seconds, expected=Cost(1e-6))
+    assert run.end <= 0.02 + 0.75 * sum(seconds)
+    assert len(run.chunks) < 60
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -296,8 +333,8 @@ def test_items_that_are_slow_to_come_are_not_waited_for() -> None:
 
 
 def test_nobody_gets_more_than_a_share_of_what_is_not_known() -> None:
-    """A chunk is not given to another worker later, so it must not hold all that proves long: of a
-    generator at most a worker's share of what has ended, and first little of what is expected."""
+    """Of a generator at most a worker's share of what has ended, and of items that are expected to
+    be short its share, but at first no more than it can give back."""
     schedule = Schedule(iter(range(10_000)), 4)
     ended = 0
     for _ in range(40):
@@ -307,9 +344,10 @@ def test_nobody_gets_more_than_a_share_of_what_is_not_known() -> None:
         ended += len(chunk.items)
         schedule.done(len(chunk.items), 1e-7, 0)
     assert ended > 1000
-    expected = Schedule(range(48), 4, expected=Cost(1e-6))
-    chunks = [expected.next() for _ in range(4)]
-    assert all(chunk is not None and len(chunk.items) == 3 for chunk in chunks)
+    for total, size in ((48, 12), (10**6, TIMED)):
+        expected = Schedule(range(total), 4, expected=Cost(1e-7))
+        chunks = [expected.next() for _ in range(4)]
+        assert all(chunk is not None and len(chunk.items) == size for chunk in chunks)
 
 
 @given(
@@ -422,4 +460,4 @@ def test_several_iterables_are_at_hand_if_each_is() -> None:
     """Then their number is known, and they go in chunks at once."""
     schedule = Schedule(zipped([list(range(16)), range(20)]), 2, expected=Cost(1e-6))
     assert (schedule.total, schedule.at_hand) == (16, True)
-    assert schedule.next() == Chunk(0, [(0, 0), (1, 1)])
+    assert schedule.next() == Chunk(0, [(index, index) for index in range(8)])

@@ -3,8 +3,10 @@
 How long an item takes is not known beforehand. So the first chunks are a small part of all items,
 unless an earlier job has shown how long they take. While items prove short, chunks grow, so that
 sending them costs little compared to running them. A chunk never holds more than a worker's share
-of what is left (guided self-scheduling), unless that takes less time than sending it; the last ones
-have one item each, so that the workers end together even if the last items prove long.
+of what is left (guided self-scheduling), unless that takes less time than sending it.
+
+Should items of a chunk prove long all the same, its worker gives back those that it has not begun:
+so others run them, and the workers end together.
 
 Of a stream, whose results are consumed one by one, no more is drawn than its `Window` allows.
 """
@@ -24,8 +26,10 @@ from weft._core.items import Window, at_hand
 _SECONDS = 0.003
 #: seconds that sending a chunk and waiting for its answer costs
 _SENDING = 0.0001
-#: items for each worker at the end that are sent in chunks of a worker's share, however short
-_LAST = 2
+#: seconds after which a worker begins no more items of a chunk, and gives them back
+LONGEST = 0.01
+#: the most items of such a chunk: to look at the clock takes almost as long as a trivial item
+TIMED = 1000
 #: bytes of a chunk, there and back, unless one item has more
 MOST_BYTES = 4 << 20
 #: how often a chunk may fail to reach a worker
@@ -34,8 +38,6 @@ _UNDELIVERED = 3
 _GROWTH = 32
 #: a worker's share over the size of a first chunk: if its items prove long, only these few are late
 _FIRST = 64
-#: the same where earlier jobs tell what items take
-_FIRST_EXPECTED = 4
 #: chunks for each worker that a stream is ahead of its consumer, unless that is said
 _AHEAD = 4
 
@@ -110,9 +112,8 @@ class Schedule:
         self._items: Iterator[Any] = iter(items)
         #: whether items can be drawn without waiting
         self.at_hand = at_hand(items)
-        self._draw: Draw = self._draw_here
-        if feed is not None and not self.at_hand:
-            self._draw = feed(self._items)
+        #: draws items that may be slow to come; no method of this object, which would hold itself
+        self._draw = feed(self._items) if feed is not None and not self.at_hand else None
         #: whether the next item was asked for and has not come yet, or may not be drawn yet
         self.waiting = False
         self._singly = singly
@@ -130,7 +131,6 @@ class Schedule:
         # measured
         self._done = 0
         self._longest = 0
-        self._largest = 0
         self._seconds = 0.0
         self._bytes = 0
 
@@ -138,11 +138,13 @@ class Schedule:
         """Return the next chunk; None if there is none left, or while `waiting`."""
         if self._again:
             return self._again.popleft()
+        if self.exhausted:
+            return None
         size = self._size()
         if self._window is not None and not self._has_room(self._window, size):
             self.waiting = True
             return None
-        items = self._draw(size)
+        items = self._draw(size) if self._draw is not None else self._draw_here(size)
         self.waiting = items is None
         if items is None:
             return None
@@ -151,12 +153,23 @@ class Schedule:
             return None
         chunk = Chunk(self._taken, items)
         self._taken += len(items)
-        self._largest = max(self._largest, len(items))
         return chunk
 
     def put_back(self, chunk: Chunk) -> None:
         """Have `next` return a chunk again, before all others."""
         self._again.appendleft(chunk)
+
+    def given_back(self, chunk: Chunk) -> None:
+        """Record that a worker has not begun these items, because one before them took long.
+
+        Those next to it are the most likely to be long too. So two for each worker come one by one,
+        as many more in chunks of two, then of four.
+        """
+        start, number = 0, 0
+        while start < len(chunk.items):
+            size = 1 << number // (2 * self._workers)
+            self._again.append(Chunk(chunk.first + start, chunk.items[start : start + size]))
+            start, number = start + size, number + 1
 
     @property
     def exhausted(self) -> bool:
@@ -269,8 +282,7 @@ class Schedule:
         if self.total is None:  # of what is to come perhaps as much as has ended
             return self._done // self._workers
         if not self._done:  # earlier jobs say little of these items
-            return self.total // (_FIRST_EXPECTED * self._workers)
+            return min(-(-self.total // self._workers), TIMED)
         left = self.total - self._taken
         worth_sending = int(_SENDING / max(seconds, 1e-9))
-        share = -(-left // self._workers)
-        return max(share, min(worth_sending, self._largest, left - _LAST * self._workers))
+        return max(-(-left // self._workers), min(worth_sending, TIMED))

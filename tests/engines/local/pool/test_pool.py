@@ -56,6 +56,23 @@ def test_items_that_were_always_short_and_now_are_not(tmp_path: Path) -> None:
     assert all_meet(tmp_path / "met", 2)
 
 
+def sleep_or_meet(item: float | tuple[Path, int, int] | None) -> bool:
+    import time
+
+    if isinstance(item, float):
+        time.sleep(item)
+        return True
+    return meet(item)
+
+
+def test_what_a_worker_has_not_begun_runs_elsewhere(tmp_path: Path) -> None:
+    """Two items that wait for each other come in one chunk, after one that takes long."""
+    weft.map(sleep_or_meet, [None] * 100, n=2)
+    (tmp_path / "met").mkdir()
+    both = [(tmp_path / "met", index, 2) for index in range(2)]
+    assert all(weft.map(sleep_or_meet, [0.05, *both, None, 0.05, None, None, None], n=2))
+
+
 def test_as_many_items_as_workers_run_side_by_side(tmp_path: Path) -> None:
     """Four items come to four workers."""
     run_short_ones(4)
@@ -72,7 +89,7 @@ def sleep(seconds: float) -> float:
 
 @pytest.mark.parametrize("short", [20, 1000])
 def test_long_items_after_many_short_ones(short: int) -> None:
-    """The last chunks are small: each worker gets half of the long ones."""
+    """Of the long ones each worker gets half: who has several gives them back."""
     items = [0.0] * short + [LONG / 2] * 8
     weft.map(sleep, [0.0] * 100, n=2)
     began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import weakref
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from weft._core.failures import Failure, restore
+from weft._core.schedule import TIMED
 from weft.engines.local.pool.worker import carry_out
 
 
@@ -24,7 +26,7 @@ class Noted(list[int]):
 
 def run(function: Any, items: list[Any], **options: Any) -> Any:
     noted = Noted()
-    options = {"first": 0, "seed": None, "keep_going": False, **options}
+    options = {"first": 0, "seed": None, "keep_going": False, "longest": math.inf, **options}
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
     carry_out(function, items, values, failures, noted=noted, **options)
@@ -97,9 +99,20 @@ def test_an_interrupt_leaves_the_results_before_it() -> None:
             seed=None,
             keep_going=True,
             noted=[0],
+            longest=math.inf,
         )
     assert values == [1, None, 0.5]
     assert [position for position, _ in failures] == [1]
+
+
+def test_what_has_not_begun_is_given_back_when_items_take_long() -> None:
+    """At least one is run; a failure counts too; a chunk that is too large is run to its end."""
+    values, failures, noted = run(fails_on(set()), [1, 2, 3], longest=0.0)
+    assert (values, failures, noted) == ([10], {}, [0])
+    values, failures, noted = run(fails_on({1}), [1, 2, 3], keep_going=True, longest=0.0)
+    assert (values, list(failures), noted) == ([None], [0], [0])
+    values, _, _ = run(fails_on(set()), [1] * (TIMED + 1), longest=0.0)
+    assert len(values) == TIMED + 1
 
 
 def test_an_item_is_gone_when_its_call_is_over() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import weft
 from tests.support import marked_processes, run_python, wait_until
+from weft.engines.local.pool import workers as workers_module
 from weft.engines.local.pool.driver_state import Captured, capture
 from weft.engines.local.pool.messages import (
     CacheFunction,
@@ -26,7 +27,9 @@ from weft.engines.local.pool.messages import (
 )
 from weft.engines.local.pool.payload import Payload, pack, pack_function
 from weft.engines.local.pool.remote_worker import FUNCTION_BYTES, Worker
+from weft.engines.local.pool.workers import Workers
 from weft.engines.local.pool.workers import workers as own_workers
+from weft.engines.local.processes.linux import readable
 from weft.errors import LaunchError
 
 
@@ -131,6 +134,56 @@ def test_a_function_is_sent_again_if_sending_it_was_interrupted(worker: Worker) 
         _give(worker, 0, interrupted)
     assert isinstance(_give(worker, 0)[0], CacheFunction)
     assert len(_give(worker, 0)) == 1
+
+
+def test_a_function_is_dropped_if_sending_that_was_interrupted(worker: Worker) -> None:
+    """Whether it was to be forgotten or made room, else it would stay in the worker for good."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in range(64):
+        _give(worker, number)
+    worker.forget(bytes([7]))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            _give(worker, 7, interrupted)
+    assert _give(worker, 8)[0] == DropFunction(bytes([7]))
+    assert [type(one) for one in _give(worker, 7)] == [CacheFunction, Work]
+    with pytest.raises(KeyboardInterrupt):
+        _give(worker, 64, interrupted)
+    assert _give(worker, 64)[0] == DropFunction(bytes([0]))
+    assert [type(one) for one in _give(worker, 64)] == [Work]
+
+
+def test_a_team_keeps_warm_workers_while_it_starts_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long that takes; if it fails, they end when nobody has used them for a while."""
+    pool = own_workers()
+    monkeypatch.setattr(workers_module, "IDLE", 1.0)
+    original, starts = Workers.start, list[bool]()
+
+    def slow(self: Workers, gpu: str | None, check: Any) -> Worker:
+        lent = [one.pidfd for one in pool._everyone if one not in pool._idle and one.pidfd >= 0]
+        starts.append(any(readable(pidfd, 1.5) for pidfd in lent))
+        if len(starts) == 1:
+            raise LaunchError("no more")
+        return original(self, gpu, check)
+
+    weft.shutdown()
+    weft.map(abs, [1], n=1)
+    (first,) = pool._everyone
+    monkeypatch.setattr(Workers, "start", slow)
+    with pytest.raises(LaunchError, match="no more"):
+        pool.lend_for_good([None, None], 1)
+    assert readable(first.pidfd, 60)
+    monkeypatch.setattr(Workers, "start", original)
+    weft.map(abs, [1], n=1)
+    monkeypatch.setattr(Workers, "start", slow)
+    with weft.Team(3) as team:
+        assert weft.function(lambda x: x, collect="gather", team=team)(np.ones(6)).sum() == 6
+    assert not any(starts)
 
 
 def _give(

@@ -135,8 +135,8 @@ class Begun(NamedTuple):
 class Done(NamedTuple):
     """The answer to Work."""
 
-    #: the results, None for an item that failed; fewer than the items where one failed and the rest
-    #: was not run
+    #: the results, None for an item that failed; fewer than the items where the rest was not run:
+    #: one failed, or they took long
     values: bytes
     #: the position of each item that failed, and its failure
     failures: list[tuple[int, Failure]]

@@ -22,6 +22,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import cache, cached_property
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -42,10 +43,11 @@ _IN_BLOCK = b"\0"
 #: a pickler writes frames of less, in which names are, and longer pieces as they are
 _LONGEST_FRAME = 1 << 17
 
-#: immutable, so that the same one may arrive as two; packed in a third of the time
+#: immutable, so that the same one may arrive as two
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
-_EXACTLY_THESE = frozenset(IMMUTABLE)
+#: cloudpickle's own functions, by name
+_CLOUDPICKLE = vars(cloudpickle.cloudpickle)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -55,6 +57,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     def reducer_override(self, value: Any) -> Any:
         """Return how a value is pickled."""
+        if type(value) is FunctionType and _CLOUDPICKLE.get(value.__name__) is value:
+            return NotImplemented  # by its name; there are four in each function's pickle
         self.modules.update(references(value))
         return super().reducer_override(value)
 
@@ -76,6 +80,8 @@ class Payload:
         self.pickled = 0
         #: bytes in shared memory: of arrays, and of the pickle
         self.shared = 0
+        #: whether there are arrays in it
+        self.has_arrays = False
         #: modules that it refers to
         self.modules: set[str] = set()
         #: of a function: the driver's state when it was packed
@@ -109,12 +115,6 @@ class Payload:
         self._handles.clear()
         self._arrays.clear()
         self._reduced.clear()
-
-    def dump_plain(self, value: Any) -> None:
-        """Pickle a value of immutable parts, none of which needs a reducer."""
-        pieces = _Pieces()
-        pickle.Pickler(pieces, _PROTOCOL).dump(value)
-        self._put(pieces)
 
     def dump(self, value: Any) -> bool:
         """Pickle a value with pickle's own pickler. Return whether that is right: not if something
@@ -191,6 +191,7 @@ class Payload:
 
     def _array(self, array: Any) -> Any:
         """Reduce an array: put a large one into a block, and refer to that."""
+        self.has_arrays = True
         payload_arrays = _payload_arrays()
         if not payload_arrays.is_large(array):
             return payload_arrays.reduce_small(array)
@@ -281,19 +282,17 @@ def pack_items(items: list[Any], first: int, *, most: int) -> Payload:
     """
     if len(items) == 1:
         return pack(items, first)
-    payload = Payload(most=most)
-    if _EXACTLY_THESE.issuperset(map(type, items)):
-        payload.dump_plain(items)
-        return payload
-    return _pack(payload, _arrays_apart(items), first, "items")
+    payload = pack(items, first, payload=Payload(most=most))
+    if payload.has_arrays and len(set(map(id, items))) < len(items):
+        payload.release()
+        payload = pack(_arrays_apart(items), first, payload=Payload(most=most))
+    return payload
 
 
 def _arrays_apart(items: list[Any]) -> list[Any]:
     """Return the items with a view in the place of an array that occurred before: a pickler would
     write that only once."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or numpy.ndarray not in set(map(type, items)):
-        return items
+    numpy: Any = sys.modules["numpy"]
     seen: set[int] = set()
     distinct = []
     for item in items:
@@ -321,11 +320,6 @@ def pack(
 def _pack(payload: Payload, items: list[Any], first: int | None, name: str) -> Payload:
     """Pack items into a payload. Errors call an item `name[index]`, counted from `first`, or `name`
     where that is None."""
-    # most functions of a team return one tuple
-    values = items[0] if len(items) == 1 and type(items[0]) is tuple else items
-    if _EXACTLY_THESE.issuperset(map(type, values)):
-        payload.dump_plain(items)
-        return payload
     try:
         if payload.dump(items):
             payload.drop_array_cache()

@@ -428,9 +428,11 @@ class Run:
         elif values:
             self._schedule.forget(chunk)
             yield finished
+        rest = Chunk(chunk.first + len(values), chunk.items[len(values) :])
         if isinstance(message, Stopped):
-            rest = Chunk(chunk.first + len(values), chunk.items[len(values) :])
             yield from self._not_run(worker, rest, Unreadable(INTERRUPTED, about_function=False))
+        elif rest.items:
+            self._schedule.given_back(rest)
 
     def _not_run(
         self, worker: Worker, chunk: Chunk, reason: Unreadable

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import cast
 
@@ -77,8 +77,8 @@ class Worker:
         self._latest: Mapping[str, Picture] | None = None
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
-        #: the digests of those that it is to drop; other threads add to it
-        self._unwanted: deque[bytes] = deque()
+        #: those that it is to drop, until that is sent: their bytes too. Other threads add to it
+        self._unwanted: dict[bytes, int] = {}
 
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
@@ -96,7 +96,7 @@ class Worker:
         if messages:
             self.frames.send(*messages)
             if any(isinstance(message, Update) for message in messages):
-                self._unwanted.extend(self._cached)  # they may be those from before
+                self._unwanted.update(self._cached)  # they may be those from before
             self._settings = settings
             self._modules.note(modules)
         self._latest = modules
@@ -111,7 +111,7 @@ class Worker:
         """Send it work, and before it the function unless it is cached there. Raises Closed."""
         missing = self.function_messages(function.digest, function)
         self.busy = True
-        self.frames.send(*missing, work)
+        self._send(*missing, work)
         # after: an interrupt may come before it is sent
         self._cached[function.digest] = function.pickled
 
@@ -119,34 +119,45 @@ class Worker:
         self, digest: bytes, function: Payload
     ) -> list[CacheFunction | DropFunction]:
         """Return the messages after which it has a function cached."""
-        drops = self._drops()
+        unwanted = self._take_unwanted()
         if digest in self._cached:
             self._cached.move_to_end(digest)
-            return [*drops]
+            return _drops(unwanted)
         room = FUNCTION_BYTES - function.pickled
         while self._cached and (
             len(self._cached) >= _FUNCTIONS or sum(self._cached.values()) > room
         ):
-            drops.append(_drop(*self._cached.popitem(last=False)))
-        return [*drops, CacheFunction(digest, function.data)]
+            oldest = next(iter(self._cached))
+            self._unwanted[oldest] = unwanted[oldest] = self._cached[oldest]
+            del self._cached[oldest]
+        return [*_drops(unwanted), CacheFunction(digest, function.data)]
 
     def forget(self, digest: bytes) -> None:
         """Have it drop a function with the next work, if it is cached there. For any thread."""
-        if digest in self._cached:
-            self._unwanted.append(digest)
+        size = self._cached.get(digest)
+        if size is not None:
+            self._unwanted[digest] = size
 
     def send_drops(self) -> None:
         """Have it drop now what it is to forget."""
-        if drops := self._drops():
+        if unwanted := self._take_unwanted():
             with contextlib.suppress(Closed):
-                self.frames.send(*drops)
+                self._send(*_drops(unwanted))
 
-    def _drops(self) -> list[DropFunction]:
+    def _take_unwanted(self) -> dict[bytes, int]:
+        """Return what it is to drop, which does not count as cached any more."""
         if not self._unwanted:
-            return []
-        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
-        known = [digest for digest in unwanted if digest in self._cached]
-        return [_drop(digest, self._cached.pop(digest)) for digest in dict.fromkeys(known)]
+            return {}
+        unwanted = self._unwanted.copy()
+        for digest in unwanted:
+            self._cached.pop(digest, None)
+        return unwanted
+
+    def _send(self, *messages: DropFunction | CacheFunction | Work) -> None:
+        self.frames.send(*messages)
+        for message in messages:  # after: to drop something twice does no harm
+            if isinstance(message, DropFunction):
+                self._unwanted.pop(message.digest, None)
 
     def cancel(self) -> None:
         """Interrupt its function, and have it acknowledge when all is answered. Raises Closed."""
@@ -166,7 +177,7 @@ class Worker:
         if isinstance(message, Unreadable) and message.about_function:  # the next try begins anew
             self._modules.forget()
             self._latest = None
-            self._unwanted.extend(self._cached)
+            self._unwanted.update(self._cached)
         if message is not None and not isinstance(message, Begun):
             self.busy, self.idle_since = False, time.monotonic()
         return cast("Answer | CancelAcknowledged | None", message)
@@ -213,8 +224,9 @@ class Worker:
                 close(descriptor)
 
 
-def _drop(digest: bytes, size: int) -> DropFunction:
-    return DropFunction(digest, large=size > FUNCTION_BYTES)
+def _drops(sizes: Mapping[bytes, int]) -> list[CacheFunction | DropFunction]:
+    """Return the messages by which functions of so many bytes are dropped."""
+    return [DropFunction(digest, large=size > FUNCTION_BYTES) for digest, size in sizes.items()]
 
 
 #: the workers with events, each with its ready descriptors

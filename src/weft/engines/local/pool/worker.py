@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from weft import faults
 from weft._core.failures import Failure, describe
+from weft._core.schedule import LONGEST, TIMED
 from weft._core.seeding import derive, seed_generators, seed_torch
 from weft.engines.local.pool import driver_state, nesting
 from weft.engines.local.pool.messages import (
@@ -332,14 +333,18 @@ def carry_out(
     seed: int | None,
     keep_going: bool,
     noted: MutableSequence[int] | memoryview,
+    longest: float = LONGEST,
 ) -> None:
     """Call a function on each item. Append the results to `values`, None where an item failed, and
     to `failures` each failure with its position.
 
     Empties the list of items: an argument is freed as soon as its call is over. `noted[0]` is the
-    index of the item that is being run. Raises KeyboardInterrupt, after which the values are those
-    of the items before.
+    index of the item that is being run. When more than `longest` seconds have passed, what is left
+    of a chunk of no more than TIMED items is not run: there are fewer values. Raises
+    KeyboardInterrupt, after which the values are those of the items before.
     """
+    clock, timed = time.perf_counter, len(items) <= TIMED
+    deadline = clock() + longest
     items.reverse()
     take, keep = items.pop, values.append
     while items:
@@ -352,10 +357,13 @@ def carry_out(
                 if seed is not None:
                     seed_generators(derive(seed, first + len(values)))
                 keep(function(take()))
+                if timed and clock() > deadline:
+                    items.clear()
+                    break
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too is the item's, not the worker's
             failures.append((len(values), describe(error)))
             values.append(None)
-            if not keep_going:
+            if not keep_going or (timed and clock() > deadline):
                 items.clear()

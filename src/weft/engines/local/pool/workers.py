@@ -36,6 +36,7 @@ from collections.abc import Callable, Container, Sequence
 
 from weft._core.schedule import UNKNOWN, Cost
 from weft.engines.local.pool import interpreter
+from weft.engines.local.pool.driver_state import capture
 from weft.engines.local.pool.messages import Frames
 from weft.engines.local.pool.remote_worker import Watch, Worker
 from weft.engines.local.processes.channel import Channel, Closed, Ended, Start, Started
@@ -112,9 +113,10 @@ class Workers:
                     while warm is not None and readable(warm.pidfd):
                         warm = self._pop_idle(gpu)
                 lent.append(warm or self.start(gpu, lambda: None))
-            for worker in lent:
-                worker.threads, worker.idle_limit = threads, None
+                _keep(lent[-1], threads, None)  # now: to start the others may take long
         except BaseException:
+            for worker in lent:
+                _keep(worker, threads, IDLE)
             self._idle += lent  # warm ones stay warm; += is one step
             raise
         return lent, Watch(lent)
@@ -620,6 +622,14 @@ class Lease:
     def waits_for(self, gpu: str | None) -> bool:
         """Return whether it would take a worker with this GPU now."""
         return self.waits_since < math.inf and not self.paused and gpu in self.lacking()
+
+
+def _keep(worker: Worker, threads: int, seconds: float | None) -> None:
+    """Tell a worker with how many threads it computes, and for how long it stays without a message;
+    None: for ever."""
+    worker.threads, worker.idle_limit = threads, seconds
+    with contextlib.suppress(Closed):  # its pidfd reports its end too
+        worker.bring_up_to_date(capture(), {})
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
