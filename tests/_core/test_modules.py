@@ -1,4 +1,4 @@
-"""Pictures of modules: equal for equal contents, in every process, and cheap to look at again."""
+"""Digests of modules: equal for equal contents, in every process, and cheap to look at again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support import run_python
-from weft._core.modules import (
-    Pictures,
-    digest,
-    imports_of,
-    mentioned_in,
-    own_modules,
-    read_module,
-    references,
-)
+from weft._core.digest import digest
+from weft._core.modules import ModuleWatcher, read_module
+from weft._core.own_modules import imports_of, mentioned_in, own_modules, references
 
 ZOO = """
 from __future__ import annotations
@@ -189,25 +183,25 @@ print({name: one.hex() for name, one in sorted(read_module(zoo, {}).items())})
 )
 def test_every_change_is_seen(zoo: ModuleType, change: str) -> None:
     """By `look`, which compares identities first; and nothing else is seen as changed again."""
-    pictures = Pictures()
-    before = pictures.look(["zoo"])["zoo"]
-    assert pictures.look(["zoo"])["zoo"] is before
+    watcher = ModuleWatcher()
+    before = watcher.look(["zoo"])["zoo"]
+    assert watcher.look(["zoo"])["zoo"] is before
     exec(change, {"zoo": zoo})
-    after = pictures.look(["zoo"])["zoo"]
+    after = watcher.look(["zoo"])["zoo"]
     assert after is not before
     assert after.changes_since(before) or before.digests.keys() - after.digests.keys()
-    assert pictures.look(["zoo"])["zoo"] is after
+    assert watcher.look(["zoo"])["zoo"] is after
 
 
 def test_what_is_no_change(zoo: ModuleType) -> None:
     """The same contents, and what each process has of its own."""
-    pictures = Pictures()
-    before = pictures.look(["zoo"])["zoo"]
+    watcher = ModuleWatcher()
+    before = watcher.look(["zoo"])["zoo"]
     with zoo.LOCK:
         zoo.cached(1)
         zoo.CONFIG.rate = 0.1
         zoo.NUMBERS = tuple(zoo.NUMBERS)
-    assert pictures.look(["zoo"])["zoo"] is before
+    assert watcher.look(["zoo"])["zoo"] is before
 
 
 @pytest.mark.parametrize(
@@ -223,7 +217,7 @@ def test_what_is_not_compared(zoo: ModuleType, make: Callable[[], Any]) -> None:
     """Of these only the type counts."""
     assert digest(make()) == digest(make())
     vars(zoo)["NEW"] = make()
-    assert Pictures().look(["zoo"])["zoo"].opaque >= {"NEW", "LOCK"}
+    assert ModuleWatcher().look(["zoo"])["zoo"].opaque >= {"NEW", "LOCK"}
 
 
 class Interrupting:
@@ -243,12 +237,12 @@ class Interrupting:
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 def test_a_look_that_is_interrupted(zoo: ModuleType, error: BaseException, first: bool) -> None:
     """The next one sees all that this one would have seen, also what only got another object."""
-    pictures = Pictures(lambda other: other is error)
-    before = None if first else pictures.look(["zoo"])["zoo"]
+    watcher = ModuleWatcher(lambda other: other is error)
+    before = None if first else watcher.look(["zoo"])["zoo"]
     zoo.LOCK, zoo.SCALAR, zoo.NEW = threading.Lock(), 7, Interrupting(error)
     with pytest.raises(type(error)):
-        pictures.look(["zoo"])
-    after = pictures.look(["zoo"])["zoo"]
+        watcher.look(["zoo"])
+    after = watcher.look(["zoo"])["zoo"]
     assert after.digests == read_module(zoo, after.digests)
     if before is not None:
         assert sorted(after.changes_since(before)) == ["LOCK", "NEW", "SCALAR"]
@@ -257,7 +251,7 @@ def test_a_look_that_is_interrupted(zoo: ModuleType, error: BaseException, first
 def test_an_error_of_a_value_is_no_interrupt(zoo: ModuleType) -> None:
     """It cannot be compared, and all else can."""
     zoo.NEW = Interrupting(TimeoutError())
-    assert "NEW" in Pictures().look(["zoo"])["zoo"].opaque
+    assert "NEW" in ModuleWatcher().look(["zoo"])["zoo"].opaque
 
 
 def test_which_modules_are_the_users(zoo: ModuleType) -> None:
@@ -283,7 +277,7 @@ def test_what_a_module_mentions(tmp_path: Path, zoo: ModuleType) -> None:
     for name in texts:
         importlib.import_module(name)
     try:
-        assert sorted(Pictures().look(["users_a"])) == ["users_a", "users_b", "users_c", "users_d"]
+        assert sorted(ModuleWatcher().look(["users_a"])) == ["users_a", "users_b", "users_c", "users_d"]
     finally:
         for name in texts:
             del sys.modules[name]

@@ -32,17 +32,9 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from weft._core.failures import Failure, describe, warn_caller
-from weft._core.modules import (
-    Picture,
-    Pictures,
-    digest,
-    home_of,
-    is_foreign,
-    is_importable,
-    own_attributes,
-    own_modules,
-    read_module,
-)
+from weft._core.digest import Reader, digest, type_digest, is_plain_instance, own_attributes
+from weft._core.modules import ModuleDigests, ModuleWatcher, read_module
+from weft._core.own_modules import home_of, is_foreign, is_importable, own_modules
 from weft.engines.interruption import by_signal_handler
 from weft.engines.local.pool.messages import Frames, Message, Modules, Outdated, Update
 from weft.engines.local.pool.payload import (
@@ -65,7 +57,7 @@ def _by_signal_handler(error: Exception) -> bool:
     return traceback is not None and traceback.tb_next is not None and by_signal_handler(error)
 
 
-_pictures = Pictures(_by_signal_handler)
+_watcher = ModuleWatcher(_by_signal_handler)
 #: the code of a module's objects may run while they are read, and call weft
 _lock = threading.RLock()
 
@@ -74,44 +66,57 @@ _NOTABLE = 0.02
 _warned = False
 
 
-def look(names: Iterable[str]) -> dict[str, Picture]:
-    """Return pictures of those of these modules that are the user's, and of all that they mention,
+def look(names: Iterable[str]) -> dict[str, ModuleDigests]:
+    """Return the digests of those of these modules that are the user's, and of all that they mention,
     as they are now."""
     global _warned
     with _lock:
         began = time.thread_time()
-        pictures = _pictures.look(names)
+        modules = _watcher.look(names)
         if _warned or time.thread_time() - began <= _NOTABLE:
-            return pictures
+            return modules
         began = time.thread_time()
-        again = _pictures.look(names)
+        again = _watcher.look(names)
         seconds = time.thread_time() - began
-        _warned = seconds > _NOTABLE and again == pictures
+        _warned = seconds > _NOTABLE and again == modules
         if not _warned:
             return again
-    _warn(seconds, pictures)
-    return pictures
+    _warn(seconds, modules)
+    return modules
 
 
-def _warn(seconds: float, pictures: Mapping[str, Picture]) -> None:
-    """Warn that modules take long to compare again, and name the largest value in them."""
-    size, name = max(
-        (getattr(value, "nbytes", None) or sys.getsizeof(value), f"{module}.{attribute}")
-        for module, picture in pictures.items()
-        for attribute, value in picture.values.items()
-    )
+def _warn(seconds: float, modules: Iterable[str]) -> None:
+    """Warn that modules take long to compare again, and name the value that takes longest."""
+    name, value = _watcher.slowest(modules)
+    size = getattr(value, "nbytes", None) or sys.getsizeof(value)
     warn_caller(
         f"at each call {seconds * 1000:.0f} ms are spent on comparing the data of modules with the "
-        f"workers'; the largest is {name} ({format_bytes(size)}). An array that nobody can write "
+        f"workers'; most of it on {name} ({format_bytes(size)}). An array that nobody can write "
         f"to is not compared again:\n    {name}.flags.writeable = False\nOther data is better "
         "passed as an argument, or in shared_data="
     )
 
 
+#: the attributes of which it was warned that workers have their own
+_own_told: set[str] = set()
+
+
+def _warn_of_own(name: str, value: Any, error: Exception) -> None:
+    """Warn that workers keep what they have, once for each attribute."""
+    if name in _own_told:
+        return
+    _own_told.add(name)
+    warn_caller(
+        f"{name} is not in the workers what it is here: it cannot be sent to them ({error}), so "
+        "each has the one that its import of the module made. Pass what the function needs as an "
+        "argument, or give the class a __getstate__ that leaves out what cannot be pickled"
+    )
+
+
 def _in_child() -> None:
-    global _lock, _pictures
+    global _lock, _watcher
     # another thread of the parent's may have been looking
-    _lock, _pictures = threading.RLock(), Pictures(_by_signal_handler)
+    _lock, _watcher = threading.RLock(), ModuleWatcher(_by_signal_handler)
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -121,18 +126,18 @@ class SentModules:
     """What a worker has been told of the driver's modules."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Picture] = {}
+        self._known: dict[str, ModuleDigests] = {}
 
-    def messages(self, pictures: Mapping[str, Picture]) -> list[Modules | Update]:
+    def messages(self, modules: Mapping[str, ModuleDigests]) -> list[Modules | Update]:
         """Return the messages after which the worker has these modules."""
         known = self._known
-        if all(known.get(name) is picture for name, picture in pictures.items()):
+        if all(known.get(name) is now for name, now in modules.items()):
             return []
-        new = {name: one.digests for name, one in pictures.items() if name not in known}
+        new = {name: one.digests for name, one in modules.items() if name not in known}
         messages: list[Modules | Update] = [Modules(new)] if new else []
         changes: dict[Attribute, Change] = {}
         deleted: list[Attribute] = []
-        for name, now in pictures.items():
+        for name, now in modules.items():
             before = known.get(name)
             if before is not None and before is not now:
                 deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
@@ -142,18 +147,18 @@ class SentModules:
             messages.insert(0, make_update(changes, deleted))
         return messages
 
-    def note(self, pictures: Mapping[str, Picture]) -> None:
+    def note(self, modules: Mapping[str, ModuleDigests]) -> None:
         """Note that the worker has these."""
-        self._known.update(pictures)
+        self._known.update(modules)
 
     def answer(self, outdated: Outdated) -> Update:
         """Return the attributes that a worker does not have as they were told; without those of
         modules that have been forgotten since, or that were deleted."""
         changes = {
-            (name, attribute): Change(picture.values[attribute], attribute in picture.opaque)
-            for name, picture in self._known.items()
+            (name, attribute): Change(now.values[attribute], attribute in now.opaque)
+            for name, now in self._known.items()
             for attribute in outdated.attributes.get(name, ())
-            if attribute in picture.values
+            if attribute in now.values
         }
         return make_update(changes, [], first=True)
 
@@ -166,13 +171,18 @@ class Change(NamedTuple):
     """A new value of an attribute."""
 
     value: Any
-    #: whether only its type is compared
+    #: whether it is, or holds, something of which only the type is compared
     opaque: bool
     #: whether the old object is to have it, too
     in_place: bool = False
 
+    @property
+    def partly(self) -> bool:
+        """Return whether it is compared, but for something in it."""
+        return self.opaque and digest(self.value) != type_digest(self.value)
+
     @classmethod
-    def between(cls, before: Picture, now: Picture, attribute: str) -> Change:
+    def between(cls, before: ModuleDigests, now: ModuleDigests, attribute: str) -> Change:
         """Return what has become of an attribute."""
         value, old = now.values[attribute], before.values.get(attribute)
         content = now.digests[attribute]
@@ -197,12 +207,12 @@ def make_update(
         if is_interrupt(error):
             raise
         return Update(b"", {}, deleted, describe(error))
-    digests = {
-        # as it is now: another thread may have changed it
-        attribute: digest(change.value, _by_signal_handler)
-        for attribute, change in changes.items()
-        if not change.opaque
-    }
+    digests: dict[Attribute, bytes] = {}
+    for attribute, change in changes.items():
+        reader = Reader(_by_signal_handler)
+        content = reader.digest(change.value)  # as it is now: another thread may have changed it
+        if not reader.is_opaque and not reader.has_library_objects:
+            digests[attribute] = content
     return Update(payload.data, digests, deleted, None)
 
 
@@ -213,6 +223,11 @@ def _pack(
 
     class ByValue(AttributePickler):
         sent = changes
+        in_place = {  # noqa: RUF012  nobody changes it
+            id(change.value): attribute
+            for attribute, change in changes.items()
+            if change.in_place and is_plain_instance(change.value)
+        }
 
     payload = Payload(owned=True)
     try:
@@ -228,6 +243,8 @@ def _pack(
                 continue
             if not (change.opaque or (first and is_foreign(change.value))):
                 raise unpicklable_error(change.value, f"{module}.{name}", error) from error
+            if change.partly:
+                _warn_of_own(f"{module}.{name}", change.value, error)
             return _pack(others, first)
         raise
     return payload, changes
@@ -250,9 +267,14 @@ class AttributePickler(Pickler):
     """Pickles by value the functions and classes that are sent; others as cloudpickle does."""
 
     sent: Mapping[Attribute, Change]
+    #: by identity, the instances whose attributes the worker's own object is to have
+    in_place: Mapping[int, Attribute]
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to rebuild an object in the worker."""
+        if id(value) in self.in_place:
+            made_of = type(value), self.in_place[id(value)]
+            return _make_instance, made_of, vars(value), None, None, _replace_attributes
         if type(value) is FunctionType and self._is_sent(value):
             home = home_of(value)
             if home is not None:
@@ -425,21 +447,27 @@ def _change_in_place(old: Any, value: Any) -> bool:
     """Give an object the content of another. Return whether that could be done."""
     if type(old) is not type(value):
         return False
-    if isinstance(value, (FunctionType, type)):
-        return old is value  # changed when it was loaded
+    if old is value:  # changed when it was loaded
+        return True
     if type(value) in (dict, set):
         old.clear()
         old.update(value)
     elif type(value) in (list, bytearray):
         old[:] = value
-    elif type(value).__module__ in own_modules() and not isinstance(value, tuple):
-        vars(old).clear()
-        vars(old).update(vars(value))
-    elif type(value).__module__ == "numpy" and (old.shape, old.dtype) == (value.shape, value.dtype):
+    elif _is_array_like(old, value):
         old[...] = value
     else:
         return False
     return True
+
+
+def _is_array_like(old: Any, value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return (
+        numpy is not None
+        and type(value) is numpy.ndarray
+        and (old.shape, old.dtype, old.flags.writeable) == (value.shape, value.dtype, True)
+    )
 
 
 def _at(attribute: Attribute | None) -> Any:
@@ -468,6 +496,16 @@ def _fill(function: FunctionType, state: tuple[dict[str, Any], dict[str, Any], A
     for cell, content in zip(function.__closure__ or (), contents or (), strict=True):
         if content is not _NoContent.EMPTY:
             cell.cell_contents = content
+
+
+def _make_instance(kind: Any, existing: Attribute) -> Any:
+    old = _at(existing)
+    return old if type(old) is kind else object.__new__(kind)
+
+
+def _replace_attributes(value: Any, attributes: dict[str, Any]) -> None:
+    vars(value).clear()
+    vars(value).update(attributes)
 
 
 def _make_class(

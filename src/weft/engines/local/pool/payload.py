@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from weft._core.failures import path_to_fault
-from weft._core.modules import mentioned_in, references
+from weft._core.own_modules import mentioned_in, references
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, WeftError
 

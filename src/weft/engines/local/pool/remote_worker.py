@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import cast
 
-from weft._core.modules import Picture
+from weft._core.modules import ModuleDigests
 from weft.engines.local.pool.driver_state import Captured, reissue
 from weft.engines.local.pool.messages import (
     Answer,
@@ -74,7 +74,7 @@ class Worker:
         self._settings: tuple[Captured, int, float | None] | None = None
         self._modules = SentModules()
         #: the modules that it was last brought up to date with: the same for all chunks of a call
-        self._latest: Mapping[str, Picture] | None = None
+        self._latest: Mapping[str, ModuleDigests] | None = None
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         #: the digests of those that it is to drop; other threads add to it
@@ -83,7 +83,7 @@ class Worker:
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
 
-    def bring_up_to_date(self, state: Captured, modules: Mapping[str, Picture]) -> None:
+    def bring_up_to_date(self, state: Captured, modules: Mapping[str, ModuleDigests]) -> None:
         """Send it the driver's state and what has changed of these modules, if it does not have
         them. Raises Closed."""
         settings = state, self.threads, self.idle_limit
