@@ -277,7 +277,12 @@ def test_what_a_module_mentions(tmp_path: Path, zoo: ModuleType) -> None:
     for name in texts:
         importlib.import_module(name)
     try:
-        assert sorted(ModuleWatcher().look(["users_a"])) == ["users_a", "users_b", "users_c", "users_d"]
+        assert sorted(ModuleWatcher().look(["users_a"])) == [
+            "users_a",
+            "users_b",
+            "users_c",
+            "users_d",
+        ]
     finally:
         for name in texts:
             del sys.modules[name]

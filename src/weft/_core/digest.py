@@ -28,6 +28,8 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
 )
@@ -109,9 +111,9 @@ class Reader:
         self._data: list[tuple[Any, bytes]] = []
         #: whether it has to be read again in any case
         self._always = False
-        #: by identity: what is being read, and how deep; how many of these are data
+        #: by identity: what is being read, and how deep; how many of these are data, or library's
         self._open: dict[int, int] = {}
-        self._in_data = 0
+        self._in_data = self._in_library = 0
         #: by identity: what has been read, its digest, and whether it was noted what changes it
         self._finished: dict[int, tuple[Any, bytes, bool]] = {}
 
@@ -179,17 +181,21 @@ class Reader:
 
     def _known(self, value: Any) -> bytes:
         """Return the digest of a part of code, which is sent with it whatever it is."""
-        opaque = self.is_opaque
+        opaque, in_library = self.is_opaque, self._in_library
+        self._in_library = 0
         try:
             return self._part(value)
         finally:
-            self.is_opaque = opaque
+            self.is_opaque, self._in_library = opaque, in_library
 
     def _part(self, value: Any) -> bytes:
-        """Return the digest of a part, or if it cannot be compared that of its type."""
+        """Return the digest of a part, or if it cannot be compared that of its type. Raises
+        _Opaque in an object of a library, which is compared whole or not at all."""
         try:
             return self._read(value)
         except _Opaque:
+            if self._in_library:
+                raise
             self.is_opaque = True
             return self._name(value)
 
@@ -345,6 +351,9 @@ class Reader:
 
         return _hash(kind, *read()) if type(values) is tuple else self._contents(kind, values, read)
 
+    def _named_tuple(self, values: Any) -> bytes:
+        return _hash(b"named", self._read(type(values)), self._sequence(tuple(values)))
+
     def _set(self, values: Any) -> bytes:
         if type(values) is frozenset:
             return _hash(b"frozenset", *sorted(map(self._part, values)))
@@ -374,14 +383,19 @@ class Reader:
             return _hash(b"global", f"{kind.__module__} {parts}".encode())
         if _is_immutable(kind, value):
             return _hash(b"reduced", *map(self._read, parts))
-        self.has_library_objects |= not is_users(kind.__module__)
-        part = self._part if is_users(kind.__module__) else self._read
+        of_library = not is_users(kind.__module__)
+        self.has_library_objects |= of_library
 
         def read() -> Iterator[bytes]:
             for one in parts:  # the last two are iterators
-                yield _hash(b"items", *map(part, one)) if isinstance(one, Iterator) else part(one)
+                is_items = isinstance(one, Iterator)
+                yield _hash(b"items", *map(self._part, one)) if is_items else self._part(one)
 
-        content = self._contents(b"reduced", value, read)
+        self._in_library += of_library
+        try:
+            content = self._contents(b"reduced", value, read)
+        finally:
+            self._in_library -= of_library
         if not self._for_stamp and not self._in_data and self._data[-1][1] != self._stamp(value):
             self._data.pop()  # it is another one each time
             raise _Opaque
@@ -447,11 +461,10 @@ def _is_immutable(kind: type, value: Any) -> bool:
 def _is_each_processes_own(kind: type, value: Any) -> bool:
     """Return whether a value is not compared, though it could be pickled: an iterator, a random
     generator, or an object that stands for itself."""
-    random = getattr(sys.modules.get("random"), "Random", ())
+    generator = getattr(sys.modules.get("random"), "Random", Iterator)
     return (
         kind is object
-        or isinstance(value, Iterator)
-        or isinstance(value, random)
+        or isinstance(value, (Iterator, generator))
         or kind.__module__.startswith(("numpy.random", "torch._C", "weft."))
     )
 
@@ -513,6 +526,7 @@ _READERS: dict[type, Callable[[Reader, Any], bytes]] = {
     FunctionType: Reader._function,
     BuiltinFunctionType: Reader._builtin,
     **dict.fromkeys(_PARTS, Reader._callable),
+    **dict.fromkeys((MemberDescriptorType, GetSetDescriptorType), Reader._name),
     **dict.fromkeys((list, tuple), Reader._sequence),
     **dict.fromkeys((set, frozenset), Reader._set),
     dict: Reader._dict,
@@ -524,6 +538,7 @@ _OTHER_READERS: list[tuple[Callable[[type, Any], bool], Callable[[Reader, Any], 
     (lambda kind, _: issubclass(kind, ModuleType), Reader._module),
     (lambda kind, _: issubclass(kind, enum.Enum), Reader._member),
     (_is_array, Reader._array),
+    (lambda kind, _: issubclass(kind, tuple) and hasattr(kind, "_fields"), Reader._named_tuple),
     (
         lambda _, value: isinstance(getattr(value, "__wrapped__", None), FunctionType),
         Reader._wrapper,
@@ -536,4 +551,6 @@ _IMMUTABLE = {
     *("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "zoneinfo.ZoneInfo"),
     *(f"{home}.{kind}PosixPath" for home in ("pathlib", "pathlib._local") for kind in ("", "Pure")),
     *("builtins.slice", "re.Pattern", "torch.device"),
+    *("_collections._tuplegetter", "__future__._Feature"),
+    "dataclasses._HAS_DEFAULT_FACTORY_CLASS",
 }

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from weft._core.digest import Reader, digest, is_plain_instance, own_attributes, type_digest
 from weft._core.failures import Failure, describe, warn_caller
-from weft._core.digest import Reader, digest, type_digest, is_plain_instance, own_attributes
 from weft._core.modules import ModuleDigests, ModuleWatcher, read_module
 from weft._core.own_modules import home_of, is_foreign, is_importable, own_modules
 from weft.engines.interruption import by_signal_handler
@@ -67,7 +67,7 @@ _warned = False
 
 
 def look(names: Iterable[str]) -> dict[str, ModuleDigests]:
-    """Return the digests of those of these modules that are the user's, and of all that they mention,
+    """Return the digests of the user's modules among these, and of all that they mention,
     as they are now."""
     global _warned
     with _lock:
@@ -81,13 +81,13 @@ def look(names: Iterable[str]) -> dict[str, ModuleDigests]:
         _warned = seconds > _NOTABLE and again == modules
         if not _warned:
             return again
-    _warn(seconds, modules)
+        name, value = _watcher.slowest(modules)
+    _warn(seconds, name, value)
     return modules
 
 
-def _warn(seconds: float, modules: Iterable[str]) -> None:
-    """Warn that modules take long to compare again, and name the value that takes longest."""
-    name, value = _watcher.slowest(modules)
+def _warn(seconds: float, name: str, value: Any) -> None:
+    """Warn that modules take long to compare again, most of it for one attribute."""
     size = getattr(value, "nbytes", None) or sys.getsizeof(value)
     warn_caller(
         f"at each call {seconds * 1000:.0f} ms are spent on comparing the data of modules with the "
