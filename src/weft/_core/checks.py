@@ -86,7 +86,8 @@ class Comparison(NamedTuple):
     """A whole beside its combined parts."""
 
     difference: Difference | None
-    #: whether no other mode would fit: zeros, for one, fit all modes
+    #: whether no other mode would fit, nor rows that depend on each other: zeros fit all modes, and
+    #: of equal rows nobody can tell
     settled: bool
 
 
@@ -108,7 +109,7 @@ def compare(whole: Any, parts: Sequence[Partial], modes: Modes) -> Comparison:
         if mode not in fitting:
             joined = join(pieces, mode)
             return Comparison(Difference(name, mode, leaf, joined, fitting), settled=True)
-        settled = settled and len(fitting) == 1
+        settled = settled and len(fitting) == 1 and not (mode == "gather" and _has_equal_rows(leaf))
     return Comparison(None, settled)
 
 
@@ -131,6 +132,16 @@ def _fits(whole: Any, parts: Sequence[Partial], mode: str) -> bool:
     except Exception:  # shapes or types that the mode cannot combine
         return False
     return is_close(whole, joined, [part.outputs for part in parts])
+
+
+def _has_equal_rows(output: Any) -> bool:
+    """Return whether an output has the same in every row: that of equal rows, perhaps."""
+    if isinstance(output, (list, tuple)):
+        return all(is_close(row, output[0]) for row in output)
+    if adapters.of_array_or_number(output) is None:
+        return False
+    rows, _ = _readable(output)
+    return bool(rows.ndim) and bool(np.all(rows == rows[:1]))
 
 
 class _Tolerance(NamedTuple):
