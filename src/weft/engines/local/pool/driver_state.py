@@ -171,6 +171,12 @@ def _enter_torch(call: contextlib.ExitStack, torch: Any, wanted: _Torch) -> None
         call.enter_context(torch.autocast(device, dtype=_dtype(torch, dtype)))
 
 
+def _set_numpy(numpy: Any, state: Any) -> None:
+    errors, printing = state
+    numpy.seterr(**errors)
+    numpy.set_printoptions(**printing)
+
+
 def _read_decimal(decimal: Any) -> tuple[Any, ...]:
     context = decimal.getcontext()
     _, (*settings, _, traps) = context.__reduce__()
@@ -191,7 +197,7 @@ def _set_locale(locale: Any, state: str) -> None:
 
 
 _LIBRARIES: dict[str, Library] = {
-    "numpy": Library(lambda numpy: numpy.geterr(), lambda numpy, state: numpy.seterr(**state)),
+    "numpy": Library(lambda numpy: (numpy.geterr(), numpy.get_printoptions()), _set_numpy),
     "torch": Library(_read_torch, _set_torch),
     "sklearn": Library(
         lambda sklearn: sklearn.get_config(), lambda sklearn, state: sklearn.set_config(**state)
