@@ -221,17 +221,17 @@ def test_warnings_of_a_team() -> None:
         f = weft.function(lambda x: x * warn(1), collect="gather", team=team)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
-            f(np.ones(4))
-            f(np.ones(4))
+            f(np.arange(4.0))
+            f(np.arange(4.0))
         assert len(caught) == 1  # one line, one text: shown once
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            f(np.ones(4))
+            f(np.arange(4.0))
         assert len(caught) == 2
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(DeprecationWarning):
-                f(np.ones(4))
+                f(np.arange(4.0))
 
 
 def test_warnings_are_printed_once() -> None:

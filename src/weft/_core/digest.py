@@ -378,7 +378,7 @@ class Reader:
         if _is_each_processes_own(kind, value):
             raise _Opaque
         reduce = copyreg.dispatch_table.get(kind)
-        parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        parts: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
         if isinstance(parts, str):  # the name of a global variable
             return _hash(b"global", f"{kind.__module__} {parts}".encode())
         if _is_immutable(kind, value):
