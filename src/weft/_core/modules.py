@@ -26,33 +26,86 @@ from weft._core.own_modules import REWRITTEN_BY_PYTEST, is_own, own_modules
 
 
 class ModuleDigests:
-    """The digest of each attribute of one module at one time."""
+    """One module at one time: a digest of each of its attributes."""
 
-    def __init__(
-        self,
-        digests: dict[str, bytes],
-        values: dict[str, Any],
-        versions: dict[str, int],
-        opaque: frozenset[str],
-    ) -> None:
-        #: of each attribute
-        self.digests = digests
-        #: the driver's objects
-        self.values = values
-        #: how often an attribute got another object of which the digest does not tell all: one that
-        #: cannot be compared, or that functions may have changed in a worker since
-        self.versions = versions
-        #: the attributes that are, or hold, something of which only the type is compared
-        self.opaque = opaque
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        #: of each attribute: the digest of its value, and how often it got another object of which
+        #: the digest does not tell all, because it cannot be compared, or because functions may
+        #: have changed the worker's since. Two of one module are the same object if they are equal
+        self.digests: dict[str, tuple[bytes, int]] = {}
+        self.values: dict[str, Any] = {}
+        #: what is to be looked at to know which attributes have changed
+        self.readers: dict[str, Reader] = {}
+        self._may_change: list[tuple[str, Reader]] = []
+        self._functions: list[tuple[str, FunctionType, Any, Any, Any]] = []
+        #: the other modules that it mentions
+        self.mentions: set[str] = set()
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """Return the digest of each attribute's value."""
+        return {name: content for name, (content, _) in self.digests.items()}
+
+    def is_opaque(self, attribute: str) -> bool:
+        """Return whether it is, or holds, something of which only the type is compared."""
+        return self.readers[attribute].is_opaque
 
     def changes_since(self, before: ModuleDigests) -> list[str]:
         """Return the attributes that have changed."""
-        return [
+        return [name for name, one in self.digests.items() if before.digests.get(name) != one]
+
+    def now(self, is_interrupt: IsInterrupt) -> ModuleDigests:
+        """Return the module as it is now: this object if nothing has changed."""
+        values = dict(vars(self.module))
+        changed = self._changed(values)
+        return self._read(values, changed, is_interrupt) if changed else self
+
+    def _changed(self, values: dict[str, Any]) -> set[str]:
+        """Return the names of the attributes that may have changed."""
+        before = self.values
+        changed = {
             name
-            for name, content in self.digests.items()
-            if before.digests.get(name) != content
-            or before.versions.get(name) != self.versions.get(name)
+            for name, function, code, defaults, named in self._functions
+            if function.__code__ is not code
+            or function.__defaults__ is not defaults
+            or function.__kwdefaults__ is not named
+        }
+        changed.update(name for name, reader in self._may_change if reader.has_changed())
+        same = len(before) == len(values) and all(map(is_, values.values(), before.values()))
+        if not same or [*values] != [*before]:
+            changed |= before.keys() - values.keys()
+            changed |= {
+                name
+                for name, value in values.items()
+                if name not in before or before[name] is not value
+            }
+        return changed
+
+    def _read(
+        self, values: dict[str, Any], changed: set[str], is_interrupt: IsInterrupt
+    ) -> ModuleDigests:
+        now = ModuleDigests(self.module)
+        now.values = values
+        now.readers = {name: one for name, one in self.readers.items() if name not in changed}
+        digests = {name: one for name, one in self.digests.items() if name not in changed}
+        for name in changed & values.keys():
+            value = values[name]
+            if _is_compared(self.module, name, value):
+                reader = now.readers[name] = Reader(is_interrupt)
+                content = reader.digest(value)
+                _, version = self.digests.get(name, (b"", 0))
+                is_other = name in self.digests and self.values[name] is not value
+                if is_other and (reader.is_opaque or reader.is_data(value)):
+                    version += 1
+                digests[name] = content, version
+        now.digests = self.digests if digests == self.digests else digests
+        now._may_change = [(name, one) for name, one in now.readers.items() if one.may_change]
+        now._functions = [
+            (name, *function) for name, one in now.readers.items() for function in one.functions
         ]
+        now.mentions = set().union(*(one.mentions for one in now.readers.values()))
+        return now
 
 
 class ModuleWatcher:
@@ -60,11 +113,11 @@ class ModuleWatcher:
 
     def __init__(self, is_interrupt: IsInterrupt = never) -> None:
         self._is_interrupt = is_interrupt
-        self._watched: dict[str, _Watched] = {}
+        self._seen: dict[str, ModuleDigests] = {}
 
     def look(self, names: Iterable[str]) -> dict[str, ModuleDigests]:
         """Return the digests of those of these modules that are the user's own, and of those that
-        they mention. A module that has not changed has the same object as before.
+        they mention.
 
         A look that is interrupted has seen nothing: the next one finds the same changes.
         """
@@ -80,98 +133,24 @@ class ModuleWatcher:
                 own[name] = module
             if name in found or getattr(vars(module).get("__spec__"), "_initializing", False):
                 continue  # one that is being imported has only a part of its attributes
-            watched = self._watched.get(name)
-            if watched is None or watched.module is not module:
-                watched = self._watched[name] = _Watched(module, self._is_interrupt)
-            watched.look()
-            found[name] = watched.seen.digests
-            waiting += [other for other in watched.seen.mentions if other in own]
+            seen = self._seen.get(name)
+            if seen is None or seen.module is not module:
+                seen = ModuleDigests(module)
+            found[name] = self._seen[name] = seen.now(self._is_interrupt)
+            waiting += [other for other in found[name].mentions if other in own]
         return found
 
-    def slowest(self, names: Iterable[str]) -> tuple[str, Any]:
-        """Return the attribute of these modules that takes longest to compare, and its value."""
-        times: list[tuple[float, str, str]] = []
-        for name in names:
-            for attribute, reader in self._watched[name].seen.readers.items():
-                began = time.perf_counter()
-                reader.has_changed()
-                times.append((time.perf_counter() - began, name, attribute))
-        _, name, attribute = max(times)
-        return f"{name}.{attribute}", self._watched[name].seen.digests.values[attribute]
 
-
-class _Watched:
-    """A module, and what was seen of it last."""
-
-    def __init__(self, module: ModuleType, is_interrupt: IsInterrupt) -> None:
-        self.module = module
-        self._is_interrupt = is_interrupt
-        self.seen = _Seen({}, ModuleDigests({}, {}, {}, frozenset()), {})
-
-    def look(self) -> None:
-        """See what it is now: the same as before if nothing has changed."""
-        variables = dict(vars(self.module))
-        changed = self.seen.changed(variables)
-        if changed:  # set at once: this may be interrupted anywhere
-            self.seen = self._read(variables, changed)
-
-    def _read(self, variables: dict[str, Any], names: set[str]) -> _Seen:
-        before = self.seen.digests
-        readers = {name: one for name, one in self.seen.readers.items() if name not in names}
-        digests, values = dict(before.digests), dict(before.values)
-        versions = dict(before.versions)
-        for name in names:
-            known, old = digests.pop(name, None) is not None, values.pop(name, None)
-            value = variables.get(name)
-            if name in variables and _is_compared(self.module, name, value):
-                values[name] = value
-                reader = readers[name] = Reader(self._is_interrupt)
-                digests[name] = reader.digest(value)
-                if known and old is not value and (reader.is_opaque or reader.is_data(value)):
-                    versions[name] = versions.get(name, 0) + 1
-        if (digests, versions) == (before.digests, before.versions):
-            before.values = values
-            return _Seen(variables, before, readers)
-        opaque = frozenset(name for name, reader in readers.items() if reader.is_opaque)
-        return _Seen(variables, ModuleDigests(digests, values, versions, opaque), readers)
-
-
-class _Seen:
-    """What was seen of a module, and what to compare to know which of its attributes have to be
-    read again."""
-
-    def __init__(
-        self, variables: dict[str, Any], digests: ModuleDigests, readers: dict[str, Reader]
-    ) -> None:
-        self.digests, self.readers = digests, readers
-        #: the modules that its attributes mention
-        self.mentions: set[str] = set().union(*(one.mentions for one in readers.values()))
-        self._variables = variables
-        #: the readers of the attributes that may change and stay the same object, and the functions
-        #: in them
-        self._may_change = [(name, one) for name, one in readers.items() if one.may_change]
-        self._functions = [(name, *one) for name in readers for one in readers[name].functions]
-
-    def changed(self, variables: dict[str, Any]) -> set[str]:
-        """Return the names of the attributes that may have changed."""
-        before = self._variables
-        changed = {
-            name
-            for name, function, code, defaults, named in self._functions
-            if function.__code__ is not code
-            or function.__defaults__ is not defaults
-            or function.__kwdefaults__ is not named
-        }
-        changed.update(name for name, reader in self._may_change if reader.has_changed())
-        same = len(before) == len(variables) and all(map(is_, variables.values(), before.values()))
-        if not same or [*variables] != [*before]:
-            changed |= before.keys() - variables.keys()
-            changed |= {
-                name
-                for name, value in variables.items()
-                if name not in before or before[name] is not value
-            }
-        return changed
+def slowest(modules: Mapping[str, ModuleDigests]) -> tuple[str, Any]:
+    """Return the attribute of these modules that takes longest to compare, and its value."""
+    times: list[tuple[float, str, str]] = []
+    for name, module in modules.items():
+        for attribute, reader in module.readers.items():
+            began = time.perf_counter()
+            reader.has_changed()
+            times.append((time.perf_counter() - began, name, attribute))
+    _, name, attribute = max(times)
+    return f"{name}.{attribute}", modules[name].values[attribute]
 
 
 def read_module(module: ModuleType, expected: Mapping[str, bytes]) -> dict[str, bytes]:

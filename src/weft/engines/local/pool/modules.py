@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from weft._core.digest import Reader, digest, is_plain_instance, own_attributes, type_digest
 from weft._core.failures import Failure, describe, warn_caller
-from weft._core.modules import ModuleDigests, ModuleWatcher, read_module
+from weft._core.modules import ModuleDigests, ModuleWatcher, read_module, slowest
 from weft._core.own_modules import home_of, is_foreign, is_importable, own_modules
 from weft.engines.interruption import by_signal_handler
 from weft.engines.local.pool.messages import Frames, Message, Modules, Outdated, Update
@@ -78,12 +78,16 @@ def look(names: Iterable[str]) -> dict[str, ModuleDigests]:
         began = time.thread_time()
         again = _watcher.look(names)
         seconds = time.thread_time() - began
-        _warned = seconds > _NOTABLE and again == modules
+        _warned = seconds > _NOTABLE and _digests(again) == _digests(modules)
         if not _warned:
             return again
-        name, value = _watcher.slowest(modules)
+        name, value = slowest(modules)
     _warn(seconds, name, value)
     return modules
+
+
+def _digests(modules: Mapping[str, ModuleDigests]) -> dict[str, Any]:
+    return {name: module.digests for name, module in modules.items()}
 
 
 def _warn(seconds: float, name: str, value: Any) -> None:
@@ -130,22 +134,20 @@ class SentModules:
 
     def messages(self, modules: Mapping[str, ModuleDigests]) -> list[Modules | Update]:
         """Return the messages after which the worker has these modules."""
-        known = self._known
-        if all(known.get(name) is now for name, now in modules.items()):
-            return []
-        new = {name: one.digests for name, one in modules.items() if name not in known}
-        messages: list[Modules | Update] = [Modules(new)] if new else []
         changes: dict[Attribute, Change] = {}
         deleted: list[Attribute] = []
         for name, now in modules.items():
-            before = known.get(name)
-            if before is not None and before is not now:
-                deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
-                for attribute in now.changes_since(before):
-                    changes[name, attribute] = Change.between(before, now, attribute)
+            before = self._known.get(name)
+            if before is None or before.digests is now.digests:
+                continue
+            deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
+            for attribute in now.changes_since(before):
+                changes[name, attribute] = Change.between(before, now, attribute)
+        messages: list[Modules | Update] = []
         if changes or deleted:
-            messages.insert(0, make_update(changes, deleted))
-        return messages
+            messages.append(make_update(changes, deleted))
+        new = {name: now.contents for name, now in modules.items() if name not in self._known}
+        return [*messages, Modules(new)] if new else messages
 
     def note(self, modules: Mapping[str, ModuleDigests]) -> None:
         """Note that the worker has these."""
@@ -155,10 +157,10 @@ class SentModules:
         """Return the attributes that a worker does not have as they were told; without those of
         modules that have been forgotten since, or that were deleted."""
         changes = {
-            (name, attribute): Change(now.values[attribute], attribute in now.opaque)
+            (name, attribute): Change(now.values[attribute], now.is_opaque(attribute))
             for name, now in self._known.items()
             for attribute in outdated.attributes.get(name, ())
-            if attribute in now.values
+            if attribute in now.digests
         }
         return make_update(changes, [], first=True)
 
@@ -185,12 +187,14 @@ class Change(NamedTuple):
     def between(cls, before: ModuleDigests, now: ModuleDigests, attribute: str) -> Change:
         """Return what has become of an attribute."""
         value, old = now.values[attribute], before.values.get(attribute)
-        content = now.digests[attribute]
-        same_version = before.versions.get(attribute) == now.versions.get(attribute)
+        content, version = now.digests[attribute]
+        _, before_version = before.digests.get(attribute, (b"", 0))
         followed = (
-            same_version and type(value) is type(old) and digest(old, _by_signal_handler) == content
+            version == before_version
+            and type(value) is type(old)
+            and digest(old, _by_signal_handler) == content
         )
-        return cls(value, attribute in now.opaque, value is old or followed)
+        return cls(value, now.is_opaque(attribute), value is old or followed)
 
 
 def make_update(

@@ -98,7 +98,7 @@ class Worker:
             if any(isinstance(message, Update) for message in messages):
                 self._unwanted.extend(self._cached)  # they may be those from before
             self._settings = settings
-            self._modules.note(modules)
+        self._modules.note(modules)
         self._latest = modules
 
     @property
