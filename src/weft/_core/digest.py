@@ -383,7 +383,7 @@ class Reader:
             return _hash(b"global", f"{kind.__module__} {parts}".encode())
         if _is_immutable(kind, value):
             return _hash(b"reduced", *map(self._read, parts))
-        of_library = not is_users(kind.__module__)
+        of_library = not is_users(kind.__module__) and kind.__module__ not in _CONTAINERS
         self.has_library_objects |= of_library
 
         def read() -> Iterator[bytes]:
@@ -544,6 +544,9 @@ _OTHER_READERS: list[tuple[Callable[[type, Any], bool], Callable[[Reader, Any], 
         Reader._wrapper,
     ),
 ]
+
+#: modules whose objects are containers of the user's
+_CONTAINERS = ("collections", "types")
 
 #: immutable values of libraries
 _IMMUTABLE = {

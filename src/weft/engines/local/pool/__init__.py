@@ -6,6 +6,7 @@ remote_worker.py   one worker as its driver sees it; waiting for several; how on
 worker.py       the worker's side: receive, run, reply
 driver_state.py    what the driver has set for itself: environment, warnings, torch's modes
 modules.py      the user's modules in workers, brought up to date
+by_value.py     their functions, classes and instances, sent by value
 messages.py     what the two send to each other
 payload.py      functions, items and results as bytes; loads no NumPy
 payload_arrays.py  their large arrays, which go through shared memory
