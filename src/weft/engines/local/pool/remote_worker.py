@@ -17,7 +17,8 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import cast
 
 from weft._core.modules import ModuleDigests
-from weft.engines.local.pool.driver_state import Captured, reissue
+from weft.engines.local.pool.driver_state import Captured
+from weft.engines.local.pool.forwarded_warnings import reissue
 from weft.engines.local.pool.messages import (
     Answer,
     Begun,
