@@ -263,6 +263,25 @@ def test_an_error_of_a_value_is_no_interrupt(zoo: ModuleType) -> None:
     assert not seen.is_opaque("NESTED")
 
 
+def test_data_that_changes_while_it_is_read(zoo: ModuleType) -> None:
+    """By another thread: it is read again at the next look, and compared from then on."""
+
+    class Growing(dict[str, int]):
+        def __reduce__(self) -> Any:
+            if len(self) == 1:
+                for _ in self:
+                    self["other"] = 1  # the iteration raises RuntimeError
+            return dict, (), None, None, iter(self.items())
+
+    vars(zoo)["NEW"] = new = Growing(a=1)
+    watcher = ModuleWatcher()
+    assert watcher.look(["zoo"])["zoo"].is_opaque("NEW")
+    before = watcher.look(["zoo"])["zoo"]
+    assert not before.is_opaque("NEW")
+    new["a"] = 2
+    assert watcher.look(["zoo"])["zoo"].changes_since(before) == ["NEW"]
+
+
 def test_which_modules_are_the_users(zoo: ModuleType) -> None:
     """Neither the standard library's, nor installed ones, nor weft's, nor the main program."""
     own = own_modules()

@@ -167,6 +167,7 @@ class Reader:
         except Exception as error:  # an object may raise whatever it is asked
             if self._is_interrupt(error):
                 raise
+            self._always |= type(error) is RuntimeError  # another thread has changed it meanwhile
             raise _Opaque from error
         finally:
             del self._open[id(value)]
