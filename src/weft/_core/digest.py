@@ -456,7 +456,8 @@ def _is_immutable(kind: type, value: Any) -> bool:
     """Return whether a value need not be read again; others may be changed in place."""
     numpy: Any = sys.modules.get("numpy")
     number = numpy is not None and isinstance(value, numpy.generic)
-    return number or _full_name(kind) in _IMMUTABLE or kind.__module__ == "numpy.dtypes"
+    in_module = kind.__module__ in ("numpy.dtypes", "typing", "collections.abc")
+    return number or in_module or _full_name(kind) in _IMMUTABLE
 
 
 def _is_each_processes_own(kind: type, value: Any) -> bool:
@@ -466,8 +467,11 @@ def _is_each_processes_own(kind: type, value: Any) -> bool:
     return (
         kind is object
         or isinstance(value, (Iterator, generator))
-        or kind.__module__.startswith(("numpy.random", "torch._C", "weft."))
+        or kind.__module__.startswith(_EACH_PROCESSES_OWN)
     )
+
+
+_EACH_PROCESSES_OWN = ("numpy.random", "torch._C", "weft.", "_pytest.")
 
 
 def _array_bytes(value: Any) -> bytes:
@@ -554,7 +558,7 @@ _IMMUTABLE = {
     *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
     *("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "zoneinfo.ZoneInfo"),
     *(f"{home}.{kind}PosixPath" for home in ("pathlib", "pathlib._local") for kind in ("", "Pure")),
-    *("builtins.slice", "re.Pattern", "torch.device"),
+    *("builtins.slice", "re.Pattern", "torch.device", "types.GenericAlias", "types.UnionType"),
     *("_collections._tuplegetter", "__future__._Feature"),
     "dataclasses._HAS_DEFAULT_FACTORY_CLASS",
 }
