@@ -14,10 +14,10 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from weft import adapters
+from weft._core import pickling
 from weft._core.arithmetic import BFLOAT16, NUMERIC, widen
 from weft._core.functions import MODES, Modes, Partial, join, mode_of
 from weft._core.partition import count
@@ -50,14 +50,18 @@ def isolate(value: Any, shared: Sequence[Any] = ()) -> Any:
     are not copied but read-only: to write to one raises an error. Raises what pickling raises."""
     objects = {id(part): part for part in shared}
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    class Pickler(pickling.Pickler):
         def persistent_id(self, part: Any) -> int | None:
             return id(part) if id(part) in objects else None
 
         def reducer_override(self, part: Any) -> Any:
             if isinstance(part, SharedArray):  # a pickle of it would show what is written
                 return part.view(np.ndarray).__reduce_ex__(5)
-            return super().reducer_override(part)
+            reduced = super().reducer_override(part)
+            if isinstance(part, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+                make, (*arguments, _, extra), *rest = reduced
+                return make, (*arguments, None, extra), *rest
+            return reduced
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, identity: int) -> Any:

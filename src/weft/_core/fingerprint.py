@@ -22,7 +22,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import _lru_cache_wrapper, lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,6 +31,7 @@ import numpy as np
 
 from weft import adapters, kernels
 from weft._core.arithmetic import Array, address
+from weft._core.own_modules import is_importable
 from weft._core.shared import SharedArray
 
 #: what stands for a value in a pickle where workers have it; None where its contents are sent
@@ -149,6 +150,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return self._same(value, known)
         if isinstance(value, SharedArray):  # its own pickle does not have the values
             return self._same(None, 0, value.view(np.ndarray))
+        if kind is _lru_cache_wrapper and not is_importable(value):
+            return self._same(None, 0, value.__wrapped__)
         contents = adapters.contents(value)
         if contents is None:
             return super().reducer_override(value)

@@ -19,6 +19,7 @@ from typing import Any
 
 from weft._core.digest import is_plain_instance, own_attributes
 from weft._core.own_modules import home_of, is_importable, own_modules
+from weft._core.pickling import make_lru_cache
 from weft.engines.local.pool.payload import Pickler
 
 #: an attribute of a module: the names of both
@@ -45,7 +46,7 @@ class ByValuePickler(Pickler):
         elif isinstance(value, type) and self._is_sent(value):
             return self._class(value)
         elif type(value) is functools._lru_cache_wrapper and self._is_sent(value):
-            return _make_lru_cache, (value.__wrapped__, value.cache_parameters())
+            return make_lru_cache, (value.__wrapped__, value.cache_parameters())
         return super().reducer_override(value)
 
     def _is_sent(self, value: Any) -> bool:
@@ -189,7 +190,3 @@ def _set_attributes(kind: type, attributes: dict[str, Any]) -> None:
             delattr(kind, name)
     for name, value in attributes.items():
         setattr(kind, name, value)
-
-
-def _make_lru_cache(function: Any, parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)

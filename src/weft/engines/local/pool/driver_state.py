@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import pickle
 import sys
 import time
 import warnings
@@ -21,8 +22,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import cloudpickle
-
+from weft._core import pickling
 from weft.engines.local.pool import forwarded_warnings
 from weft.errors import LaunchError
 
@@ -51,8 +51,7 @@ class Captured:
     @cached_property
     def data(self) -> bytes:
         filters = forwarded_warnings.by_name(self.state.filters)
-        data: bytes = cloudpickle.dumps(tuple(self.state._replace(filters=filters)))
-        return data
+        return pickling.dumps(tuple(self.state._replace(filters=filters)))
 
 
 #: the last one: usually nothing has changed since
@@ -215,7 +214,7 @@ _call: contextlib.ExitStack | None = None
 
 def load(data: bytes) -> State:
     """Return the state that the driver has sent."""
-    return State(*cloudpickle.loads(data))
+    return State(*pickle.loads(data))
 
 
 def adopt(state: State) -> None:

@@ -8,14 +8,14 @@ had been run
 
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, cast
 
-import cloudpickle
-
+from weft._core import pickling
 from weft.engines.local.pool.messages import Warned
 from weft.engines.local.processes.output import clear_of_bars
 
@@ -88,10 +88,10 @@ def forward(send: Callable[[Warned], None]) -> None:
             show(message, category, filename, lineno, *rest)
             return
         try:
-            data = cloudpickle.dumps(message)
-            cloudpickle.loads(data)
+            data = pickling.dumps(message)
+            pickle.loads(data)
         except Exception:  # a class's own pickling may raise anything
-            data = cloudpickle.dumps(RuntimeWarning(f"{category.__name__}: {message}"))
+            data = pickling.dumps(RuntimeWarning(f"{category.__name__}: {message}"))
         send(Warned(data, filename, lineno, _module_at(filename, lineno)))
 
     warnings.showwarning = cast("Any", forward_one)
@@ -121,7 +121,7 @@ def reissue(warned: Warned) -> None:
         registry = vars(module).setdefault("__warningregistry__", {})
     else:
         registry = _registries.setdefault(warned.filename, {})
-    message = cloudpickle.loads(warned.message)
+    message = pickle.loads(warned.message)
     with clear_of_bars(sys.stderr):
         warnings.warn_explicit(
             message,

@@ -76,6 +76,8 @@ class Worker:
         self._modules = SentModules()
         #: the modules that it was last brought up to date with: the same for all chunks of a call
         self._latest: Mapping[str, ModuleDigests] | None = None
+        #: the functions of this call that have classes of the script
+        self._with_classes: set[bytes] = set()
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         #: the digests of those that it is to drop; other threads add to it
@@ -99,6 +101,9 @@ class Worker:
             if any(isinstance(message, Update) for message in messages):
                 self._unwanted.extend(self._cached)  # they may be those from before
             self._settings = settings
+        if self._with_classes:  # other functions may have changed the classes since
+            self._unwanted.extend(self._with_classes)
+            self._with_classes.clear()
         self._modules.note(modules)
         self._latest = modules
 
@@ -115,6 +120,8 @@ class Worker:
         self.frames.send(*missing, work)
         # after: an interrupt may come before it is sent
         self._cached[function.digest] = function.pickled
+        if function.has_classes:
+            self._with_classes.add(function.digest)
 
     def function_messages(
         self, digest: bytes, function: Payload
