@@ -259,7 +259,7 @@ def test_classes_of_the_script() -> None:
     """Attributes that are set, patched and deleted, and other bases, are the driver's in workers;
     nothing that comes from a worker, or is checked, changes the driver's class."""
     outcome = run_script("""
-import enum, functools, time
+import dataclasses, enum, functools, time
 import numpy as np
 import weft
 
@@ -332,6 +332,12 @@ assert [type(one) for one in handle.wait()] == [Model, Model]
 assert Model.rate == 5, Model.rate
 found = weft.map(lambda x: 1 / 0 if x else (_ for _ in ()).throw(Wrong(x)), [0, 1], on_error="return")
 assert type(found[0]) is Wrong and Wrong.codes is codes
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    value: int
+
+assert weft.map(lambda x: Slotted(x), [1, 2]) == [Slotted(1), Slotted(2)]
 
 SCALE = 2
 

@@ -43,6 +43,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         if not isinstance(value, type) or not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         make, arguments, state, _, _, set_state = reduced
+        if vars(value).get("__slots__") and len(arguments) == 6:  # else instances have a dict
+            arguments[3]["__slots__"] = vars(value)["__slots__"]
         self.has_classes = True
         if value not in _received:
             _defined_here[value] = None
