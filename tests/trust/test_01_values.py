@@ -330,7 +330,10 @@ handle = weft.map_async(changed, [1, 2])
 Model.rate = 5
 assert [type(one) for one in handle.wait()] == [Model, Model]
 assert Model.rate == 5, Model.rate
-found = weft.map(lambda x: 1 / 0 if x else (_ for _ in ()).throw(Wrong(x)), [0, 1], on_error="return")
+def fail(x):
+    raise Wrong(x)
+
+found = weft.map(fail, [1], on_error="return")
 assert type(found[0]) is Wrong and Wrong.codes is codes
 
 @dataclasses.dataclass(slots=True)
