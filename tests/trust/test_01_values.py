@@ -309,6 +309,13 @@ def check():
 check()
 weights[0] = 10  # by another name than the class's
 check()
+other = weft.function(lambda x: x * Model.rate, collect="gather", team=team)
+assert list(other(np.arange(3.0))) == [0, 1, 2]
+Model.rate = 5
+check()
+Model.rate = 1  # `other` would be sent as it was sent before
+assert list(other(np.arange(3.0))) == [0, 1, 2]
+check()
 Model.rate = 5
 check()
 del Model.rate, Model.extra

@@ -47,6 +47,8 @@ class Fingerprint:
     size: int = field(compare=False)
     #: objects compared by identity, kept alive so that no other object gets the same one
     held: list[Any] = field(compare=False, repr=False)
+    #: whether classes are sent with it, of which a worker has one for all functions
+    has_classes: bool = field(default=False, compare=False)
 
 
 def fingerprint(
@@ -63,7 +65,7 @@ def fingerprint(
     pickler.persistent_id_of = persistent_id
     pickler.held = []
     pickler.dump(value)
-    return Fingerprint(hasher.digest, hasher.size, pickler.held)
+    return Fingerprint(hasher.digest, hasher.size, pickler.held, pickler.has_classes)
 
 
 def _constants(function: Any) -> list[Any] | None:
@@ -139,12 +141,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     persistent_id_of: PersistentIds
     held: list[Any]
+    has_classes = False
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce what is not one of Python's own numbers, strings and containers."""
         kind = type(value)
         if kind is FunctionType or issubclass(kind, type):
-            return super().reducer_override(value)
+            reduced = super().reducer_override(value)
+            self.has_classes |= issubclass(kind, type) and reduced is not NotImplemented
+            return reduced
         known = self.persistent_id_of(value)
         if known is not None:
             return self._same(value, known)
