@@ -40,6 +40,8 @@ def test_what_fits_is_known() -> None:
     )
     zeros = compare(0.0, [Partial(0.0, 3), Partial(0.0, 5)], "sum")
     assert (zeros.difference, zeros.settled) == (None, False)
+    alike = compare(np.ones(3), [Partial(np.ones(1), 1), Partial(np.ones(2), 2)], "gather")
+    assert (alike.difference, alike.settled) == (None, False)
     assert compare("any", [Partial("thing", 1), Partial(3, 2)], None).difference is None
     with pytest.raises(weft.InvalidValue, match=r"the output\['b'\] is there for all rows"):
         compare({"a": 1, "b": 2}, [Partial({"a": 1}, 1), Partial({"a": 0}, 1)], "sum")

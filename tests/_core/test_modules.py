@@ -1,4 +1,4 @@
-"""Pictures of modules: equal for equal contents, in every process, and cheap to look at again."""
+"""Digests of modules: equal for equal contents, in every process, and cheap to look at again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support import run_python
-from weft._core.modules import (
-    Pictures,
-    digest,
-    imports_of,
-    mentioned_in,
-    own_modules,
-    read_module,
-    references,
-)
+from weft._core.digest import digest
+from weft._core.modules import ModuleWatcher, read_module
+from weft._core.own_modules import imports_of, mentioned_in, own_modules, references
 
 ZOO = """
 from __future__ import annotations
@@ -189,25 +183,29 @@ print({name: one.hex() for name, one in sorted(read_module(zoo, {}).items())})
 )
 def test_every_change_is_seen(zoo: ModuleType, change: str) -> None:
     """By `look`, which compares identities first; and nothing else is seen as changed again."""
-    pictures = Pictures()
-    before = pictures.look(["zoo"])["zoo"]
-    assert pictures.look(["zoo"])["zoo"] is before
+    watcher = ModuleWatcher()
+    before = watcher.look(["zoo"])["zoo"]
+    assert watcher.look(["zoo"])["zoo"].digests is before.digests
     exec(change, {"zoo": zoo})
-    after = pictures.look(["zoo"])["zoo"]
-    assert after is not before
+    after = watcher.look(["zoo"])["zoo"]
+    assert after.digests is not before.digests
     assert after.changes_since(before) or before.digests.keys() - after.digests.keys()
-    assert pictures.look(["zoo"])["zoo"] is after
+    again = watcher.look(["zoo"])["zoo"]
+    assert again.digests is after.digests
+    assert watcher.look(["zoo"])["zoo"] is again  # now nothing has even been read again
 
 
 def test_what_is_no_change(zoo: ModuleType) -> None:
     """The same contents, and what each process has of its own."""
-    pictures = Pictures()
-    before = pictures.look(["zoo"])["zoo"]
+    watcher = ModuleWatcher()
+    before = watcher.look(["zoo"])["zoo"]
     with zoo.LOCK:
         zoo.cached(1)
         zoo.CONFIG.rate = 0.1
-        zoo.NUMBERS = tuple(zoo.NUMBERS)
-    assert pictures.look(["zoo"])["zoo"] is before
+        zoo.NUMBERS = (*zoo.NUMBERS,)
+    after = watcher.look(["zoo"])["zoo"]
+    assert after.digests is before.digests
+    assert after.values["NUMBERS"] is not before.values["NUMBERS"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +221,10 @@ def test_what_is_not_compared(zoo: ModuleType, make: Callable[[], Any]) -> None:
     """Of these only the type counts."""
     assert digest(make()) == digest(make())
     vars(zoo)["NEW"] = make()
-    assert Pictures().look(["zoo"])["zoo"].opaque >= {"NEW", "LOCK"}
+    seen = ModuleWatcher().look(["zoo"])["zoo"]
+    assert seen.is_opaque("NEW")
+    assert seen.is_opaque("LOCK")
+    assert not seen.is_opaque("NESTED")
 
 
 class Interrupting:
@@ -243,13 +244,13 @@ class Interrupting:
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 def test_a_look_that_is_interrupted(zoo: ModuleType, error: BaseException, first: bool) -> None:
     """The next one sees all that this one would have seen, also what only got another object."""
-    pictures = Pictures(lambda other: other is error)
-    before = None if first else pictures.look(["zoo"])["zoo"]
+    watcher = ModuleWatcher(lambda other: other is error)
+    before = None if first else watcher.look(["zoo"])["zoo"]
     zoo.LOCK, zoo.SCALAR, zoo.NEW = threading.Lock(), 7, Interrupting(error)
     with pytest.raises(type(error)):
-        pictures.look(["zoo"])
-    after = pictures.look(["zoo"])["zoo"]
-    assert after.digests == read_module(zoo, after.digests)
+        watcher.look(["zoo"])
+    after = watcher.look(["zoo"])["zoo"]
+    assert after.contents == read_module(zoo, after.contents)
     if before is not None:
         assert sorted(after.changes_since(before)) == ["LOCK", "NEW", "SCALAR"]
 
@@ -257,7 +258,28 @@ def test_a_look_that_is_interrupted(zoo: ModuleType, error: BaseException, first
 def test_an_error_of_a_value_is_no_interrupt(zoo: ModuleType) -> None:
     """It cannot be compared, and all else can."""
     zoo.NEW = Interrupting(TimeoutError())
-    assert "NEW" in Pictures().look(["zoo"])["zoo"].opaque
+    seen = ModuleWatcher().look(["zoo"])["zoo"]
+    assert seen.is_opaque("NEW")
+    assert not seen.is_opaque("NESTED")
+
+
+def test_data_that_changes_while_it_is_read(zoo: ModuleType) -> None:
+    """By another thread: it is read again at the next look, and compared from then on."""
+
+    class Growing(dict[str, int]):
+        def __reduce__(self) -> Any:
+            if len(self) == 1:
+                for _ in self:
+                    self["other"] = 1  # the iteration raises RuntimeError
+            return dict, (), None, None, iter(self.items())
+
+    vars(zoo)["NEW"] = new = Growing(a=1)
+    watcher = ModuleWatcher()
+    assert watcher.look(["zoo"])["zoo"].is_opaque("NEW")
+    before = watcher.look(["zoo"])["zoo"]
+    assert not before.is_opaque("NEW")
+    new["a"] = 2
+    assert watcher.look(["zoo"])["zoo"].changes_since(before) == ["NEW"]
 
 
 def test_which_modules_are_the_users(zoo: ModuleType) -> None:
@@ -283,7 +305,12 @@ def test_what_a_module_mentions(tmp_path: Path, zoo: ModuleType) -> None:
     for name in texts:
         importlib.import_module(name)
     try:
-        assert sorted(Pictures().look(["users_a"])) == ["users_a", "users_b", "users_c", "users_d"]
+        assert sorted(ModuleWatcher().look(["users_a"])) == [
+            "users_a",
+            "users_b",
+            "users_c",
+            "users_d",
+        ]
     finally:
         for name in texts:
             del sys.modules[name]

@@ -253,3 +253,117 @@ def test_without_kernels() -> None:
         env={**os.environ, "WEFT_KERNELS": "0"},
     )
     assert outcome.code == 0, outcome
+
+
+def test_classes_of_the_script() -> None:
+    """Attributes that are set, patched and deleted, and other bases, are the driver's in workers;
+    nothing that comes from a worker, or is checked, changes the driver's class."""
+    outcome = run_script("""
+import dataclasses, enum, functools, time
+import numpy as np
+import weft
+
+class Base:
+    def sign(self):
+        return 1
+
+class Other:
+    def sign(self):
+        return -1
+
+class Model(Base):
+    rate = 1
+    weights = np.ones(5)
+    names = ["a"]
+
+    def f(self, x):
+        return x * self.rate * self.sign()
+
+    @staticmethod
+    def extra(x):
+        return x
+
+class Wrong(Exception):
+    codes = [1]
+
+class Color(enum.Enum):
+    RED = 1
+
+model, weights, names, codes = Model(), Model.weights, Model.names, Wrong.codes
+team = weft.Team(2)
+
+def number(x):
+    given = getattr(Model, "rate", 0), hasattr(Model, "extra"), Color(1) is Color.RED
+    return (*given, model.sign(), float(Model.weights.sum()))
+
+total = weft.function(
+    lambda x: x.sum() * number(0)[0] * model.sign() * Model.weights.sum(), collect="sum", team=team
+)
+
+def check():
+    assert weft.map(number, [1, 2], n=2) == [number(1), number(2)], number(1)
+    expected = 6.0 * number(0)[0] * model.sign() * Model.weights.sum()
+    assert total(np.arange(4.0)) == expected, (total(np.arange(4.0)), expected)
+    assert Model.weights is weights and Model.names is names and Wrong.codes is codes
+
+check()
+weights[0] = 10  # by another name than the class's
+check()
+other = weft.function(lambda x: x * Model.rate, collect="gather", team=team)
+assert list(other(np.arange(3.0))) == [0, 1, 2]
+Model.rate = 5
+check()
+Model.rate = 1  # `other` would be sent as it was sent before
+assert list(other(np.arange(3.0))) == [0, 1, 2]
+check()
+Model.rate = 5
+check()
+del Model.rate, Model.extra
+check()
+Model.sign = lambda self: 7
+check()
+del Model.sign
+check()
+Model.__bases__ = (Other,)
+check()
+
+Model.rate = 1
+def changed(x):
+    time.sleep(0.2)
+    Model.rate = 99
+    return Model()
+
+handle = weft.map_async(changed, [1, 2])
+Model.rate = 5
+assert [type(one) for one in handle.wait()] == [Model, Model]
+assert Model.rate == 5, Model.rate
+def fail(x):
+    raise Wrong(x)
+
+found = weft.map(fail, [1], on_error="return")
+assert type(found[0]) is Wrong and Wrong.codes is codes
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    value: int
+
+assert weft.map(lambda x: Slotted(x), [1, 2]) == [Slotted(1), Slotted(2)]
+
+SCALE = 2
+
+@functools.lru_cache
+def cached(x):
+    return x * SCALE
+
+assert weft.map(cached, [1, 2], n=2) == [2, 4]
+SCALE = 3
+cached.cache_clear()
+assert weft.map(cached, [1, 2], n=2) == [3, 6]
+with_cache = weft.function(lambda x: x * cached(1), collect="gather", team=team)
+assert list(with_cache(np.arange(4.0))) == [0, 3, 6, 9]
+SCALE = 4
+cached.cache_clear()
+assert list(with_cache(np.arange(4.0))) == [0, 4, 8, 12]
+print("done")
+""")
+    assert (outcome.code, outcome.out) == (0, "done\n"), outcome

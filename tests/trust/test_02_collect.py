@@ -126,6 +126,14 @@ def test_zeros_settle_nothing(pair: weft.Team) -> None:
         f(np.ones(10))
 
 
+def test_equal_rows_settle_nothing(pair: weft.Team) -> None:
+    """A first call with ones, to try it: rows that depend on each other show at the next one."""
+    f = weft.function(lambda x: x - x.mean(), collect="gather", team=pair)
+    assert f(np.ones(10)).tolist() == [0] * 10
+    with pytest.raises(weft.Mismatch, match="no mode fits"):
+        f(np.arange(10.0))
+
+
 def test_when_it_is_checked(pair: weft.Team) -> None:
     """Once for each shape, dtype and set of arguments; at every call with check=True."""
     from tests.trust import counting

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support import Outcome, run_script
 
 #: modules are edited within a second: bytecode files could not tell the versions apart
@@ -309,6 +311,155 @@ with weft.Team(2) as team:  # what the driver's part of a call changes is sent w
     f = weft.function(tally, collect="sum", team=team, check=None)
     found = [list(f(np.ones(6))) for _ in range(3)]
     assert found == [[6, 2], [6, 4], [6, 6]], found
+"""
+    )
+
+
+def test_data_of_any_kind() -> None:
+    """Whatever can be pickled, also where the driver has changed it before the first call; objects
+    that hold one another stay what they are to each other."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "kinds.py").write_text("""
+import array, collections, types
+import numpy as np
+
+class Counts(dict):
+    pass
+
+class Slots:
+    __slots__ = ("value",)
+
+class Locked:
+    def __init__(self):
+        import threading
+        self.lock, self.value = threading.Lock(), 0
+    def __getstate__(self):
+        return {"value": self.value}
+
+class Node:
+    total = 0
+    def __init__(self):
+        self.value, self.others = 0, []
+    @staticmethod
+    def sum_of_all(x):
+        return x + Node.total
+
+class View(np.ndarray):
+    pass
+
+class Estimator:
+    pass
+
+Estimator.__module__ = "elsewhere"  # a class of an installed package
+
+counts, slots, locked, estimator = Counts(a=0), Slots(), Locked(), types.SimpleNamespace(w=[0])
+slots.value = 0
+buffer = array.array("d", [0, 0])
+mapping = collections.UserDict(a=0)
+objects = np.array([0, [0]], dtype=object)
+masked = np.ma.array([0.0, 1.0], mask=[0, 1])
+records = np.rec.array([(0, 0.0)], names="a,b")
+view = np.zeros(3).view(View)
+nodes = [Node() for _ in range(20)]  # each knows all others
+for node in nodes:
+    node.others = [other for other in nodes if other is not node]
+first = nodes[0]
+
+def values(x):
+    return [
+        counts["a"], slots.value, locked.value, estimator.w[0], buffer[0], mapping["a"],
+        objects[1][0], float(masked[0]), float(records.b[0]), float(view[0]), nodes[3].value,
+        nodes[1].others[0] is nodes[0] is first, first.others[0].value,
+    ]
+
+def change(v):
+    counts["a"] = slots.value = locked.value = estimator.w[0] = buffer[0] = mapping["a"] = v
+    objects[1][0] = masked[0] = records.b[0] = view[0] = v
+    for node in nodes:
+        node.value = v
+    Node.total = v
+""")
+    succeeds(
+        START
+        + """
+import kinds
+for value in (1, 2, 3):
+    kinds.change(value)
+    check(kinds.values)
+    assert check(kinds.Node.sum_of_all) == 1 + value
+"""
+    )
+
+
+def test_models_of_libraries() -> None:
+    """A network and an estimator that a module holds are trained in the driver between calls."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "models.py").write_text("""
+import numpy as np
+import torch
+from sklearn.linear_model import LinearRegression
+
+net = torch.nn.Linear(1, 1)
+line = LinearRegression()
+
+def train(slope):
+    line.fit([[0.0], [1.0]], [0.0, slope])
+    with torch.no_grad():
+        net.weight.fill_(slope), net.bias.fill_(0)
+
+def predict(x):
+    return float(line.predict([[x]])[0]), net(torch.tensor([float(x)])).item()
+""")
+    succeeds(
+        START
+        + """
+import models
+for slope in (2.0, 3.0, 4.0):
+    models.train(slope)
+    assert check(models.predict)[1] == slope
+"""
+    )
+
+
+def test_data_that_cannot_be_sent() -> None:
+    """Workers keep their own, and a warning says so once; an object of a library that cannot be
+    compared, and random generators, are each process's own without a word."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "held.py").write_text("""
+import random, threading
+import numpy as np
+
+class Service:
+    def __init__(self):
+        self.lock, self.rate = threading.Lock(), 1
+
+service = Service()
+table = {"lock": threading.Lock(), "rate": 1}
+event = threading.Event()
+generators = np.random.default_rng(), random.Random()
+
+def rates(x):
+    return service.rate, table["rate"], event.is_set()
+""")
+    succeeds(
+        START
+        + """
+import warnings
+import held
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    check(held.rates)
+    held.event.set(), [one.random() for one in held.generators]
+    check(lambda x: 1), weft.map(held.rates, [1, 2], n=2)
+    assert not caught, caught[0].message
+    for _ in range(3):
+        held.service.rate += 1
+        held.table["rate"] += 1
+        found = weft.map(held.rates, [1, 2], n=2)
+assert found == [(1, 1, False)] * 2, found
+told = sorted(str(one.message) for one in caught)
+assert len(told) == 2 and "held.service" in told[0] and "held.table" in told[1], told
+assert all("lock" in one and "argument" in one for one in told), told
+assert {one.filename for one in caught} == {__file__}
 """
     )
 

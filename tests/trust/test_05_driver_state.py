@@ -86,6 +86,7 @@ def state(_):
         decimal.getcontext().prec, decimal.getcontext().rounding,
         sorted(signal.__name__ for signal, set in decimal.getcontext().traps.items() if set),
         locale.setlocale(locale.LC_ALL), sklearn.get_config(),
+        str(np.array([1 / 3, 2e10])),
     )
 
 with weft.Team(2) as team:
@@ -104,6 +105,7 @@ with weft.Team(2) as team:
     sys.setrecursionlimit(5000)
     sklearn.set_config(assume_finite=True)
     locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")
+    np.set_printoptions(precision=3, formatter={"float": lambda x: f"<{x:.2g}>"})
     with np.errstate(divide="raise", invalid="ignore"), decimal.localcontext() as context:
         context.prec = 5
         context.traps[decimal.Inexact] = True
@@ -219,17 +221,17 @@ def test_warnings_of_a_team() -> None:
         f = weft.function(lambda x: x * warn(1), collect="gather", team=team)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
-            f(np.ones(4))
-            f(np.ones(4))
+            f(np.arange(4.0))
+            f(np.arange(4.0))
         assert len(caught) == 1  # one line, one text: shown once
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            f(np.ones(4))
+            f(np.arange(4.0))
         assert len(caught) == 2
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(DeprecationWarning):
-                f(np.ones(4))
+                f(np.arange(4.0))
 
 
 def test_warnings_are_printed_once() -> None:

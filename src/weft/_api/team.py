@@ -88,7 +88,17 @@ class RegisteredFunction:
         self._drop = weakref.finalize(self, self._team.backend.drop, number)
         self._drop.atexit = False
         self._number, self._starts, self._sent = number, self._team.starts, now
+        if now is not None and now.has_classes:
+            self._mark_outdated()
         return number
+
+    def _mark_outdated(self) -> None:
+        """Have those functions sent again that were sent with other attributes of classes of the
+        script: the one that was sent now has changed these for all."""
+        for other in list(self._team.with_classes):
+            if other is not self and other._fingerprint() != other._sent:
+                other._sent = None
+        self._team.with_classes.add(self)
 
     def _fingerprint(self) -> Fingerprint | None:
         """Return what differs once the function would be sent otherwise; None if nobody gets it or
@@ -200,6 +210,8 @@ class Team:
         row = registry.choose(engine, "team")
         seconds = arguments.seconds(timeout)
         self._functions: weakref.WeakSet[Sendable] = weakref.WeakSet()
+        #: the functions that were sent with classes of the script
+        self.with_classes: weakref.WeakSet[RegisteredFunction] = weakref.WeakSet()
         self._seeds, self._states = seeds, DriverStates()
         #: by id of the object: its number, and the object, so that no other gets the same id
         self._replicas: dict[int, tuple[int, Any]] = {}

@@ -27,7 +27,10 @@ Of map and functions:
 
 items.py        a job and its results; how a function is called with an item
 schedule.py     which chunk is sent next
-modules.py      whether the user's modules are the same in driver and worker
+own_modules.py  which modules are the user's, and which of them code refers to
+modules.py      whether these are the same in driver and worker
+digest.py       a digest of a value, equal in all processes
+pickling.py     classes and cached functions of the script, by value
 fingerprint.py  whether what a function uses has changed
 functions.py    a function on a rank's rows, and the outputs of all ranks joined
 checks.py       whether they are joined rightly: the whole beside its parts, on a few rows

@@ -14,10 +14,10 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from weft import adapters
+from weft._core import pickling
 from weft._core.arithmetic import BFLOAT16, NUMERIC, widen
 from weft._core.functions import MODES, Modes, Partial, join, mode_of
 from weft._core.partition import count
@@ -50,14 +50,18 @@ def isolate(value: Any, shared: Sequence[Any] = ()) -> Any:
     are not copied but read-only: to write to one raises an error. Raises what pickling raises."""
     objects = {id(part): part for part in shared}
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    class Pickler(pickling.Pickler):
         def persistent_id(self, part: Any) -> int | None:
             return id(part) if id(part) in objects else None
 
         def reducer_override(self, part: Any) -> Any:
             if isinstance(part, SharedArray):  # a pickle of it would show what is written
                 return part.view(np.ndarray).__reduce_ex__(5)
-            return super().reducer_override(part)
+            reduced = super().reducer_override(part)
+            if isinstance(part, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+                make, (*arguments, _, extra), *rest = reduced
+                return make, (*arguments, None, extra), *rest
+            return reduced
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, identity: int) -> Any:
@@ -86,7 +90,8 @@ class Comparison(NamedTuple):
     """A whole beside its combined parts."""
 
     difference: Difference | None
-    #: whether no other mode would fit: zeros, for one, fit all modes
+    #: whether no other mode would fit, nor rows that depend on each other: zeros fit all modes, and
+    #: of equal rows nobody can tell
     settled: bool
 
 
@@ -108,7 +113,7 @@ def compare(whole: Any, parts: Sequence[Partial], modes: Modes) -> Comparison:
         if mode not in fitting:
             joined = join(pieces, mode)
             return Comparison(Difference(name, mode, leaf, joined, fitting), settled=True)
-        settled = settled and len(fitting) == 1
+        settled = settled and len(fitting) == 1 and not (mode == "gather" and _has_equal_rows(leaf))
     return Comparison(None, settled)
 
 
@@ -131,6 +136,16 @@ def _fits(whole: Any, parts: Sequence[Partial], mode: str) -> bool:
     except Exception:  # shapes or types that the mode cannot combine
         return False
     return is_close(whole, joined, [part.outputs for part in parts])
+
+
+def _has_equal_rows(output: Any) -> bool:
+    """Return whether an output has the same in every row: that of equal rows, perhaps."""
+    if isinstance(output, (list, tuple)):
+        return all(is_close(row, output[0]) for row in output)
+    if adapters.of_array_or_number(output) is None:
+        return False
+    rows, _ = _readable(output)
+    return bool(rows.ndim) and bool(np.all(rows == rows[:1]))
 
 
 class _Tolerance(NamedTuple):

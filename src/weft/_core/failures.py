@@ -45,12 +45,12 @@ def describe(error: BaseException) -> Failure:
 def _packed(error: Exception) -> bytes | None:
     """Return a pickle from which the exception can be restored, or None. It is pickled in parts if
     its own pickle cannot be loaded: a class may take other arguments than it gives Exception."""
-    import cloudpickle  # every rank loads this module, and few of them fail
+    from weft._core import pickling  # every rank loads this module, and few of them fail
 
     for in_parts in (False, True):
         try:
             form = _Parts(type(error), error.args, error.__dict__) if in_parts else error
-            packed: bytes = cloudpickle.dumps(form)
+            packed = pickling.dumps(form)
             copy = _unpacked(packed)
             if isinstance(copy, type(error)) and (not in_parts or str(copy) == str(error)):
                 return packed

@@ -22,7 +22,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import _lru_cache_wrapper, lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,6 +31,7 @@ import numpy as np
 
 from weft import adapters, kernels
 from weft._core.arithmetic import Array, address
+from weft._core.own_modules import is_importable
 from weft._core.shared import SharedArray
 
 #: what stands for a value in a pickle where workers have it; None where its contents are sent
@@ -46,6 +47,8 @@ class Fingerprint:
     size: int = field(compare=False)
     #: objects compared by identity, kept alive so that no other object gets the same one
     held: list[Any] = field(compare=False, repr=False)
+    #: whether classes are sent with it, of which a worker has one for all functions
+    has_classes: bool = field(default=False, compare=False)
 
 
 def fingerprint(
@@ -62,7 +65,7 @@ def fingerprint(
     pickler.persistent_id_of = persistent_id
     pickler.held = []
     pickler.dump(value)
-    return Fingerprint(hasher.digest, hasher.size, pickler.held)
+    return Fingerprint(hasher.digest, hasher.size, pickler.held, pickler.has_classes)
 
 
 def _constants(function: Any) -> list[Any] | None:
@@ -138,17 +141,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     persistent_id_of: PersistentIds
     held: list[Any]
+    has_classes = False
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce what is not one of Python's own numbers, strings and containers."""
         kind = type(value)
         if kind is FunctionType or issubclass(kind, type):
-            return super().reducer_override(value)
+            reduced = super().reducer_override(value)
+            self.has_classes |= issubclass(kind, type) and reduced is not NotImplemented
+            return reduced
         known = self.persistent_id_of(value)
         if known is not None:
             return self._same(value, known)
         if isinstance(value, SharedArray):  # its own pickle does not have the values
             return self._same(None, 0, value.view(np.ndarray))
+        if kind is _lru_cache_wrapper and not is_importable(value):
+            return self._same(None, 0, value.__wrapped__)
         contents = adapters.contents(value)
         if contents is None:
             return super().reducer_override(value)

@@ -4,8 +4,10 @@ pool.py         LocalPool: a job, from its first chunk to its last
 workers.py      the workers of this process: start them, lend them to calls
 remote_worker.py   one worker as its driver sees it; waiting for several; how one was lost
 worker.py       the worker's side: receive, run, reply
-driver_state.py    what the driver has set for itself: environment, warnings, torch's modes
+driver_state.py    what the driver has set for itself: environment, settings of libraries
+forwarded_warnings.py  its rules for warnings; a worker's warnings, issued in the driver
 modules.py      the user's modules in workers, brought up to date
+by_value.py     their functions, classes and instances, sent by value
 messages.py     what the two send to each other
 payload.py      functions, items and results as bytes; loads no NumPy
 payload_arrays.py  their large arrays, which go through shared memory

@@ -6,9 +6,6 @@
 
 A few microseconds, so it reads only what is loaded: nobody gets NumPy or torch for it. A library
 that the worker loads later, perhaps in the middle of a call, is given its state then.
-
-Warnings that a worker shows are issued again in the driver, as if the line there had been run by
-the driver: `forward_warnings` sends them, `reissue` issues them.
 """
 
 from __future__ import annotations
@@ -17,18 +14,16 @@ import contextlib
 import importlib.util
 import logging
 import os
+import pickle
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from functools import cached_property
-from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import cloudpickle
-
-from weft.engines.local.pool.messages import Warned
-from weft.engines.local.processes.output import clear_of_bars
+from weft._core import pickling
+from weft.engines.local.pool import forwarded_warnings
 from weft.errors import LaunchError
 
 
@@ -55,9 +50,8 @@ class Captured:
 
     @cached_property
     def data(self) -> bytes:
-        filters = tuple((*rule[:2], _as_name(rule[2]), *rule[3:]) for rule in self.state.filters)
-        data: bytes = cloudpickle.dumps(tuple(self.state._replace(filters=filters)))
-        return data
+        filters = forwarded_warnings.by_name(self.state.filters)
+        return pickling.dumps(tuple(self.state._replace(filters=filters)))
 
 
 #: the last one: usually nothing has changed since
@@ -171,6 +165,12 @@ def _enter_torch(call: contextlib.ExitStack, torch: Any, wanted: _Torch) -> None
         call.enter_context(torch.autocast(device, dtype=_dtype(torch, dtype)))
 
 
+def _set_numpy(numpy: Any, state: Any) -> None:
+    errors, printing = state
+    numpy.seterr(**errors)
+    numpy.set_printoptions(**printing)
+
+
 def _read_decimal(decimal: Any) -> tuple[Any, ...]:
     context = decimal.getcontext()
     _, (*settings, _, traps) = context.__reduce__()
@@ -191,7 +191,7 @@ def _set_locale(locale: Any, state: str) -> None:
 
 
 _LIBRARIES: dict[str, Library] = {
-    "numpy": Library(lambda numpy: numpy.geterr(), lambda numpy, state: numpy.seterr(**state)),
+    "numpy": Library(lambda numpy: (numpy.geterr(), numpy.get_printoptions()), _set_numpy),
     "torch": Library(_read_torch, _set_torch),
     "sklearn": Library(
         lambda sklearn: sklearn.get_config(), lambda sklearn, state: sklearn.set_config(**state)
@@ -211,27 +211,20 @@ _torch: _Torch | None = None
 #: the call under way
 _call: contextlib.ExitStack | None = None
 
-#: rules for warnings of a category whose module is not loaded here
-_unresolved = False
-
-#: the driver's rules for warnings
-_rules: tuple[Any, ...] = ()
-
 
 def load(data: bytes) -> State:
     """Return the state that the driver has sent."""
-    return State(*cloudpickle.loads(data))
+    return State(*pickle.loads(data))
 
 
 def adopt(state: State) -> None:
     """Take over the driver's state, except for its environment and its working folder."""
-    global _torch, _rules
+    global _torch
     logging.getLogger().setLevel(state.log_level)
     sys.path[:] = state.paths
     sys.argv[:] = state.arguments
     sys.setrecursionlimit(max(state.recursion_limit, _LEAST_RECURSION))
-    _rules = state.filters
-    _set_filters()
+    forwarded_warnings.adopt(state.filters)
     _torch = _Torch(*state.libraries["torch"]) if "torch" in state.libraries else None
     _pending.clear()
     for name, wanted in state.libraries.items():
@@ -293,8 +286,7 @@ class DuringCall:
 
     def __enter__(self) -> None:
         global _call
-        if _unresolved or _shown:
-            _set_filters()
+        forwarded_warnings.begin_call()
         _call = contextlib.ExitStack()
         if _torch is not None and _loaded("torch"):
             _enter_torch(_call, sys.modules["torch"], _torch)
@@ -314,93 +306,3 @@ def outside_inference() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[Any] = torch.inference_mode(False)
     return context
-
-
-# warnings
-
-#: whether a warning was shown since the rules were set
-_shown = False
-
-
-def _as_name(category: Any) -> Any:
-    """Return a category by name: workers need not import its module. One of the main program is
-    pickled."""
-    if category.__module__ == "__main__":
-        return category
-    return category.__module__, category.__qualname__
-
-
-def _set_filters() -> None:
-    """Set the driver's rules. What was shown once is shown again: the driver knows what it has
-    shown."""
-    global _unresolved, _shown
-    rules = [(*rule[:2], _resolve(rule[2]), *rule[3:]) for rule in _rules]
-    warnings.resetwarnings()
-    warnings.filters.extend(rule for rule in rules if rule[2] is not None)  # type: ignore[attr-defined]
-    warnings.onceregistry.clear()  # type: ignore[attr-defined]
-    _unresolved, _shown = any(rule[2] is None for rule in rules), False
-
-
-def _resolve(category: Any) -> Any:
-    """Return the category of this name; None if its module is not loaded."""
-    if isinstance(category, type):
-        return category
-    module, name = category
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def forward_warnings(send: Callable[[Warned], None]) -> None:
-    """Have the warnings that are shown in this process sent to the driver."""
-    show = warnings.showwarning
-
-    def forward(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        global _shown
-        _shown = True
-        if rest and rest[0] is not None:  # a file that it is to be printed to
-            show(message, category, filename, lineno, *rest)
-            return
-        try:
-            data = cloudpickle.dumps(message)
-            cloudpickle.loads(data)
-        except Exception:  # a class's own pickling may raise anything
-            data = cloudpickle.dumps(RuntimeWarning(f"{category.__name__}: {message}"))
-        send(Warned(data, filename, lineno, _module_at(filename, lineno)))
-
-    warnings.showwarning = cast("Any", forward)
-
-
-def _module_at(filename: str, lineno: int) -> str | None:
-    """Return the name of the module whose line has warned, if it is being run."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == filename and frame.f_lineno == lineno:
-            name = frame.f_globals.get("__name__")
-            return name if isinstance(name, str) else None
-        frame = frame.f_back
-    return None
-
-
-#: in the driver: what was shown of files that are not loaded here
-_registries: dict[str, dict[Any, Any]] = {}
-
-
-def reissue(warned: Warned) -> None:
-    """Issue a worker's warning in the driver."""
-    module = sys.modules.get(warned.module or "")
-    if module is not None:
-        registry = vars(module).setdefault("__warningregistry__", {})
-    else:
-        registry = _registries.setdefault(warned.filename, {})
-    message = cloudpickle.loads(warned.message)
-    with clear_of_bars(sys.stderr):
-        warnings.warn_explicit(
-            message,
-            type(message),
-            warned.filename,
-            warned.lineno,
-            module=warned.module,
-            registry=registry,
-        )

@@ -7,56 +7,36 @@
     Update: these by value, and      ──>   sets and deletes them
     later all that the driver changes
 
-Functions are rebuilt over the worker's own module, whose variables they go on to use. Where the
-driver has changed an object in place (`mod.TABLE["a"] = 1`, a method that was patched, IPython's
-autoreload, which changes the old functions and classes too), the worker's object is changed in
-place; where the driver's module has another object (`importlib.reload`, `mod.f = g`), so has the
-worker's. Whoever holds the object from before has what he would have in the driver.
+Where the driver has changed an object in place (`mod.TABLE["a"] = 1`, a method that was patched,
+IPython's autoreload, which changes the old functions and classes too), the worker's object is
+changed in place; where the driver's module has another object (`importlib.reload`, `mod.f = g`), so
+has the worker's. Whoever holds the object from before has what he would have in the driver.
 
 `SentModules` is the driver's record for one worker, `LoadedModules` is the worker's side.
 """
 
 from __future__ import annotations
 
-import enum
-import functools
 import importlib
 import os
 import sys
 import threading
 import time
-import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import CellType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
+from weft._core.digest import Reader, digest, type_digest
 from weft._core.failures import Failure, describe, warn_caller
-from weft._core.modules import (
-    Picture,
-    Pictures,
-    digest,
-    home_of,
-    is_foreign,
-    is_importable,
-    own_attributes,
-    own_modules,
-    read_module,
-)
+from weft._core.modules import ModuleDigests, ModuleWatcher, read_module, slowest
+from weft._core.own_modules import is_foreign
 from weft.engines.interruption import by_signal_handler
+from weft.engines.local.pool.by_value import Attribute, ByValuePickler, change_in_place
 from weft.engines.local.pool.messages import Frames, Message, Modules, Outdated, Update
-from weft.engines.local.pool.payload import (
-    Payload,
-    Pickler,
-    is_interrupt,
-    load,
-    unpicklable_error,
-)
+from weft.engines.local.pool.payload import Payload, is_interrupt, load, unpicklable_error
 from weft.engines.local.processes.channel import Closed
 from weft.errors import ModuleDiffers, format_bytes
-
-#: an attribute of a module: the names of both
-Attribute = tuple[str, str]
 
 
 def _by_signal_handler(error: Exception) -> bool:
@@ -65,7 +45,7 @@ def _by_signal_handler(error: Exception) -> bool:
     return traceback is not None and traceback.tb_next is not None and by_signal_handler(error)
 
 
-_pictures = Pictures(_by_signal_handler)
+_watcher = ModuleWatcher(_by_signal_handler)
 #: the code of a module's objects may run while they are read, and call weft
 _lock = threading.RLock()
 
@@ -74,44 +54,61 @@ _NOTABLE = 0.02
 _warned = False
 
 
-def look(names: Iterable[str]) -> dict[str, Picture]:
-    """Return pictures of those of these modules that are the user's, and of all that they mention,
+def look(names: Iterable[str]) -> dict[str, ModuleDigests]:
+    """Return the digests of the user's modules among these, and of all that they mention,
     as they are now."""
     global _warned
     with _lock:
         began = time.thread_time()
-        pictures = _pictures.look(names)
+        modules = _watcher.look(names)
         if _warned or time.thread_time() - began <= _NOTABLE:
-            return pictures
+            return modules
         began = time.thread_time()
-        again = _pictures.look(names)
+        again = _watcher.look(names)
         seconds = time.thread_time() - began
-        _warned = seconds > _NOTABLE and again == pictures
+        _warned = seconds > _NOTABLE and _digests(again) == _digests(modules)
         if not _warned:
             return again
-    _warn(seconds, pictures)
-    return pictures
+        name, value = slowest(modules)
+    _warn(seconds, name, value)
+    return modules
 
 
-def _warn(seconds: float, pictures: Mapping[str, Picture]) -> None:
-    """Warn that modules take long to compare again, and name the largest value in them."""
-    size, name = max(
-        (getattr(value, "nbytes", None) or sys.getsizeof(value), f"{module}.{attribute}")
-        for module, picture in pictures.items()
-        for attribute, value in picture.values.items()
-    )
+def _digests(modules: Mapping[str, ModuleDigests]) -> dict[str, Any]:
+    return {name: module.digests for name, module in modules.items()}
+
+
+def _warn(seconds: float, name: str, value: Any) -> None:
+    """Warn that modules take long to compare again, most of it for one attribute."""
+    size = getattr(value, "nbytes", None) or sys.getsizeof(value)
     warn_caller(
         f"at each call {seconds * 1000:.0f} ms are spent on comparing the data of modules with the "
-        f"workers'; the largest is {name} ({format_bytes(size)}). An array that nobody can write "
+        f"workers'; most of it on {name} ({format_bytes(size)}). An array that nobody can write "
         f"to is not compared again:\n    {name}.flags.writeable = False\nOther data is better "
         "passed as an argument, or in shared_data="
     )
 
 
+#: the attributes of which it was warned that workers have their own
+_own_told: set[str] = set()
+
+
+def _warn_of_own(name: str, error: Exception) -> None:
+    """Warn that workers keep what they have, once for each attribute."""
+    if name in _own_told:
+        return
+    _own_told.add(name)
+    warn_caller(
+        f"{name} is not in the workers what it is here: it cannot be sent to them ({error}), so "
+        "each has the one that its import of the module made. Pass what the function needs as an "
+        "argument, or give the class a __getstate__ that leaves out what cannot be pickled"
+    )
+
+
 def _in_child() -> None:
-    global _lock, _pictures
+    global _lock, _watcher
     # another thread of the parent's may have been looking
-    _lock, _pictures = threading.RLock(), Pictures(_by_signal_handler)
+    _lock, _watcher = threading.RLock(), ModuleWatcher(_by_signal_handler)
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -121,39 +118,37 @@ class SentModules:
     """What a worker has been told of the driver's modules."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Picture] = {}
+        self._known: dict[str, ModuleDigests] = {}
 
-    def messages(self, pictures: Mapping[str, Picture]) -> list[Modules | Update]:
+    def messages(self, modules: Mapping[str, ModuleDigests]) -> list[Modules | Update]:
         """Return the messages after which the worker has these modules."""
-        known = self._known
-        if all(known.get(name) is picture for name, picture in pictures.items()):
-            return []
-        new = {name: one.digests for name, one in pictures.items() if name not in known}
-        messages: list[Modules | Update] = [Modules(new)] if new else []
         changes: dict[Attribute, Change] = {}
         deleted: list[Attribute] = []
-        for name, now in pictures.items():
-            before = known.get(name)
-            if before is not None and before is not now:
-                deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
-                for attribute in now.changes_since(before):
-                    changes[name, attribute] = Change.between(before, now, attribute)
+        for name, now in modules.items():
+            before = self._known.get(name)
+            if before is None or before.digests is now.digests:
+                continue
+            deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
+            for attribute in now.changes_since(before):
+                changes[name, attribute] = Change.between(before, now, attribute)
+        messages: list[Modules | Update] = []
         if changes or deleted:
-            messages.insert(0, make_update(changes, deleted))
-        return messages
+            messages.append(make_update(changes, deleted))
+        new = {name: now.contents for name, now in modules.items() if name not in self._known}
+        return [*messages, Modules(new)] if new else messages
 
-    def note(self, pictures: Mapping[str, Picture]) -> None:
+    def note(self, modules: Mapping[str, ModuleDigests]) -> None:
         """Note that the worker has these."""
-        self._known.update(pictures)
+        self._known.update(modules)
 
     def answer(self, outdated: Outdated) -> Update:
         """Return the attributes that a worker does not have as they were told; without those of
         modules that have been forgotten since, or that were deleted."""
         changes = {
-            (name, attribute): Change(picture.values[attribute], attribute in picture.opaque)
-            for name, picture in self._known.items()
+            (name, attribute): Change(now.values[attribute], now.is_opaque(attribute))
+            for name, now in self._known.items()
             for attribute in outdated.attributes.get(name, ())
-            if attribute in picture.values
+            if attribute in now.digests
         }
         return make_update(changes, [], first=True)
 
@@ -166,21 +161,28 @@ class Change(NamedTuple):
     """A new value of an attribute."""
 
     value: Any
-    #: whether only its type is compared
+    #: whether it is, or holds, something of which only the type is compared
     opaque: bool
     #: whether the old object is to have it, too
     in_place: bool = False
 
+    @property
+    def partly(self) -> bool:
+        """Return whether it is compared, but for something in it."""
+        return self.opaque and digest(self.value) != type_digest(self.value)
+
     @classmethod
-    def between(cls, before: Picture, now: Picture, attribute: str) -> Change:
+    def between(cls, before: ModuleDigests, now: ModuleDigests, attribute: str) -> Change:
         """Return what has become of an attribute."""
         value, old = now.values[attribute], before.values.get(attribute)
-        content = now.digests[attribute]
-        same_version = before.versions.get(attribute) == now.versions.get(attribute)
+        content, version = now.digests[attribute]
+        _, before_version = before.digests.get(attribute, (b"", 0))
         followed = (
-            same_version and type(value) is type(old) and digest(old, _by_signal_handler) == content
+            version == before_version
+            and type(value) is type(old)
+            and digest(old, _by_signal_handler) == content
         )
-        return cls(value, attribute in now.opaque, value is old or followed)
+        return cls(value, now.is_opaque(attribute), value is old or followed)
 
 
 def make_update(
@@ -197,12 +199,12 @@ def make_update(
         if is_interrupt(error):
             raise
         return Update(b"", {}, deleted, describe(error))
-    digests = {
-        # as it is now: another thread may have changed it
-        attribute: digest(change.value, _by_signal_handler)
-        for attribute, change in changes.items()
-        if not change.opaque
-    }
+    digests: dict[Attribute, bytes] = {}
+    for attribute, change in changes.items():
+        reader = Reader(_by_signal_handler)
+        content = reader.digest(change.value)  # as it is now: another thread may have changed it
+        if not reader.is_opaque and not reader.has_library_objects:
+            digests[attribute] = content
     return Update(payload.data, digests, deleted, None)
 
 
@@ -210,117 +212,52 @@ def _pack(
     changes: Mapping[Attribute, Change], first: bool
 ) -> tuple[Payload, Mapping[Attribute, Change]]:
     """Pack new values. Return also those that were packed."""
+    try:
+        return _packed(changes), changes
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        left_out = [one for one in changes if not _can_be_sent(changes, one)]
+        for module, name in left_out:
+            change = changes[module, name]
+            if not (change.opaque or (first and is_foreign(change.value))):
+                raise unpicklable_error(change.value, f"{module}.{name}", error) from error
+            if change.partly:
+                _warn_of_own(f"{module}.{name}", error)
+        if not left_out:
+            raise
+    changes = {one: change for one, change in changes.items() if one not in left_out}
+    return _packed(changes), changes
 
-    class ByValue(AttributePickler):
-        sent = changes
+
+def _packed(changes: Mapping[Attribute, Change], only: Attribute | None = None) -> Payload:
+    """Pack new values, or one of them."""
+
+    class Pickler(ByValuePickler):
+        sent = changes.keys()
+        in_place = {  # noqa: RUF012  nobody changes it
+            id(change.value): attribute for attribute, change in changes.items() if change.in_place
+        }
 
     payload = Payload(owned=True)
     try:
-        values = {one: (change.value, change.in_place) for one, change in changes.items()}
-        payload.dump_by(ByValue, values)
-    except Exception as error:
+        chosen = changes if only is None else (only,)
+        values = {one: (changes[one].value, changes[one].in_place) for one in chosen}
+        payload.dump_by(Pickler, values)
+    except BaseException:
         payload.release()
-        if is_interrupt(error):
-            raise
-        for (module, name), change in changes.items():
-            others = {one: value for one, value in changes.items() if one != (module, name)}
-            if _can_be_sent(ByValue, change.value):
-                continue
-            if not (change.opaque or (first and is_foreign(change.value))):
-                raise unpicklable_error(change.value, f"{module}.{name}", error) from error
-            return _pack(others, first)
         raise
-    return payload, changes
+    return payload
 
 
-def _can_be_sent(kind: type[AttributePickler], value: Any) -> bool:
-    payload = Payload()
+def _can_be_sent(changes: Mapping[Attribute, Change], attribute: Attribute) -> bool:
     try:
-        payload.dump_by(kind, value)
+        _packed(changes, attribute).release()
     except Exception as error:
         if is_interrupt(error):
             raise
         return False
-    finally:
-        payload.release()
     return True
-
-
-class AttributePickler(Pickler):
-    """Pickles by value the functions and classes that are sent; others as cloudpickle does."""
-
-    sent: Mapping[Attribute, Change]
-
-    def reducer_override(self, value: Any) -> Any:
-        """Return how to rebuild an object in the worker."""
-        if type(value) is FunctionType and self._is_sent(value):
-            home = home_of(value)
-            if home is not None:
-                return self._function(value, home)
-        elif isinstance(value, type) and self._is_sent(value):
-            return self._class(value)
-        elif type(value) is functools._lru_cache_wrapper and self._is_sent(value):
-            return _make_lru_cache, (value.__wrapped__, value.cache_parameters())
-        return super().reducer_override(value)
-
-    def _is_sent(self, value: Any) -> bool:
-        """Return whether the worker does not have this function or class under its name."""
-        if isinstance(value, type) and value.__module__ not in own_modules():
-            return False
-        attribute = value.__module__, value.__qualname__.partition(".")[0]
-        return attribute in self.sent or not is_importable(value)
-
-    def _existing(self, value: Any) -> Attribute | None:
-        """Return the attribute whose object is to be changed in place."""
-        attribute = value.__module__, value.__qualname__
-        change = self.sent.get(attribute)
-        return (
-            attribute if change is not None and change.in_place and change.value is value else None
-        )
-
-    def _function(self, function: FunctionType, home: ModuleType) -> Any:
-        closure = function.__closure__
-        contents = None if closure is None else [*map(_contents, closure)]
-        state = {
-            "__code__": function.__code__,
-            "__defaults__": function.__defaults__,
-            "__kwdefaults__": function.__kwdefaults__,
-            "__annotations__": function.__annotations__,
-            "__doc__": function.__doc__,
-            "__module__": function.__module__,
-            "__name__": function.__name__,
-            "__qualname__": function.__qualname__,
-        }
-        made_of = (function.__code__, home.__name__, self._existing(function))
-        return _make_function, made_of, (state, function.__dict__, contents), None, None, _fill
-
-    def _class(self, kind: type) -> Any:
-        own = own_attributes(kind)
-        slots = vars(kind).get("__slots__", ())
-        slots = (slots,) if isinstance(slots, str) else tuple(slots)
-        start = {name: vars(kind)[name] for name in ("__slots__",) if name in vars(kind)}
-        start |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        if isinstance(kind, enum.EnumMeta):
-            members: Mapping[str, Any] = kind.__members__
-            start |= {name: member._value_ for name, member in members.items()}
-        state = {name: value for name, value in own.items() if name not in (*slots, "__slots__")}
-        extra = ("__doc__", "__annotations__", "__dataclass_fields__", "__dataclass_params__")
-        state |= {name: vars(kind)[name] for name in extra if name in vars(kind)}
-        made_of = (type(kind), kind.__name__, kind.__bases__, start, self._existing(kind))
-        return _make_class, made_of, state, None, None, _set_attributes
-
-
-class _NoContent(enum.Enum):
-    """Stands for the content of an empty cell. An Enum: unpickled, it is the same object."""
-
-    EMPTY = 0
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _NoContent.EMPTY
 
 
 # in the worker
@@ -411,7 +348,7 @@ def _apply(update: Update) -> None:
         vars(importlib.import_module(name)).pop(attribute, None)
     for (name, attribute), (value, in_place) in load(update.values).items():
         variables = vars(importlib.import_module(name))
-        if not (in_place and _change_in_place(variables.get(attribute), value)):
+        if not (in_place and change_in_place(variables.get(attribute), value)):
             variables[attribute] = value
     for (name, attribute), expected in update.digests.items():
         if digest(vars(sys.modules[name])[attribute]) != expected:
@@ -419,79 +356,3 @@ def _apply(update: Update) -> None:
                 f"{name}.{attribute} in a worker differs from the driver's, and cannot be "
                 "changed there; start new workers, which import it anew:\n    weft.shutdown()"
             )
-
-
-def _change_in_place(old: Any, value: Any) -> bool:
-    """Give an object the content of another. Return whether that could be done."""
-    if type(old) is not type(value):
-        return False
-    if isinstance(value, (FunctionType, type)):
-        return old is value  # changed when it was loaded
-    if type(value) in (dict, set):
-        old.clear()
-        old.update(value)
-    elif type(value) in (list, bytearray):
-        old[:] = value
-    elif type(value).__module__ in own_modules() and not isinstance(value, tuple):
-        vars(old).clear()
-        vars(old).update(vars(value))
-    elif type(value).__module__ == "numpy" and (old.shape, old.dtype) == (value.shape, value.dtype):
-        old[...] = value
-    else:
-        return False
-    return True
-
-
-def _at(attribute: Attribute | None) -> Any:
-    """Return what is to be changed in place; None if there is nothing."""
-    if attribute is None:
-        return None
-    name, path = attribute
-    return vars(sys.modules[name]).get(path)
-
-
-def _make_function(code: Any, home: str, existing: Attribute | None) -> FunctionType:
-    old = _at(existing)
-    if type(old) is FunctionType and len(old.__code__.co_freevars) == len(code.co_freevars):
-        return old
-    closure = tuple(CellType() for _ in code.co_freevars)
-    variables = vars(importlib.import_module(home))
-    return FunctionType(code, variables, code.co_name, None, closure)
-
-
-def _fill(function: FunctionType, state: tuple[dict[str, Any], dict[str, Any], Any]) -> None:
-    attributes, own, contents = state
-    for name, value in attributes.items():
-        setattr(function, name, value)
-    function.__dict__.clear()
-    function.__dict__.update(own)
-    for cell, content in zip(function.__closure__ or (), contents or (), strict=True):
-        if content is not _NoContent.EMPTY:
-            cell.cell_contents = content
-
-
-def _make_class(
-    kind: Any,
-    name: str,
-    bases: tuple[type, ...],
-    start: dict[str, Any],
-    existing: Attribute | None,
-) -> type:
-    old = _at(existing)
-    slots = start.get("__slots__")
-    same = isinstance(old, type) and old.__bases__ == bases and type(old) is kind
-    if same and vars(old).get("__slots__") == slots and not issubclass(kind, enum.EnumMeta):
-        return old  # type: ignore[no-any-return]
-    return types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(start))
-
-
-def _set_attributes(kind: type, attributes: dict[str, Any]) -> None:
-    for name in own_attributes(kind).keys() - attributes.keys() - {"__slots__"}:
-        if not isinstance(vars(kind)[name], types.MemberDescriptorType):
-            delattr(kind, name)
-    for name, value in attributes.items():
-        setattr(kind, name, value)
-
-
-def _make_lru_cache(function: Any, parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)

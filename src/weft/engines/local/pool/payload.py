@@ -27,8 +27,9 @@ from typing import Any
 
 import cloudpickle
 
+from weft._core import pickling
 from weft._core.failures import path_to_fault
-from weft._core.modules import mentioned_in, references
+from weft._core.own_modules import mentioned_in, references
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, WeftError
 
@@ -50,8 +51,8 @@ IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 _CLOUDPICKLE = vars(cloudpickle.cloudpickle)
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """cloudpickle's pickler, which notes the modules that the pickle refers to."""
+class Pickler(pickling.Pickler):
+    """The pickler by value, which notes the modules that the pickle refers to."""
 
     modules: set[str]
 
@@ -84,6 +85,8 @@ class Payload:
         self.has_arrays = False
         #: modules that it refers to
         self.modules: set[str] = set()
+        #: whether it has classes of the script, which the next payload may change
+        self.has_classes = False
         #: of a function: the driver's state when it was packed
         self.state: Any = None
         self._owned = owned
@@ -144,6 +147,7 @@ class Payload:
         pickler.dispatch_table = {**_cloudpickle_reducers(), **self._reducers()}
         pickler.__init__(pieces, _PROTOCOL)
         pickler.dump(value)
+        self.has_classes = pickler.has_classes
         self._put(pieces)
         self.drop_array_cache()
 
@@ -412,7 +416,7 @@ def _send_script_by_value() -> None:
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value, _PROTOCOL)
+        pickling.dumps(value)
     except Exception as error:  # a class's own pickling may raise anything
         if is_interrupt(error):
             raise

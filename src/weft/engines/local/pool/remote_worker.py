@@ -16,8 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import cast
 
-from weft._core.modules import Picture
-from weft.engines.local.pool.driver_state import Captured, reissue
+from weft._core.modules import ModuleDigests
+from weft.engines.local.pool.driver_state import Captured
+from weft.engines.local.pool.forwarded_warnings import reissue
 from weft.engines.local.pool.messages import (
     Answer,
     Begun,
@@ -74,7 +75,9 @@ class Worker:
         self._settings: tuple[Captured, int, float | None] | None = None
         self._modules = SentModules()
         #: the modules that it was last brought up to date with: the same for all chunks of a call
-        self._latest: Mapping[str, Picture] | None = None
+        self._latest: Mapping[str, ModuleDigests] | None = None
+        #: the functions of this call that have classes of the script
+        self._with_classes: set[bytes] = set()
         #: the functions that it has cached: their bytes by digest, the least recently used first
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         #: those that it is to drop, until that is sent: their bytes too. Other threads add to it
@@ -83,7 +86,7 @@ class Worker:
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
 
-    def bring_up_to_date(self, state: Captured, modules: Mapping[str, Picture]) -> None:
+    def bring_up_to_date(self, state: Captured, modules: Mapping[str, ModuleDigests]) -> None:
         """Send it the driver's state and what has changed of these modules, if it does not have
         them. Raises Closed."""
         settings = state, self.threads, self.idle_limit
@@ -98,7 +101,10 @@ class Worker:
             if any(isinstance(message, Update) for message in messages):
                 self._unwanted.update(self._cached)  # they may be those from before
             self._settings = settings
-            self._modules.note(modules)
+        if self._with_classes:  # other functions may have changed the classes since
+            self._unwanted.extend(self._with_classes)
+            self._with_classes.clear()
+        self._modules.note(modules)
         self._latest = modules
 
     @property
@@ -114,6 +120,8 @@ class Worker:
         self._send(*missing, work)
         # after: an interrupt may come before it is sent
         self._cached[function.digest] = function.pickled
+        if function.has_classes:
+            self._with_classes.add(function.digest)
 
     def function_messages(
         self, digest: bytes, function: Payload

@@ -22,7 +22,7 @@ from weft import faults
 from weft._core.failures import Failure, describe
 from weft._core.schedule import LONGEST, TIMED
 from weft._core.seeding import derive, seed_generators, seed_torch
-from weft.engines.local.pool import driver_state, nesting
+from weft.engines.local.pool import driver_state, forwarded_warnings, nesting
 from weft.engines.local.pool.messages import (
     LOADING,
     NO_ITEM,
@@ -80,7 +80,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             frames.send(message)
 
     logging.getLogger().addHandler(LogForwarder(send))
-    driver_state.forward_warnings(send)
+    forwarded_warnings.forward(send)
     modules = LoadedModules(frames, send)
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     results = _NO_RESULTS
