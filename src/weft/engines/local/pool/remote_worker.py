@@ -101,9 +101,9 @@ class Worker:
             if any(isinstance(message, Update) for message in messages):
                 self._unwanted.update(self._cached)  # they may be those from before
             self._settings = settings
-        if self._with_classes:  # other functions may have changed the classes since
-            self._unwanted.extend(self._with_classes)
-            self._with_classes.clear()
+        for digest in self._with_classes:  # other functions may have changed the classes since
+            self.forget(digest)
+        self._with_classes.clear()
         self._modules.note(modules)
         self._latest = modules
 
