@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -25,6 +26,16 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # images of containers often have Python keep no bytecode: each of the thousands of processes that
 # tests start would compile weft anew, which is a quarter of the work of a launch
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_collection_finish() -> None:
+    """Have hypothesis set no deadline of its own: on a busy machine anything may take a second."""
+    if "hypothesis" in sys.modules:
+        from hypothesis import HealthCheck, settings
+
+        slow = [HealthCheck.too_slow]
+        settings.register_profile("busy", deadline=None, suppress_health_check=slow)
+        settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,11 +1,12 @@
 """Run everything that `make test` is: lint, types, every test.
 
     beside      some at a time: what can wait for its turn
-    alone       afterwards, one by one: files with the marker `alone`, which measure times
+    alone       afterwards, one by one: tests with the marker `alone`, which measure times
 
-A file of tests says by itself that it must have the machine to itself, with
-`pytestmark = pytest.mark.alone`; all others run beside something else. One that fails
-holds up nothing. In the end every failure is listed, with the command that repeats it.
+A test says by itself that it must have the machine to itself, with `@pytest.mark.alone`, or
+a file that all of its tests must, with `pytestmark = pytest.mark.alone`; all others run
+beside something else. What fails holds up nothing. In the end every failure is listed, with
+the command that repeats it.
 """
 
 from __future__ import annotations
@@ -125,26 +126,27 @@ def main() -> int:
 def parts() -> tuple[list[Part], list[Part]]:
     """What runs beside something else, longest first, and what runs alone."""
     files = sorted(TESTS.rglob("test_*.py"))
-    alone = [path for path in files if "mark.alone" in path.read_text()]
+    alone = [path for path in files if "pytest.mark.alone" in path.read_text()]
+    wholly = {path for path in alone if "pytestmark = pytest.mark.alone" in path.read_text()}
     slow = [TESTS / name for name in SLOW]
     if lost := set(slow) - set(files):
         sys.exit(f"tests/run.py: SLOW names what is not there: {sorted(map(str, lost))}")
-    short = [path for path in files if path not in alone and path not in slow]
+    short = [path for path in files if path not in wholly and path not in slow]
     beside = [
-        *(pytest(path) for path in slow if path not in alone),
+        *(pytest(path) for path in slow),
         Part("types", (sys.executable, "-m", "mypy")),
         *(pytest(*short[start : start + BUNDLE]) for start in range(0, len(short), BUNDLE)),
         WITHOUT_KERNELS,
         Part("lint", (sys.executable, "-m", "ruff", "check", ".")),
         Part("format", (sys.executable, "-m", "ruff", "format", "--check", ".")),
     ]
-    return beside, [pytest(path) for path in alone]
+    return beside, [pytest(path, marked="alone and not soak") for path in alone]
 
 
-def pytest(*paths: Path) -> Part:
+def pytest(*paths: Path, marked: str = "not alone and not soak") -> Part:
     names = [str(path.relative_to(ROOT)) for path in paths]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return Part(name, (*PYTEST, *names))
+    return Part(name, (*PYTEST, "-m", marked, *names))
 
 
 def run(part: Part) -> Result:

@@ -19,8 +19,6 @@ from weft.engines.local.collectives.persistent import PersistentPipelinedSum
 from weft.engines.local.collectives.pipelined import PipelinedMemory
 from weft.errors import Disagreement, InvalidValue
 
-pytestmark = pytest.mark.alone
-
 needs_kernels = pytest.mark.skipif(
     os.environ.get("WEFT_KERNELS") == "0", reason="the kernels are switched off"
 )
@@ -116,6 +114,7 @@ def test_it_is_prepared_by_shape() -> None:
 
 
 @needs_kernels
+@pytest.mark.alone
 def test_waiting_in_the_middle_of_a_sum_costs_little() -> None:
     """While another is late with its chunk, a rank sleeps, and says in time that it waits."""
 
