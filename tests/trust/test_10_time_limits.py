@@ -280,8 +280,14 @@ def test_serial_interrupts_its_own_calls() -> None:
 
 def test_both_limits_at_once() -> None:
     """The map's own limit ends what is left, whatever single items may take."""
+    seconds = within(1.0)  # in which a worker that was ended is replaced
     found = weft.map(
-        time.sleep, [0.0] + [60.0] * 5, n=1, timeout=1.0, timeout_each=0.4, on_error="return"
+        time.sleep,
+        [0.0] + [60.0] * 5,
+        n=1,
+        timeout=seconds,
+        timeout_each=0.4 * seconds,
+        on_error="return",
     )
     assert kinds(found)[:3] == [type(None), Stalled, Stalled]
     assert "has run for more than" in str(found[1])
