@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from weft import adapters
 from weft._core.arithmetic import BFLOAT16, NUMERIC, widen
 from weft._core.functions import MODES, Modes, Partial, join, mode_of
 from weft._core.partition import count
 from weft._core.shared import SharedArray
+from weft.adapters import lookup
 from weft.errors import InvalidValue
 
 #: how many rows are computed
@@ -160,7 +160,7 @@ def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
         return alike and all(is_close(one[key], other[key]) for key in one)
     whole_numbers = type(one) is int and type(other) is int  # of any width
-    if whole_numbers or None in map(adapters.of_array_or_number, (one, other)):
+    if whole_numbers or None in map(lookup.of_array_or_number, (one, other)):
         return bool(np.all(one == other))
     (left, element), (right, second) = _readable(one), _readable(other)
     if left.shape != right.shape or left.dtype.kind not in NUMERIC:
@@ -173,7 +173,7 @@ def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
 
 def _readable(value: Any) -> tuple[Any, str]:
     """Return an output as an array of a dtype that NumPy has, and the name of its elements."""
-    adapter: Any = adapters.of_array_or_number(value)
+    adapter: Any = lookup.of_array_or_number(value)
     array, element = adapter.view(value)
     return (widen(array, np.dtype(np.float32), element) if element == BFLOAT16 else array), element
 

@@ -29,9 +29,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from weft import adapters, kernels
+from weft import kernels
 from weft._core.arithmetic import Array, address
 from weft._core.shared import SharedArray
+from weft.adapters import lookup
 
 #: what stands for a value in a pickle where workers have it; None where its contents are sent
 PersistentIds = Callable[[Any], Hashable]
@@ -149,7 +150,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return self._same(value, known)
         if isinstance(value, SharedArray):  # its own pickle does not have the values
             return self._same(None, 0, value.view(np.ndarray))
-        contents = adapters.contents(value)
+        contents = lookup.contents(value)
         if contents is None:
             return super().reducer_override(value)
         return self._same(contents.constant, id(contents.constant), contents.variable)
