@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import launch, within
+from tests.support import deadline, launch
 
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
 REDUCTIONS = ("reduce", "all_reduce")
@@ -173,7 +173,7 @@ tell(done=me)
 def run_series(attempts: list[tuple[Any, ...]], way: str, size: int) -> list[dict[str, Any]]:
     """What the ranks told of their attempts."""
     options, env = ("--keep-going", "--no-prefix"), ENVIRONMENT.get(way)
-    what = json.dumps((min(within(PATIENCE), 4 * PATIENCE), attempts))
+    what = json.dumps((deadline(PATIENCE), attempts))
     outcome = launch(SERIES, size, what, options=options, env=env)
     told = [json.loads(line) for line in outcome.out.splitlines()]
     codes = [CODES[action] for *_, action in attempts if action in CODES]

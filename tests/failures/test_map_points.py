@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_python, within
+from tests.support import deadline, run_python
 from weft import faults
 
 #: what a worker passes on its way through a chunk, if its items and results are large arrays
@@ -107,7 +107,7 @@ except weft.Stalled as error:
 def test_a_worker_that_is_stopped() -> None:
     """The deadline holds, also while the memory of results is attached, and says who has what. The
     worker has to start before it: all drivers wait at the same time."""
-    seconds = str(2 * within(2.5))
+    seconds = str(deadline(5))
     with ThreadPoolExecutor(len(POINTS)) as pool:
         outcomes = pool.map(
             lambda point: run_python(STOPPED, seconds, env={faults.VARIABLE: f"{point}:0:stop"}),

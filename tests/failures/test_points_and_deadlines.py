@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.failures.test_points import LATE, POINTS, Job, cases, check, size_in_make_test, sizes_of
-from tests.support import marked_processes, wait_until, within
+from tests.support import deadline, marked_processes, wait_until
 
 #: seconds, on an idle machine, in which a job comes to any point, and in which it ends if a rank
 #: does not go on: all wait for it at the same time
@@ -31,7 +31,7 @@ def test_one_rank_is_stopped(size: int, rest: bool, tmp_path: Path) -> None:
     """One that is stopped never hangs or confuses the others. These jobs do little but wait for
     deadlines: each starts when the rank of the one before has stopped, so that no two are busy at
     once."""
-    timeout = min(within(DEADLINE), 5 * DEADLINE)
+    timeout = deadline(DEADLINE)
     with contextlib.ExitStack() as stack:
         jobs = []
         for point in (point for point in POINTS if size in sizes_of(point)):
