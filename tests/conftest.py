@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -28,9 +27,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def pytest_collection_finish() -> None:
-    """Have hypothesis set no deadline of its own: on a busy machine anything may take a second."""
-    if "hypothesis" in sys.modules:
+def pytest_collect_file(file_path: Path) -> None:
+    """Have hypothesis set no deadline of its own: on a busy machine anything may take a second. It
+    is told before it sees the first test; files without it do not load it."""
+    if file_path.suffix == ".py" and "from hypothesis import" in file_path.read_text():
         from hypothesis import HealthCheck, settings
 
         slow = [HealthCheck.too_slow]
