@@ -27,15 +27,58 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_collect_file(file_path: Path) -> None:
+    """Have hypothesis set no deadline of its own: on a busy machine anything may take a second. It
+    is told before it sees the first test; files without it do not load it."""
+    if file_path.suffix == ".py" and "from hypothesis import" in file_path.read_text():
+        from hypothesis import HealthCheck, settings
+
+        slow = [HealthCheck.too_slow]
+        settings.register_profile("busy", deadline=None, suppress_health_check=slow)
+        settings.load_profile("busy")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_by_a_module(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Tests that share something that stays, such as a team, are looked after together: their
+    module says `SHARES = True`."""
+    with contextlib.ExitStack() as stack:
+        if _shares(request):
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            stack.enter_context(nothing_stays(tmp_path_factory.mktemp("module"), patch))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    temporary = tmp_path / "temporary"
+def nothing_left(
+    request: pytest.FixtureRequest,
+    nothing_left_by_a_module: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if not _shares(request):
+            stack.enter_context(nothing_stays(tmp_path, monkeypatch))
+        yield
+        request.node.funcargs.clear()  # with a team, its replicas and their memory
+
+
+def _shares(request: pytest.FixtureRequest) -> bool:
+    return getattr(request.module, "SHARES", False)
+
+
+@contextlib.contextmanager
+def nothing_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look for what a block leaves behind. Its files go into the folder."""
+    temporary = folder / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
-    monkeypatch.setenv("WEFT_TEST_FOLDER", str(tmp_path))
+    monkeypatch.setenv("WEFT_TEST_FOLDER", str(folder))
     # torch's optimizers make this folder, by default among the temporary files
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "torch"))
     before = _leavings(temporary)
     readings[:] = [Reading.take()]
     yield

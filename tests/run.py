@@ -1,11 +1,12 @@
 """Run everything that `make test` is: lint, types, every test.
 
     beside      some at a time: what can wait for its turn
-    alone       afterwards, one by one: files with the marker `alone`, which measure times
+    alone       afterwards, one by one: tests with the marker `alone`, which measure times
 
-A file of tests says by itself that it must have the machine to itself, with
-`pytestmark = pytest.mark.alone`; all others run beside something else. One that fails
-holds up nothing. In the end every failure is listed, with the command that repeats it.
+A test says by itself that it must have the machine to itself, with `@pytest.mark.alone`, or
+a file that all of its tests must, with `pytestmark = pytest.mark.alone`; all others run
+beside something else. What fails holds up nothing. In the end every failure is listed, with
+the command that repeats it.
 """
 
 from __future__ import annotations
@@ -24,39 +25,55 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 #: what takes longest, the longest first: whatever begins last should be short
 SLOW = (
-    "_api/test_models.py",
-    "failures/test_collectives.py",
-    "_api/test_replicas.py",
-    "contracts/test_tensors.py",
+    "test_documents.py",
+    "test_examples.py",
+    "seeds/test_synkhronos.py",
     "adapters/test_apart.py",
-    "_api/test_functions.py",
+    "failures/test_points_and_deadlines.py",
     "failures/test_points.py",
-    "trust/test_02_collect.py",
-    "trust/test_01_values.py",
-    "trust/test_05_driver_state.py",
-    "trust/test_12_beside_pool.py",
-    "trust/test_soak.py",
+    "failures/test_collectives.py",
+    "_api/test_mapping.py",
+    "contracts/test_tables.py",
+    "contracts/test_team.py",
+    "_api/test_models.py",
+    "contracts/test_collectives.py",
+    "failures/test_giving_up.py",
+    "engines/local/collectives/test_pipelined_memory.py",
+    "failures/test_functions.py",
+    "seeds/test_multiverso.py",
+    "seeds/test_playdoh.py",
+    "failures/test_tables.py",
+    "contracts/test_pool.py",
+    "failures/test_map_drivers.py",
+    "trust/test_07_nothing_grows.py",
+    "failures/test_launcher.py",
+    "test_demo.py",
     "trust/test_10_time_limits.py",
+    "contracts/test_tensors.py",
+    "_api/test_training.py",
+    "trust/test_03_random.py",
+    "trust/test_02_collect.py",
+    "engines/local/tables/test_store.py",
+    "trust/test_12_beside_pool.py",
+    "failures/test_interrupts.py",
+    "trust/test_05_driver_state.py",
+    "trust/test_01_values.py",
     "trust/test_08_one_pool.py",
+    "trust/test_soak.py",
+    "failures/test_functions_interrupted.py",
+    "failures/test_table_histories.py",
+    "engines/local/collectives/test_collective.py",
+    "engines/local/collectives/test_collective_random.py",
+    "seeds/test_multiverso_torch.py",
+    "_api/test_sharing.py",
+    "_api/test_functions.py",
+    "test_package.py",
+    "failures/test_map.py",
+    "failures/test_map_points.py",
+    "_api/test_replicas.py",
+    "_api/test_distributing.py",
     "trust/test_09_streams.py",
     "trust/test_04_edited_modules.py",
-    "trust/test_07_nothing_grows.py",
-    "trust/test_03_random.py",
-    "_api/test_mapping.py",
-    "test_examples.py",
-    "test_documents.py",
-    "_api/test_training.py",
-    "_api/test_distributing.py",
-    "failures/test_functions.py",
-    "failures/test_map_points.py",
-    "_api/test_sharing.py",
-    "failures/test_tables.py",
-    "engines/local/collectives/test_collective.py",
-    "failures/test_map.py",
-    "contracts/test_collectives.py",
-    "failures/test_functions_interrupted.py",
-    "failures/test_interrupts.py",
-    "failures/test_table_histories.py",
 )
 #: parts at a time: one more than there are cores, up to four of them, as many tests wait for
 #: deadlines
@@ -125,26 +142,27 @@ def main() -> int:
 def parts() -> tuple[list[Part], list[Part]]:
     """What runs beside something else, longest first, and what runs alone."""
     files = sorted(TESTS.rglob("test_*.py"))
-    alone = [path for path in files if "mark.alone" in path.read_text()]
+    alone = [path for path in files if "pytest.mark.alone" in path.read_text()]
+    wholly = {path for path in alone if "pytestmark = pytest.mark.alone" in path.read_text()}
     slow = [TESTS / name for name in SLOW]
     if lost := set(slow) - set(files):
         sys.exit(f"tests/run.py: SLOW names what is not there: {sorted(map(str, lost))}")
-    short = [path for path in files if path not in alone and path not in slow]
+    short = [path for path in files if path not in wholly and path not in slow]
     beside = [
-        *(pytest(path) for path in slow if path not in alone),
+        *(pytest(path) for path in slow),
         Part("types", (sys.executable, "-m", "mypy")),
-        *(pytest(*short[start : start + BUNDLE]) for start in range(0, len(short), BUNDLE)),
         WITHOUT_KERNELS,
+        *(pytest(*short[start : start + BUNDLE]) for start in range(0, len(short), BUNDLE)),
         Part("lint", (sys.executable, "-m", "ruff", "check", ".")),
         Part("format", (sys.executable, "-m", "ruff", "format", "--check", ".")),
     ]
-    return beside, [pytest(path) for path in alone]
+    return beside, [pytest(path, marked="alone and not soak") for path in alone]
 
 
-def pytest(*paths: Path) -> Part:
+def pytest(*paths: Path, marked: str = "not alone and not soak") -> Part:
     names = [str(path.relative_to(ROOT)) for path in paths]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return Part(name, (*PYTEST, *names))
+    return Part(name, (*PYTEST, "-m", marked, *names))
 
 
 def run(part: Part) -> Result:

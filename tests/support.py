@@ -202,6 +202,12 @@ def within(seconds: float) -> float:
     return seconds * load()
 
 
+def deadline(seconds: float) -> float:
+    """The deadline of what will not come, by which all else has come that takes less than so many
+    seconds on an idle machine. No longer than four times that, as a test waits for all of it."""
+    return round(min(within(seconds), 4 * seconds), 1)
+
+
 def wait_until(condition: Callable[[], Any], seconds: float | None = None) -> Any:
     """What `condition` returns once it is true; fails the test if it never is, or not within so
     many seconds (of an idle machine)."""

@@ -11,12 +11,8 @@ import subprocess
 import sys
 import termios
 
-import pytest
-
 from tests.pages import ROOT
 from tests.support import run_command
-
-pytestmark = pytest.mark.alone
 
 DEMO = ROOT / "examples" / "demo.py"
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,27 +43,38 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=f"{page.relative_to(ROOT)} {number}")
+def block_cases() -> list[Any]:
+    """Each block alone and with two ranks; `make soak` has those with ranks that join no group."""
+    return [
+        pytest.param(
+            text,
+            ranks,
+            marks=pytest.mark.soak if ranks == 2 and ".init(" not in text else (),
+            id=f"{page.relative_to(ROOT)} {number}{' with two ranks' if ranks == 2 else ''}",
+        )
         for page in PAGES
         for number, text in enumerate(blocks(page, "python"))
-    ],
-)
-def test_every_python_block_runs(text: str, tmp_path: Path) -> None:
+        for ranks in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("text", "ranks"), block_cases())
+def test_every_python_block_runs(text: str, ranks: int, tmp_path: Path) -> None:
     """Pasted into a file, each block is a program that ends well, alone and with two ranks."""
     # a compiler takes longer than all the rest; small graphs do without
     env = {**os.environ, "PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
     script = tmp_path / "block.py"
     script.write_text(text)
-    alone = [sys.executable, str(script)]
-    ranks = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
-    for command in (alone, ranks):
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=HANGS, cwd=tmp_path, env=env
-        )
-        assert done.returncode == 0, f"{text}\n{done.stderr}"
+    by_launcher = ["-m", "weft", "run", "-n", str(ranks)] if ranks > 1 else []
+    done = subprocess.run(
+        [sys.executable, *by_launcher, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        cwd=tmp_path,
+        env=env,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -29,6 +29,8 @@ ALONE = {
     "theano/multi_gpu.py": "as least squares has them",
     "torch_cnn.py": "1 workers: 0.9",
 }
+#: those whose model one rank has to train by itself: `make soak` has them
+LONG_ALONE = {"torch_cnn.py", "theano/logistic_regression.py"}
 #: small graphs do without a compiler
 FLAGS = {"PYTENSOR_FLAGS": "linker=py,optimizer=fast_compile"}
 
@@ -51,7 +53,10 @@ def test_an_example_prints_what_the_index_says(name: str, tmp_path: Path) -> Non
     assert "Traceback" not in outcome.err, outcome
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name in LONG_ALONE else ()) for name in ALONE],
+)
 def test_an_example_of_ranks_alone(name: str, tmp_path: Path) -> None:
     """Without a launcher it is a group of one, ends well, and says so once."""
     outcome = run_example(name, 1, "python", tmp_path)

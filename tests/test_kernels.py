@@ -23,8 +23,6 @@ from weft._core.rows import CompiledAdder, make_adder
 from weft._core.updaters import BUILT_IN, RULES, Updater, momentum
 from weft.errors import InvalidValue
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parent.parent
 KINDS = ("float32", "float64", "int32", "uint32", "int64", "uint64")
 #: numbers of a block of the loop that adds arrays, of the smallest kind

@@ -10,13 +10,28 @@ import pytest
 from tests import run
 
 
-def test_every_file_of_tests_has_one_part() -> None:
-    """Files that measure times are alone, and no file is left out or run twice."""
+def test_every_test_is_run_once() -> None:
+    """Beside something else, or alone if it has the marker; files whose tests all have it are in
+    no other part."""
     beside, alone = run.parts()
-    named = [[name for name in part.command if name.endswith(".py")] for part in beside + alone]
-    assert all(len(one) == 1 for one in named[len(beside) :])
-    files = sorted(str(path.relative_to(run.ROOT)) for path in run.TESTS.rglob("test_*.py"))
-    assert sorted(name for one in named for name in one) == files
+    parts = [part for part in beside + alone if any(".py" in word for word in part.command)]
+    found = {"not alone and not soak": [], "alone and not soak": []}
+    for part in parts:
+        if part is not run.WITHOUT_KERNELS:
+            where = part.command.index("-m", 3)
+            found[part.command[where + 1]] += part.command[where + 2 :]
+    marked = {
+        str(path.relative_to(run.ROOT)): path.read_text() for path in run.TESTS.rglob("test_*.py")
+    }
+    mark = "pytest.mark" + ".alone"
+    assert sorted(found["alone and not soak"]) == sorted(
+        n for n, text in marked.items() if mark in text
+    )
+    wholly = f"pytestmark = {mark}"
+    assert sorted(found["not alone and not soak"]) == sorted(
+        n for n, text in marked.items() if wholly not in text
+    )
+    assert all(len(part.command) == len(run.PYTEST) + 3 for part in alone)
 
 
 def test_files_have_the_names_of_what_they_test() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 import weft
 from synkhronos import _session
-from weft import adapters
+from weft.adapters import lookup
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue
 
@@ -18,7 +18,7 @@ def register(team: weft.Team, variable: Any) -> None:
     """Give every rank a copy of a shared variable."""
     if team.has_replica(variable):
         return
-    if adapters.of_model(variable) is not None:
+    if lookup.of_model(variable) is not None:
         team.replica_number(variable)
         return
     team.replica_number(variable.container)  # what compiled functions hold of it
@@ -59,7 +59,7 @@ def of_functions(functions: Any, caller: str) -> list[Any]:
                     "returns, or a list of these"
                 )
         known = [variable for one in given for variable in one.shareds]
-    found = [one for one in dict.fromkeys(known) if adapters.of_model(one) is not None]
+    found = [one for one in dict.fromkeys(known) if lookup.of_model(one) is not None]
     if not found:
         raise InvalidValue(f"{caller} was called without variables, and functions use none")
     return found

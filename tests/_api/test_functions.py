@@ -19,15 +19,18 @@ import weft
 from tests.support import run_python, run_ranks
 from weft.errors import UnknownEngine
 
+#: the teams are for all tests
+SHARES = True
 
-@pytest.fixture(params=[("serial", 1), ("local", 3)], ids=["serial", "local-3"])
+
+@pytest.fixture(scope="module", params=[("serial", 1), ("local", 3)], ids=["serial", "local-3"])
 def team(request: pytest.FixtureRequest) -> Iterator[weft.Team]:
     engine, size = request.param
     with weft.Team(size, engine=engine) as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trio() -> Iterator[weft.Team]:
     with weft.Team(3) as made:
         yield made
@@ -401,8 +404,10 @@ def test_outputs_that_cannot_be_averaged(team: weft.Team) -> None:
             weft.function(lambda x: x, collect="mean", team=team)(np.ones(rows))
 
 
-def test_calls_after_close(team: weft.Team) -> None:
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_calls_after_close(engine: str) -> None:
     """They say so, however often, and closing twice does nothing."""
+    team = weft.Team(2, engine=engine)
     f = weft.function(np.sum, collect="sum", split=[0], team=team)
     team.close()
     team.close()

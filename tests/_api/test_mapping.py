@@ -213,13 +213,13 @@ def draw(index):
 dies = False
 expected = weft.map(draw, range(6), seed=3, engine="serial")
 print(len(set(expected)))
-for n in (1, 2, 4):
+for n in (1, 3):
     print(weft.map(draw, range(6), seed=3, n=n) == expected)
 print(weft.map(draw, range(6), seed=4, n=2) == expected)
 dies = True
 print(weft.map(draw, range(6), seed=3, n=2, retries=1) == expected, os.path.exists("lost"))
 weft.shutdown()
-unseeded = weft.map(draw, range(4), n=4)
+unseeded = weft.map(draw, range(4), n=2)
 print(len({numbers[2] for numbers in unseeded}))
 """
 
@@ -228,11 +228,11 @@ def test_a_seed_gives_the_same_numbers_for_any_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of random, numpy and torch, though a worker may not have loaded it before its first item; for
-    1, 2 and 4 workers, in the serial engine, and after a worker was lost. Without a seed workers
+    1 and 3 workers, in the serial engine, and after a worker was lost. Without a seed workers
     draw different numbers, also of torch, which begins with the same ones in each process."""
     monkeypatch.chdir(tmp_path)
     outcome = run_script(SEEDS)
-    assert outcome.out == "6\nTrue\nTrue\nTrue\nFalse\nTrue True\n4\n", outcome
+    assert outcome.out == "6\nTrue\nTrue\nFalse\nTrue True\n4\n", outcome
 
 
 def test_shared_data_is_seen_by_all_and_written_by_nobody() -> None:

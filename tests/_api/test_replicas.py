@@ -13,9 +13,11 @@ import pytest
 import weft
 
 SIZE = 3
+#: the team is for all tests: a worker loads torch in two seconds
+SHARES = True
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def team() -> Iterator[weft.Team]:
     with weft.Team(SIZE) as made:
         yield made

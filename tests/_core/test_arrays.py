@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
-from weft import adapters
 from weft._core import arrays as core_arrays
 from weft._core.arithmetic import address, same_buffer
 from weft._core.arrays import (
@@ -25,6 +24,7 @@ from weft._core.arrays import (
     in_words,
     read_only,
 )
+from weft.adapters import lookup
 
 FLOAT = np.dtype(np.float64)
 
@@ -57,7 +57,7 @@ def test_anything_else_has_no_arrays(value: Any) -> None:
 
 def test_numbers_are_arrays_where_they_are_asked_for() -> None:
     """With `of_array_or_number` a mixture of numbers and arrays is all arrays."""
-    found = Arrays.of([1, np.ones(2), 2.5], adapters.of_array_or_number)
+    found = Arrays.of([1, np.ones(2), 2.5], lookup.of_array_or_number)
     assert found is not None
     assert [str(leaf) for leaf in found.leaves] == ["int64[]", "float64[2]", "float64[]"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weft import adapters
+from weft.adapters import lookup
 from weft.errors import InvalidValue
 
 
@@ -177,7 +177,7 @@ CHECKS = [
 
 
 def adapter_of(model: Any) -> ModuleType:
-    found = adapters.of_model(model)
+    found = lookup.of_model(model)
     assert found is not None, model
     assert found.is_model(model)
     return found

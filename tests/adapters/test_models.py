@@ -15,8 +15,7 @@ import weft
 from tests.adapters import contract
 from tests.adapters.contract import Subject
 from tests.support import run_python
-from weft import adapters
-from weft.adapters import containers
+from weft.adapters import containers, lookup
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -179,29 +178,29 @@ def test_models_keep_the_contract(subject: Subject, check: Any) -> None:
 def test_modules_are_read_as_their_state_dict(make: Callable[[], Any]) -> None:
     """The same names in the same order; buffers that are not persistent are in neither."""
     model = make()
-    assert adapters.named("torch").names(model) == list(model.state_dict())
+    assert lookup.named("torch").names(model) == list(model.state_dict())
 
 
 def test_tied_parameters_count_once() -> None:
     """Under the first of their names."""
-    names = adapters.named("torch").names(Tied())
+    names = lookup.named("torch").names(Tied())
     assert names == ["embedding.weight", "middle.weight", "middle.bias"]
     first = nn.Linear(1, 1)
-    assert adapters.named("torch").names([first, first]) == ["[0].weight", "[0].bias"]
+    assert lookup.named("torch").names([first, first]) == ["[0].weight", "[0].bias"]
 
 
 def test_hooks_of_state_dict_change_nothing() -> None:
     """The live tensors are read and written, not what a hook puts in their place."""
     model = nn.Linear(1, 1)
     model.register_state_dict_post_hook(lambda module, state, prefix, metadata: state.clear())
-    adapter = adapters.named("torch")
+    adapter = lookup.named("torch")
     adapter.write(model, [np.full((1, 1), 5, "f4"), np.full(1, 6, "f4")])
     assert (model.weight.item(), model.bias.item()) == (5, 6)
 
 
 def test_torchs_values_are_views_except_of_bfloat16() -> None:
     """Reading costs no copy; bfloat16 is widened, and rounded to the nearest when written."""
-    adapter = adapters.named("torch")
+    adapter = lookup.named("torch")
     model = nn.Linear(2, 2)
     assert adapter.read(model)[0].__array_interface__["data"][0] == model.weight.data_ptr()
     model.bfloat16()
@@ -215,7 +214,7 @@ def test_torchs_values_are_views_except_of_bfloat16() -> None:
 def test_eight_bit_floats_survive() -> None:
     """They are read as float32, like bfloat16."""
     tensor = torch.tensor([0.5, -448, 2**-9]).to(torch.float8_e4m3fn)
-    adapter = adapters.named("torch")
+    adapter = lookup.named("torch")
     (array,) = adapter.read(tensor)
     assert array.dtype == np.float32
     adapter.write(tensor, [array[::-1]])
@@ -225,12 +224,12 @@ def test_eight_bit_floats_survive() -> None:
 def test_modules_without_shapes_are_refused() -> None:
     """A lazy module has to see a batch first; the message says so."""
     with pytest.raises(InvalidValue, match=r"0\.weight has no shape yet: pass a batch"):
-        adapters.named("torch").names(nn.Sequential(nn.LazyLinear(3)))
+        lookup.named("torch").names(nn.Sequential(nn.LazyLinear(3)))
 
 
 def test_parts_of_one_tensor_do_not_live_elsewhere() -> None:
     """Whoever holds the whole would train something else; so would tensors on other devices."""
-    adapter = adapters.named("torch")
+    adapter = lookup.named("torch")
     flat = torch.zeros(4)
     parts = [flat[:2], flat[2:]]
     assert adapter.live_in(parts, [np.ones(2, "f4"), np.ones(2, "f4")]) is False
@@ -244,14 +243,14 @@ def test_parts_of_one_tensor_do_not_live_elsewhere() -> None:
 def test_modules_without_memory_are_refused() -> None:
     """Parameters on the meta device have no values to read."""
     with pytest.raises(InvalidType, match="a tensor on meta"):
-        adapters.named("torch").read(nn.Linear(1, 1, device="meta"))
+        lookup.named("torch").read(nn.Linear(1, 1, device="meta"))
 
 
 def test_readonly_arrays_are_refused() -> None:
     """The message names the one, and nothing is written before it."""
     model = {"a": np.zeros(2), "b": np.zeros(2)}
     model["b"].flags.writeable = False
-    adapter = adapters.named("numpy")
+    adapter = lookup.named("numpy")
     with pytest.raises(InvalidValue, match=r"\['b'\] is a read-only array"):
         adapter.write(model, [np.ones(2), np.ones(2)])
     assert model["a"].tolist() == [0, 0]
@@ -259,7 +258,7 @@ def test_readonly_arrays_are_refused() -> None:
 
 def test_names_say_where_a_parameter_stands() -> None:
     """As one would write it; dicts filled in another order agree."""
-    adapter = adapters.named("numpy")
+    adapter = lookup.named("numpy")
     names = ["['a'][0]", "['b']['c']"]
     assert adapter.names({"a": [np.ones(1)], "b": {"c": np.ones(1)}}) == names
     assert adapter.names({"b": {"c": np.ones(1)}, "a": [np.ones(1)]}) == names
@@ -297,7 +296,7 @@ def test_each_model_has_its_adapter(value: Any, name: str | None) -> None:
     """What has parameters of one library is its model; mixtures, other values and nothing are none.
 
     A holder is JAX's, also where its arrays are still NumPy's."""
-    found = adapters.of_model(value)
+    found = lookup.of_model(value)
     assert (found and found.NAME) == name
 
 
@@ -305,8 +304,8 @@ def test_no_framework_is_loaded_to_recognise_a_model() -> None:
     """A library that the program has not imported is not asked."""
     outcome = run_python(
         "import sys, numpy, weft\n"
-        "from weft import adapters\n"
-        "print(adapters.of_model([numpy.ones(1)]).NAME, adapters.of_model(object()))\n"
+        "from weft.adapters import lookup\n"
+        "print(lookup.of_model([numpy.ones(1)]).NAME, lookup.of_model(object()))\n"
         "print({'torch', 'jax', 'keras', 'pytensor', 'lasagne'} & set(sys.modules))"
     )
     assert outcome.out == "numpy None\nset()\n", outcome

@@ -26,6 +26,8 @@ SOME = [
     for launcher, size in CASES
     if launcher in ("serial", "two hosts", ("mpirun", "weft run")[size % 2])
 ]
+#: each engine and launcher once
+FEW = [("serial", 1), ("weft run", 3), ("mpirun", 2), ("two hosts", 3)]
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
@@ -40,16 +42,25 @@ def outcome_of_several(request: pytest.FixtureRequest) -> Any:
     return request.module.BODIES.outcome(request.param)
 
 
-@pytest.fixture(
-    params=[
+def _in_make_test(chosen: list[tuple[str, int]]) -> list[Any]:
+    """All cases; `make soak` has those that are not chosen."""
+    return [
         pytest.param(
-            case, marks=() if case in SOME else pytest.mark.soak, id=f"{case[0]}-{case[1]}"
+            case, marks=() if case in chosen else pytest.mark.soak, id=f"{case[0]}-{case[1]}"
         )
         for case in CASES
     ]
-)
+
+
+@pytest.fixture(params=_in_make_test(SOME))
 def outcome_of_some(request: pytest.FixtureRequest) -> Any:
-    """As `outcome`, for what costs much; `make soak` has all of them."""
+    """As `outcome`, for what costs much."""
+    return request.module.BODIES.outcome(request.param)
+
+
+@pytest.fixture(params=_in_make_test(FEW))
+def outcome_of_few(request: pytest.FixtureRequest) -> Any:
+    """As `outcome`, where every rank loads torch, in two seconds."""
     return request.module.BODIES.outcome(request.param)
 
 

@@ -21,10 +21,19 @@ from weft.engines.local.pool.workers import workers as own_workers
 from weft.engines.local.team import team as local_team
 from weft.errors import UsedConcurrently
 
-CASES = [("serial", 1), ("local", 2), ("local", 3), ("two hosts", 3)]
+#: what a team of three does one of two does too: `make soak` has it
+CASES = [
+    pytest.param((name, size), marks=marks, id=f"{name}-{size}")
+    for name, size, marks in (
+        ("serial", 1, ()),
+        ("local", 2, pytest.mark.soak),
+        ("local", 3, ()),
+        ("two hosts", 3, ()),
+    )
+]
 
 
-@pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])
+@pytest.fixture(params=CASES)
 def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     with made_team(*request.param, monkeypatch) as made:
         yield made.backend
@@ -155,13 +164,14 @@ def test_what_is_shared_shows_later_changes(team: Team) -> None:
     team.register(None, "nothing")  # nobody holds the arrays now
 
 
-@pytest.mark.parametrize(("engine", "size"), CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_function_sees_what_its_closure_has_now(
-    engine: str, size: int, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of arrays in shared memory, where the team does not share them."""
+    size = case[1]
     array = weft.share(np.ones(2))
-    with made_team(engine, size, monkeypatch) as made:
+    with made_team(*case, monkeypatch) as made:
         total = weft.function(lambda x: x * array[0], collect="gather", team=made)
         rows = np.ones(size)
         for value in (1, 2, 3):

@@ -76,9 +76,9 @@ def in_tables(group: Group) -> bool:
     return usable(group)
 
 
-def test_in_tables(outcome_of_some: Any) -> None:
+def test_in_tables(outcome_of_few: Any) -> None:
     """Tensors go in everywhere, and come out where the table was made from one."""
-    assert all(outcome_of_some(in_tables))
+    assert all(outcome_of_few(in_tables))
 
 
 @BODIES.of_all
@@ -130,8 +130,8 @@ def in_collectives(group: Group) -> list[bytes]:
     return bits
 
 
-def test_in_collectives(outcome_of_some: Any) -> None:
+def test_in_collectives(outcome_of_few: Any) -> None:
     """CPU tensors of every dtype come back as tensors; bfloat16 is summed in float32."""
-    first, *others = outcome_of_some(in_collectives)
+    first, *others = outcome_of_few(in_collectives)
     assert all(other == first for other in others)
     assert len(first) == 6

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import launch, within
+from tests.support import deadline, launch
 
 CALLS = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce")
 REDUCTIONS = ("reduce", "all_reduce")
@@ -35,6 +35,8 @@ ENVIRONMENT = {
 CODES = {"kill": 137, "exit=7": 7}
 #: seconds for which ranks wait for one that is stopped: it comes late, but no other must
 PATIENCE = 0.5
+#: the calls in which a rank is stopped in `make test`, each way that arrays go
+STOPPED = ("broadcast", "gather", "all_reduce")
 
 #: what every program here begins with
 TOOLS = r"""
@@ -171,7 +173,7 @@ tell(done=me)
 def run_series(attempts: list[tuple[Any, ...]], way: str, size: int) -> list[dict[str, Any]]:
     """What the ranks told of their attempts."""
     options, env = ("--keep-going", "--no-prefix"), ENVIRONMENT.get(way)
-    what = json.dumps((within(PATIENCE), attempts))
+    what = json.dumps((deadline(PATIENCE), attempts))
     outcome = launch(SERIES, size, what, options=options, env=env)
     told = [json.loads(line) for line in outcome.out.splitlines()]
     codes = [CODES[action] for *_, action in attempts if action in CODES]
@@ -184,14 +186,16 @@ def calls_that_go(way: str) -> tuple[str, ...]:
     return ("broadcast", *REDUCTIONS) if way == "pipelined" else CALLS
 
 
-def attempts_for(name: str, way: str, actions: tuple[str, ...], size: int) -> list[tuple[Any, ...]]:
-    """One attempt for each action. From call to call other points come first, and each kind of
-    meeting point follows one inside the call; blocking and async calls take turns, and so do the
+def attempts_for(
+    names: tuple[str, ...], way: str, actions: tuple[str, ...], size: int
+) -> list[tuple[Any, ...]]:
+    """An attempt for each call and action. From call to call other points come first, and each kind
+    of meeting point follows one inside the call; blocking and async calls take turns, and so do the
     victims. With `kill` and `exit` the group shrinks."""
-    turn = CALLS.index(name)
     points = [point for pair in zip(WAYS[way], MEETING, strict=True) for point in pair]
     attempts = []
-    for number, action in enumerate(actions):
+    for number, (name, action) in enumerate(zip(names, actions, strict=True)):
+        turn = CALLS.index(name)
         point = points[(turn + number) % len(points)]
         victim = victim_of(name, point, turn + number, size)
         asynchronous = bool((turn + number + turn // 2) % 2)
@@ -205,17 +209,30 @@ def victim_of(name: str, point: str, turn: int, size: int) -> int:
     return 0 if (name, point) == ("scatter", "collective.block") else turn % size
 
 
+#: what is called in a group that shrinks three times, and which way it goes: in `make test` each
+#: call that goes this way once, in `make soak` each of them three times
 SHRINKING = [
-    (name, way)
-    for way in WAYS
-    for name in (REDUCTIONS if way in ("middle", "mapped", "pipelined") else CALLS)
+    *(
+        pytest.param(names, way, id=f"{way}-{'-'.join(names)}")
+        for way in WAYS
+        for names in (
+            [("reduce", "all_reduce", "reduce")]
+            if way in ("middle", "mapped", "pipelined")
+            else [CALLS[::2], CALLS[1::2]]
+        )
+    ),
+    *(
+        pytest.param((name,) * 3, way, marks=pytest.mark.soak, id=f"{way}-{name}")
+        for way in WAYS
+        for name in (REDUCTIONS if way in ("middle", "mapped", "pipelined") else CALLS)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "way"), SHRINKING)
-def test_a_rank_dies_in_a_collective(name: str, way: str) -> None:
+@pytest.mark.parametrize(("names", "way"), SHRINKING)
+def test_a_rank_dies_in_a_collective(names: tuple[str, ...], way: str) -> None:
     """Whoever is left is told who died, soon, and can go on: three times, until one is left."""
-    attempts = attempts_for(name, way, ("kill", "exit=7", "kill"), 4)
+    attempts = attempts_for(names, way, ("kill", "exit=7", "kill"), 4)
     told = run_series(attempts, way, 4)
     assert len(told) == 3 + 2 + 1, told
     for line in told:
@@ -250,18 +267,20 @@ def test_a_rank_raises_or_is_late_in_a_collective(way: str) -> None:
         assert line["seconds"] < 20, line
 
 
-def test_a_rank_is_stopped_in_a_collective() -> None:
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_rank_is_stopped_in_a_collective(rest: bool) -> None:
     """Whoever comes to the deadline is told who did not come, and the others that it gave up; when
     the stopped rank runs again, which may be in time for some, all can go on together. Most of this
-    is waiting for deadlines: two ways at a time."""
+    is waiting for deadlines: three ways at a time."""
 
     def told(way: str) -> list[dict[str, Any]]:
-        attempts = [attempts_for(name, way, ("stop",), 3)[0] for name in calls_that_go(way)]
+        names = [name for name in calls_that_go(way) if rest != (name in STOPPED)]
+        attempts = [attempts_for((name,), way, ("stop",), 3)[0] for name in names]
         lines = run_series(attempts, way, 3)
         assert len(lines) == 3 * len(attempts)
         return lines
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         every = [line for lines in pool.map(told, WAYS) for line in lines]
     for case in {line["case"] for line in every}:
         others = [line for line in every if line["case"] == case and line["rank"] != line["victim"]]

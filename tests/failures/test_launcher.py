@@ -25,8 +25,6 @@ from tests.support import (
     write_script,
 )
 
-pytestmark = pytest.mark.alone
-
 WAITING = """
 import os, sys, time, weft
 group = weft.init()
@@ -178,6 +176,7 @@ def test_stop_and_continue(waiting: Callable[..., subprocess.Popen[bytes]]) -> N
     assert code_of(process, seconds=5) == 128 + signal.SIGTERM
 
 
+@pytest.mark.alone
 def test_descendants_of_a_failed_rank_end_too() -> None:
     """What a rank has started is ended with it when the job fails."""
     outcome = launch(
@@ -307,6 +306,7 @@ def test_ctrl_c_twice_while_starting(tmp_path: Path) -> None:
     assert not marked_processes()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ranks_have_time_to_save_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     """A handler that takes longer than the end of a failed job may still finish its work."""
@@ -388,6 +388,7 @@ def test_nohup_and_an_ignored_child_signal(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.alone
 def test_a_noisy_grandchild_does_not_keep_the_launcher_busy(tmp_path: Path) -> None:
     """What a rank has started may print for ever; the end of the job does not wait for it."""
     noisy = tmp_path / "noisy"

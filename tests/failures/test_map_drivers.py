@@ -31,8 +31,6 @@ from tests.support import (
 from weft.engines.local.pool import workers
 from weft.engines.local.processes.linux import readable
 
-pytestmark = pytest.mark.alone
-
 
 def _fork_server() -> subprocess.Popen[bytes]:
     process = workers.workers()._process
@@ -169,6 +167,7 @@ def test_a_driver_that_is_ended(driver: subprocess.Popen[bytes], number: int) ->
     wait_until(lambda: not marked_processes(), seconds=2.0)
 
 
+@pytest.mark.alone
 def test_ctrl_c(driver: subprocess.Popen[bytes]) -> None:
     """The program ends within a second, with one traceback, and leaves nothing."""
     began = time.monotonic()

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
-from tests.support import within
+from tests.support import deadline, run_python
 from weft import faults
 
 #: what a worker passes on its way through a chunk, if its items and results are large arrays
@@ -89,13 +90,31 @@ def test_a_worker_that_is_late_is_waited_for(point: str, hurt: Hurt) -> None:
     check(weft.map(lambda x: x * 2, arrays(6), n=2))
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_worker_that_is_stopped(point: str, hurt: Hurt) -> None:
-    """The deadline holds, also while the memory of results is attached, and says who has what."""
-    hurt(f"{point}:0:stop")
-    with pytest.raises(weft.Stalled, match=r"worker 0 \(pid \d+\) has item (0|1)"):
-        # it has to start first; nothing is known of the function, so each item is sent by itself
-        weft.map(lambda x, _=point: x * 2, arrays(2), n=1, timeout=within(2.5))
+#: a driver whose worker is stopped. Nothing is known of the function: each item is sent by itself
+STOPPED = r"""
+import numpy as np, re, sys, weft
+arrays = [np.full(1 << 14, float(index)) for index in range(2)]
+try:
+    weft.map(lambda x: x * 2, arrays, n=1, timeout=float(sys.argv[1]))
+except weft.Stalled as error:
+    if re.search(r"worker 0 \(pid \d+\) has item (0|1)", str(error)):
+        print("told")
+    else:
+        raise
+"""
+
+
+def test_a_worker_that_is_stopped() -> None:
+    """The deadline holds, also while the memory of results is attached, and says who has what. The
+    worker has to start before it: all drivers wait at the same time."""
+    seconds = str(deadline(5))
+    with ThreadPoolExecutor(len(POINTS)) as pool:
+        outcomes = pool.map(
+            lambda point: run_python(STOPPED, seconds, env={faults.VARIABLE: f"{point}:0:stop"}),
+            POINTS,
+        )
+        for point, outcome in zip(POINTS, outcomes, strict=True):
+            assert outcome.out == "told\n", f"{point}: {outcome}"
 
 
 @pytest.mark.parametrize("end", ENDS)

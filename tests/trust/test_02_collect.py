@@ -12,15 +12,18 @@ import pytest
 
 import weft
 
+#: the teams are for all tests: a worker loads torch in two seconds
+SHARES = True
 
-@pytest.fixture(params=[("serial", 1), ("local", 2)], ids=["serial", "local-2"])
+
+@pytest.fixture(scope="module", params=[("serial", 1), ("local", 2)], ids=["serial", "local-2"])
 def team(request: pytest.FixtureRequest) -> Iterator[weft.Team]:
     engine, size = request.param
     with weft.Team(size, engine=engine) as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pair() -> Iterator[weft.Team]:
     with weft.Team(2) as made:
         yield made
@@ -160,43 +163,42 @@ def test_when_it_is_checked(pair: weft.Team) -> None:
         weft.function(np.sum, collect="sum", check="yes")  # type: ignore[arg-type]
 
 
-def test_a_check_changes_nothing() -> None:
+def test_a_check_changes_nothing(pair: weft.Team) -> None:
     """Neither the function's own state, nor its arguments, nor replicas, nor shared arrays."""
-    with weft.Team(2) as pair:  # a fixture would hold it, and it the shared array
-        torch = pytest.importorskip("torch")
-        seen: list[int] = []
-        table, total = {"calls": 0}, np.zeros(1)
-        shared = weft.share(np.zeros(1))
-        model, rng = torch.nn.Linear(3, 1), np.random.default_rng(0)
-        weft.replicate(model, team=pair)
-        before = model.weight.detach().clone()
+    torch = pytest.importorskip("torch")
+    seen: list[int] = []
+    table, total = {"calls": 0}, np.zeros(1)
+    shared = weft.share(np.zeros(1))
+    model, rng = torch.nn.Linear(3, 1), np.random.default_rng(0)
+    weft.replicate(model, team=pair)
+    before = model.weight.detach().clone()
 
-        def stateful(x: Any, w: Any) -> Any:
-            seen.append(len(x))
-            table["calls"] += 1
-            x *= 2  # its own rows
-            w[0] = 5
-            rng.random()
-            with torch.no_grad():
-                model.weight += 1
-            return x.sum()
+    def stateful(x: Any, w: Any) -> Any:
+        seen.append(len(x))
+        table["calls"] += 1
+        x *= 2  # its own rows
+        w[0] = 5
+        rng.random()
+        with torch.no_grad():
+            model.weight += 1
+        return x.sum()
 
-        x, w = X.copy(), np.ones(2)
-        f = weft.function(stateful, collect="sum", whole=["w"], team=pair)
-        assert f(x, w) == pytest.approx(2 * X.sum())
-        assert (seen, table) == ([25], {"calls": 1})
-        assert torch.equal(model.weight, before + 1)
-        assert rng.random() == np.random.default_rng(0).random(2)[1]
-        assert (x[25:] == X[25:]).all()
+    x, w = X.copy(), np.ones(2)
+    f = weft.function(stateful, collect="sum", whole=["w"], team=pair)
+    assert f(x, w) == pytest.approx(2 * X.sum())
+    assert (seen, table) == ([25], {"calls": 1})
+    assert torch.equal(model.weight, before + 1)
+    assert rng.random() == np.random.default_rng(0).random(2)[1]
+    assert (x[25:] == X[25:]).all()
 
-        def writes(x: Any) -> Any:
-            total[0] += len(x)  # read-only while it is checked, so it is not
-            shared[0] += 1
-            return x.sum()
+    def writes(x: Any) -> Any:
+        total[0] += len(x)  # read-only while it is checked, so it is not
+        shared[0] += 1
+        return x.sum()
 
-        g = weft.function(writes, collect="sum", team=pair)
-        g(X)
-        assert (total[0], shared[0]) == (25, 2)
+    g = weft.function(writes, collect="sum", team=pair)
+    g(X)
+    assert (total[0], shared[0]) == (25, 2)
 
 
 def test_random_generators_are_as_before(pair: weft.Team) -> None:
@@ -243,44 +245,38 @@ def linear(torch: Any) -> tuple[Any, Any]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_a_loss_that_is_a_sum() -> None:
+def test_a_loss_that_is_a_sum(pair: weft.Team) -> None:
     """Half of it would be the result; also with dropout, before anything has changed."""
     torch = pytest.importorskip("torch")
     x, y = torch.randn(20, 3), torch.randn(20, 1)
-    with weft.Team(2) as pair:
-        model, optimizer = linear(torch)
-        before = [parameter.detach().clone() for parameter in model.parameters()]
+    model, optimizer = linear(torch)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
 
-        def loss(model: Any, x: Any, y: Any) -> Any:
-            return torch.nn.functional.mse_loss(model(x), y, reduction="sum")
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return torch.nn.functional.mse_loss(model(x), y, reduction="sum")
 
-        with pytest.raises(weft.Mismatch, match=r"the loss is a sum.*reduction='mean'"):
-            weft.train_step(loss, model, optimizer, team=pair)(x, y)
-        assert all(map(torch.equal, before, model.parameters()))
-        assert model.training
-        weft.train_step(loss, model, optimizer, team=pair, check=None)(x, y)
-        step = weft.train_step(lambda m, x, y: loss(m, x, y) / len(x), model, optimizer, team=pair)
-        step(x, y)
-        with pytest.raises(weft.Mismatch, match="the loss is no mean"):
-            weft.train_step(
-                lambda m, x, y: (m(x) - y).std(), model, optimizer, team=pair, check=True
-            )(x, y)
+    with pytest.raises(weft.Mismatch, match=r"the loss is a sum.*reduction='mean'"):
+        weft.train_step(loss, model, optimizer, team=pair)(x, y)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert model.training
+    weft.train_step(loss, model, optimizer, team=pair, check=None)(x, y)
+    step = weft.train_step(lambda m, x, y: loss(m, x, y) / len(x), model, optimizer, team=pair)
+    step(x, y)
+    with pytest.raises(weft.Mismatch, match="the loss is no mean"):
+        weft.train_step(lambda m, x, y: (m(x) - y).std(), model, optimizer, team=pair, check=True)(
+            x, y
+        )
 
 
-def test_a_loss_of_jax_that_is_a_sum() -> None:
+def test_a_loss_of_jax_that_is_a_sum(pair: weft.Team) -> None:
     """Without a step."""
     jnp = pytest.importorskip("jax.numpy")
     model = weft.Holder({"w": jnp.ones(3)})
     x = jnp.asarray(X)
-    with weft.Team(2) as pair:
-        with pytest.raises(weft.Mismatch, match="the loss is a sum"):
-            weft.train_step(
-                lambda p, x: ((x @ p["w"]) ** 2).sum(), model, lambda p, g: p, team=pair
-            )(x)
-        with pytest.raises(
-            weft.InvalidValue, match="sync_batchnorm=True: expected a model of torc"
-        ):
-            weft.train_step(lambda p, x: 0, model, lambda p, g: p, sync_batchnorm=True, team=pair)
+    with pytest.raises(weft.Mismatch, match="the loss is a sum"):
+        weft.train_step(lambda p, x: ((x @ p["w"]) ** 2).sum(), model, lambda p, g: p, team=pair)(x)
+    with pytest.raises(weft.InvalidValue, match="sync_batchnorm=True: expected a model of torc"):
+        weft.train_step(lambda p, x: 0, model, lambda p, g: p, sync_batchnorm=True, team=pair)
 
 
 def normalised(torch: Any) -> tuple[Any, Any]:
@@ -331,7 +327,7 @@ def test_batch_normalisation_over_ranks() -> None:
             weft.train_step(loss, model, optimizer, team=trio)(x, y)
 
 
-def test_a_synced_step_that_fails() -> None:
+def test_a_synced_step_that_fails(pair: weft.Team) -> None:
     """One rank's error ends the step for all, and the next one works."""
     torch = pytest.importorskip("torch")
     x, y = torch.randn(12, 3, 10), torch.randn(12, 1)
@@ -342,16 +338,15 @@ def test_a_synced_step_that_fails() -> None:
             raise ZeroDivisionError
         return ((model(x) - y) ** 2).mean()
 
-    with weft.Team(2) as pair:
-        step = weft.train_step(loss, model, optimizer, team=pair, sync_batchnorm=True, check=None)
-        step(x, y)
-        for row in (0, -1):  # rank 0's, rank 1's
-            bad = y.clone()
-            bad[row] = 1000
-            with pytest.raises(ZeroDivisionError):
-                step(x, bad)
-            assert step(x, y) > 0
-        assert weft.same(model, team=pair)
+    step = weft.train_step(loss, model, optimizer, team=pair, sync_batchnorm=True, check=None)
+    step(x, y)
+    for row in (0, -1):  # rank 0's, rank 1's
+        bad = y.clone()
+        bad[row] = 1000
+        with pytest.raises(ZeroDivisionError):
+            step(x, bad)
+        assert step(x, y) > 0
+    assert weft.same(model, team=pair)
 
 
 # dicts and keyword arguments
@@ -382,8 +377,6 @@ def test_dicts_tuples_and_names(team: weft.Team) -> None:
     assert pairs((X, X)) == pytest.approx((X * X).sum())
     total = weft.function(sum, collect="sum", team=team)
     assert total((1, 2, 3)) == 6  # a tuple of numbers is one of rows
-    del data
-    weft.shutdown()
 
 
 def test_leaves_that_do_not_fit(pair: weft.Team) -> None:
@@ -397,37 +390,35 @@ def test_leaves_that_do_not_fit(pair: weft.Team) -> None:
         f((X, 2.0))
 
 
-def test_training_with_dicts_and_names() -> None:
+def test_training_with_dicts_and_names(pair: weft.Team) -> None:
     """`step({"x": ..., "y": ...})` and `step(x=..., y=...)`, in torch and in JAX."""
     torch = pytest.importorskip("torch")
     x, y = torch.randn(11, 3), torch.randn(11, 1)
-    with weft.Team(2) as pair:
-        model, optimizer = linear(torch)
-        model.eval()
-        for parameter in model.parameters():
-            parameter.requires_grad_(requires_grad=True)
+    model, optimizer = linear(torch)
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(requires_grad=True)
 
-        def of_dict(model: Any, batch: Any) -> Any:
-            return ((model(batch["x"]) - batch["y"]) ** 2).mean()
+    def of_dict(model: Any, batch: Any) -> Any:
+        return ((model(batch["x"]) - batch["y"]) ** 2).mean()
 
-        def of_names(model: Any, x: Any, *, y: Any) -> Any:
-            return ((model(x) - y) ** 2).mean()
+    def of_names(model: Any, x: Any, *, y: Any) -> Any:
+        return ((model(x) - y) ** 2).mean()
 
-        expected = of_names(model, x, y=y).item()
-        by_dict = weft.train_step(of_dict, model, optimizer, team=pair)
-        assert by_dict({"x": x, "y": y}) == pytest.approx(expected, rel=1e-5)
-        expected = of_names(model, x, y=y).item()
-        by_name = weft.train_step(of_names, model, optimizer, team=pair)
-        assert by_name(x=x, y=y) == pytest.approx(expected, rel=1e-5)
-        with pytest.raises(weft.InvalidType, match=r"loss\(model, input 0, z=z\)"):
-            by_name(x, z=y)
-        with pytest.raises(weft.InvalidValue, match=r"argument 0\['x'\] has 11"):
-            by_dict({"x": x, "y": y[1:]})
+    expected = of_names(model, x, y=y).item()
+    by_dict = weft.train_step(of_dict, model, optimizer, team=pair)
+    assert by_dict({"x": x, "y": y}) == pytest.approx(expected, rel=1e-5)
+    expected = of_names(model, x, y=y).item()
+    by_name = weft.train_step(of_names, model, optimizer, team=pair)
+    assert by_name(x=x, y=y) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(weft.InvalidType, match=r"loss\(model, input 0, z=z\)"):
+        by_name(x, z=y)
+    with pytest.raises(weft.InvalidValue, match=r"argument 0\['x'\] has 11"):
+        by_dict({"x": x, "y": y[1:]})
     jnp = pytest.importorskip("jax.numpy")
     holder = weft.Holder(jnp.ones(3))
-    with weft.Team(2) as pair:
-        step = weft.train_step(
-            lambda p, b, *, y: ((b["x"] @ p - y) ** 2).mean(), holder, lambda p, g: p, team=pair
-        )
-        found = step({"x": X}, y=X[:, 0])
+    step = weft.train_step(
+        lambda p, b, *, y: ((b["x"] @ p - y) ** 2).mean(), holder, lambda p, g: p, team=pair
+    )
+    found = step({"x": X}, y=X[:, 0])
     assert found == pytest.approx(((X.sum(1) - X[:, 0]) ** 2).mean(), rel=1e-5)

@@ -233,8 +233,8 @@ assert waiting.status == "cancelled"
 
 def press(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, press)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
     weft.map(square, [1, 2])
     print("not interrupted")
 except KeyboardInterrupt:
@@ -318,7 +318,7 @@ one = weft.function(slowly, collect=None, team=serial)
 in_threads(8, lambda number: one(numpy.ones(1)))
 
 # who waits too long is told for whom
-impatient = weft.Team(2, timeout=0.5)
+impatient = weft.Team(2, timeout=3.0)
 waits = weft.function(lambda x: x, collect="gather", team=impatient)
 held, release = threading.Event(), threading.Event()
 def hold(member):
@@ -358,9 +358,9 @@ holder.start()
 held.wait()
 def press(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, press)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
 total = weft.function(lambda x: sum(x), collect="sum", team=team)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
     total([1, 2, 3])
 except KeyboardInterrupt:
     print("interrupted")

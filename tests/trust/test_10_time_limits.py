@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.support import wait_until, within
+from tests.support import deadline, wait_until, within
 from weft.engines.local.pool.workers import workers
 from weft.errors import Cancelled, InvalidType, InvalidValue, Stalled
 
@@ -47,15 +47,15 @@ def kinds(found: list[Any]) -> list[type]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_finished_results_are_returned(engine: str) -> None:
     """Those before the one that hangs, here; the others are values that say what became of them."""
-    began = time.monotonic()
-    options = {"engine": engine, "on_error": "return", "timeout": 0.5}
+    began, limit = time.monotonic(), deadline(0.5)
+    options = {"engine": engine, "on_error": "return", "timeout": limit}
     found = weft.map(sleeps_at(3), range(6), n=1, **options)
-    assert time.monotonic() - began < within(5)
+    assert time.monotonic() - began < limit + within(5)
     assert found[:3] == [0, 1, 4]
     assert kinds(found[3:]) == [Stalled, Cancelled, Cancelled]
     assert "item 3" in str(found[3])
-    assert "0.5 s have passed" in str(found[3]).replace("had", "have")
-    assert "had not begun when 0.5 s had passed" in str(found[4])
+    assert f"{limit} s have passed" in str(found[3]).replace("had", "have")
+    assert f"had not begun when {limit} s had passed" in str(found[4])
     if engine == "local":
         assert "worker" in str(found[3])
         assert "pid" in str(found[3])
@@ -66,7 +66,7 @@ def test_short_items_that_came_with_the_one_that_hangs_are_kept() -> None:
     """Of a thousand items, most of them in chunks with others, only one is not finished."""
     function = sleeps_at(500)
     weft.map(sleeps_at(), range(1000), n=2)
-    found = weft.map(function, range(1000), n=2, timeout=1, on_error="return")
+    found = weft.map(function, range(1000), n=2, timeout=deadline(1), on_error="return")
     assert found[:500] == [x * x for x in range(500)]
     assert isinstance(found[500], Stalled)
     for x, value in enumerate(found[501:], 501):
@@ -87,9 +87,9 @@ def test_every_place_is_filled_by_workers_that_do_not_answer() -> None:
                 continue
         return x
 
-    began = time.monotonic()
-    found = weft.map(function, range(8), n=2, timeout=0.5, on_error="return")
-    assert time.monotonic() - began < within(5)
+    began, limit = time.monotonic(), deadline(0.5)
+    found = weft.map(function, range(8), n=2, timeout=limit, on_error="return")
+    assert time.monotonic() - began < limit + within(5)
     assert (found[0], kinds(found[1:])) == (0, [Stalled] * 2 + [Cancelled] * 5)
     assert weft.map(abs, [-1, -2], n=2) == [1, 2]
 
@@ -98,11 +98,12 @@ def test_every_place_is_filled_by_workers_that_do_not_answer() -> None:
 def test_items_of_which_nobody_knows_how_many_there_are(engine: str) -> None:
     """The list ends with one Stalled for those that were not drawn, so that it is never taken for
     all; also if the iterator itself hangs. One that has ended has no such value."""
-    options = {"engine": engine, "on_error": "return", "timeout": 0.5}
+    limit = deadline(0.5)
+    options = {"engine": engine, "on_error": "return", "timeout": limit}
     found = weft.map(sleeps_at(3), itertools.count(), n=1, **options)
     assert found[:3] == [0, 1, 4]
     assert kinds(found[3:]) == [Stalled, Stalled]
-    assert "the iterator had neither given item 4 nor ended when 0.5 s" in str(found[4])
+    assert f"the iterator had neither given item 4 nor ended when {limit} s" in str(found[4])
 
     def items() -> Iterator[int]:
         yield from (1, 2)
@@ -120,7 +121,7 @@ def test_items_of_which_nobody_knows_how_many_there_are(engine: str) -> None:
 def test_in_the_background_too(engine: str) -> None:
     """A handle ends as finished, and gives the values as they come and all in order."""
     handle = weft.map_async(
-        sleeps_at(2), range(4), n=1, engine=engine, timeout=0.5, on_error="return"
+        sleeps_at(2), range(4), n=1, engine=engine, timeout=deadline(0.5), on_error="return"
     )
     found = handle.wait(60)
     assert found[:2] == [0, 1]
@@ -160,7 +161,8 @@ def test_arrays_of_finished_items_are_whole() -> None:
             time.sleep(60)
         return np.full(50_000, x)
 
-    found = weft.map(function, range(10), n=2, timeout=0.5, on_error="return")
+    limit = deadline(2)  # the workers load NumPy
+    found = weft.map(function, range(10), n=2, timeout=limit, on_error="return")
     assert isinstance(found[5], Stalled)
     for x, value in enumerate(found):
         if not isinstance(value, (Stalled, Cancelled)):
@@ -280,8 +282,14 @@ def test_serial_interrupts_its_own_calls() -> None:
 
 def test_both_limits_at_once() -> None:
     """The map's own limit ends what is left, whatever single items may take."""
+    seconds = deadline(1.0)  # in which a worker that was ended is replaced
     found = weft.map(
-        time.sleep, [0.0] + [60.0] * 5, n=1, timeout=1.0, timeout_each=0.4, on_error="return"
+        time.sleep,
+        [0.0] + [60.0] * 5,
+        n=1,
+        timeout=seconds,
+        timeout_each=0.4 * seconds,
+        on_error="return",
     )
     assert kinds(found)[:3] == [type(None), Stalled, Stalled]
     assert "has run for more than" in str(found[1])
@@ -418,7 +426,7 @@ def test_threads_have_limits_of_their_own() -> None:
             sleeps_at(1) if number % 2 else sleeps_at(),
             range(4),
             n=1,
-            timeout=0.5 if number % 2 else 60,
+            timeout=deadline(0.5) if number % 2 else 60,
             on_error="return",
         )
 

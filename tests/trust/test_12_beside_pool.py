@@ -19,8 +19,6 @@ import weft
 from tests.support import run_script
 from weft.engines.local.pool.payload import pack, pack_function, pack_items
 
-pytestmark = pytest.mark.alone
-
 MB = 1_000_000
 
 
@@ -180,6 +178,7 @@ def timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+@pytest.mark.alone
 def test_large_bytes_and_text_beside_pool() -> None:
     """Several times as fast: a third of the copies, and none through a pipe."""
     with multiprocessing.get_context("fork").Pool(2) as pool:

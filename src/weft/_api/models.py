@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from weft import adapters
 from weft._api import session
 from weft._api.tables import ArrayTable, validate_name
 from weft._core import updaters
@@ -30,7 +29,7 @@ from weft._core.arguments import validate_seconds, whole
 from weft._core.arithmetic import Array, address
 from weft._core.failures import warn_caller
 from weft._core.updaters import Updater
-from weft.adapters import containers
+from weft.adapters import containers, lookup
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -302,7 +301,7 @@ _ONE = sys.getrefcount(_HOLDER["array"])
 
 
 def _read(model: Any) -> tuple[ModuleType, list[Array]]:
-    adapter = adapters.of_model(model)
+    adapter = lookup.of_model(model)
     if adapter is None:
         raise InvalidType(
             f"a model {_describe(model)}: expected a torch Module, a Keras model, "
@@ -318,7 +317,7 @@ def _read(model: Any) -> tuple[ModuleType, list[Array]]:
 def _describe(model: Any) -> str:
     """Return what is wrong with a model: its type, or that of the first part that is no model."""
     for place, leaf in containers.leaves(model):
-        if adapters.of_model(leaf) is None:
+        if lookup.of_model(leaf) is None:
             return f"of type {type(leaf).__name__}" + (f" at {place}" if place else "")
     parts = "with parts of several libraries" if containers.leaves(model) else "without parts"
     return f"of type {type(model).__name__} {parts}"

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from weft import adapters
 from weft._api.team import Team, default_team, validate_team
 from weft._core.arguments import whole
 from weft._core.arithmetic import OPERATIONS
 from weft._core.partition import Batch, choose, common_length, count, part_of_rows
-from weft.adapters import containers, models
+from weft.adapters import containers, lookup, models
 from weft.engines.base import Member
 from weft.errors import InvalidType, InvalidValue, UsageError
 
@@ -259,7 +258,7 @@ def _as_list(value: Any, values: Any) -> Arrays:
 def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return a value as an array, cast to the dtype if that loses nothing; otherwise as it is, so
     that its adapter says what is wrong."""
-    adapter = adapters.of(value)
+    adapter = lookup.of(value)
     array = np.asarray(value) if adapter is None else adapter.view(value)[0]
     if array.dtype == dtype or array.dtype.kind not in "biufc":
         return array

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weft import adapters
 from weft._core.shared import SharedArray
+from weft.adapters import lookup
 from weft.engines import registry
 from weft.errors import InvalidType, InvalidValue
 
@@ -87,7 +87,7 @@ def _refuse_loss(value: Any) -> None:
         trouble, line = "a sparse form", "share .toarray(), or the arrays that it consists of"
     elif isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__"):
         return
-    elif adapters.of(value) is not None:
+    elif lookup.of(value) is not None:
         _refuse_tensor(value)
         return
     elif hasattr(value, "to_numpy"):  # pandas, polars
@@ -107,7 +107,7 @@ def _refuse_tensor(tensor: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return
-    _, element = adapters.named("torch").view(tensor)  # refuses other devices and layouts
+    _, element = lookup.named("torch").view(tensor)  # refuses other devices and layouts
     if tensor.requires_grad:
         raise InvalidType(
             "share() got a tensor that requires grad, which an array cannot; share tensor.detach()"

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from weft import adapters
 from weft._api import session
 from weft._core import checkpoint, tables, updaters
 from weft._core.arguments import whole
@@ -44,6 +43,7 @@ from weft._core.tables import (
     validate_dtype,
     validate_size,
 )
+from weft.adapters import lookup
 from weft.engines.background import Background
 from weft.engines.base import Group, Handle
 from weft.engines.refusals import validate_memory
@@ -51,7 +51,7 @@ from weft.errors import DamagedFile, InvalidType, InvalidValue, UsageError
 
 _LONGEST_NAME = 100
 
-_NUMPY = adapters.named("numpy")
+_NUMPY = lookup.named("numpy")
 
 #: what errors call an array with which a table starts
 _START = "the array to start from"
@@ -77,7 +77,7 @@ class Table:
             group.refuse(type(self).__name__, error)
             raise
         self._spec, self._check_finite = spec, check_finite
-        self._library = adapters.of(like) or _NUMPY
+        self._library = lookup.of(like) or _NUMPY
         self._store = group.make_store(spec, values)
         self._background = Background(f"table {spec.name!r}")
         self._group = group
@@ -221,7 +221,7 @@ class Table:
         if out is None:
             is_numpy = self._library is _NUMPY
             return values if is_numpy else self._library.deliver(values, self._spec.dtype.name)
-        view, _ = adapters.of(out).view(out)  # type: ignore[union-attr]
+        view, _ = lookup.of(out).view(out)  # type: ignore[union-attr]
         if not np.may_share_memory(view, values):  # `out` is not contiguous
             view[...] = values
         return out
@@ -380,7 +380,7 @@ def _values(given: Any, ndim: int) -> Array | None:
             f"{given} may be a shape or an array: for a table of this shape write "
             f"{kind}({numbers}), for these numbers to start from a list, [{numbers}]"
         )
-    if adapters.of(given) is None and not isinstance(given, (list, tuple, range)):
+    if lookup.of(given) is None and not isinstance(given, (list, tuple, range)):
         return None
     array = as_array(given, _START)
     if array.ndim != ndim or not array.size:

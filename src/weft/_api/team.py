@@ -66,14 +66,14 @@ class RegisteredFunction:
 
     def number(self) -> int:
         """Send the function if the workers do not have it as it is now, and return its number."""
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.thread_time()
         now = self._fingerprint()
         number = self._number if self._starts == self._team.starts else None
         if number is None:
             return self._send(now)
         if now != self._sent:
             number = self._send(now)
-        self._cost.looked(time.perf_counter() - began)
+        self._cost.looked(time.perf_counter() - began, time.thread_time() - used)
         return number
 
     def called(self, seconds: float) -> None:
@@ -119,6 +119,8 @@ class _Cost:
 
     def __init__(self) -> None:
         self.looks, self.looking, self.calling = 0, 0.0, 0.0
+        #: the thread's own time: on a busy machine much else passes while it looks
+        self._computing = 0.0
         self._told = False
 
     @property
@@ -126,15 +128,16 @@ class _Cost:
         """Return which part of the calls' time that was."""
         return self.looking / max(self.calling, self.looking, 1e-9)
 
-    def looked(self, seconds: float) -> None:
+    def looked(self, seconds: float, computing: float) -> None:
         self.looks += 1
         self.looking += seconds
+        self._computing += computing
 
     def is_notable(self, seconds: float) -> bool:
         """Note a call. Return, once, whether it is worth a warning: a fifth of the time, and so
         long at each call that it is not the call's own cost."""
         self.calling += seconds
-        short = self.looks < _CALLS or self.looking < self.looks * _SECONDS
+        short = self.looks < _CALLS or self._computing < self.looks * _SECONDS
         if self._told or short or self.part < _PART:
             return False
         self._told = True

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft import adapters
 from weft._core.arithmetic import Array, same_buffer
-from weft.adapters import containers
+from weft.adapters import containers, lookup
 
 #: bytes of the longest description that ranks exchange
 _LONGEST_WORDS = 400
@@ -67,7 +66,7 @@ class Arrays:
         self.leaves, self.views, self.structure = leaves, views, structure
 
     @classmethod
-    def of(cls, value: Any, find: Callable[[Any], Any] = adapters.of) -> Arrays | None:
+    def of(cls, value: Any, find: Callable[[Any], Any] = lookup.of) -> Arrays | None:
         """Return those of an array, or of a list, tuple or dict of arrays; None for anything else.
         `find` returns the adapter of an array, None for what is none."""
         adapter = find(value)
@@ -130,7 +129,7 @@ class Target:
         if out is not None:
             return out
         leaves = zip(self._leaves, self._views, strict=True)
-        values = (adapters.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
+        values = (lookup.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
         return containers.rebuild(self._structure, values)
 
 

@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft import adapters
 from weft._core.arithmetic import NUMERIC, OPERATIONS, Array
 from weft._core.arrays import Arrays, Leaf, Target, coalescing, copy_if_aliased, flat, in_words
 from weft._core.partition import part_of
-from weft.adapters import containers
+from weft.adapters import containers, lookup, numbers
 from weft.errors import InvalidType, InvalidValue
 
 _WEIGHT = struct.Struct("d")
@@ -245,9 +244,9 @@ def _validate_weight(name: str, weight: Any, op: str) -> float:
 
 def _numbers_of(name: str, value: Any, op: str, size: int) -> Arrays:
     """Return the arrays of a value. Raise unless they can be reduced."""
-    given = Arrays.of(value, adapters.of_array_or_number)
+    given = Arrays.of(value, lookup.of_array_or_number)
     if given is None:
-        where, what = containers.find_other(value, adapters.of_array_or_number)
+        where, what = containers.find_other(value, lookup.of_array_or_number)
         raise InvalidType(
             f"{name}: {where} is {_kind(what)}; expected numbers: an array, a tensor, a number, or "
             "a list, tuple or dict of these. Other objects can be gathered"
@@ -255,7 +254,7 @@ def _numbers_of(name: str, value: Any, op: str, size: int) -> Arrays:
     for index, leaf in enumerate(given.leaves):
         if leaf.dtype.kind not in NUMERIC:
             raise InvalidType(f"{name}({leaf}): expected numbers; other arrays can be gathered")
-        if leaf.adapter == adapters.numbers.NAME and leaf.dtype.kind in "biu":
+        if leaf.adapter == numbers.NAME and leaf.dtype.kind in "biu":
             if op == "mean":
                 given = _as_float(given, index)
             elif op == "sum" and abs(int(given.views[index])) * size >= 2**63:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft import adapters
 from weft._core import pickling
 from weft._core.arithmetic import BFLOAT16, NUMERIC, widen
 from weft._core.functions import MODES, Modes, Partial, join, mode_of
 from weft._core.partition import count
 from weft._core.shared import SharedArray
+from weft.adapters import lookup
 from weft.errors import InvalidValue
 
 #: how many rows are computed
@@ -142,7 +142,7 @@ def _has_equal_rows(output: Any) -> bool:
     """Return whether an output has the same in every row: that of equal rows, perhaps."""
     if isinstance(output, (list, tuple)):
         return all(is_close(row, output[0]) for row in output)
-    if adapters.of_array_or_number(output) is None:
+    if lookup.of_array_or_number(output) is None:
         return False
     rows, _ = _readable(output)
     return bool(rows.ndim) and bool(np.all(rows == rows[:1]))
@@ -175,7 +175,7 @@ def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
         return alike and all(is_close(one[key], other[key]) for key in one)
     whole_numbers = type(one) is int and type(other) is int  # of any width
-    if whole_numbers or None in map(adapters.of_array_or_number, (one, other)):
+    if whole_numbers or None in map(lookup.of_array_or_number, (one, other)):
         return bool(np.all(one == other))
     (left, element), (right, second) = _readable(one), _readable(other)
     if left.shape != right.shape or left.dtype.kind not in NUMERIC:
@@ -188,7 +188,7 @@ def is_close(one: Any, other: Any, parts: Sequence[Any] = ()) -> bool:
 
 def _readable(value: Any) -> tuple[Any, str]:
     """Return an output as an array of a dtype that NumPy has, and the name of its elements."""
-    adapter: Any = adapters.of_array_or_number(value)
+    adapter: Any = lookup.of_array_or_number(value)
     array, element = adapter.view(value)
     return (widen(array, np.dtype(np.float32), element) if element == BFLOAT16 else array), element
 

@@ -29,10 +29,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from weft import adapters, kernels
+from weft import kernels
 from weft._core.arithmetic import Array, address
 from weft._core.own_modules import is_importable
 from weft._core.shared import SharedArray
+from weft.adapters import lookup
 
 #: what stands for a value in a pickle where workers have it; None where its contents are sent
 PersistentIds = Callable[[Any], Hashable]
@@ -157,7 +158,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return self._same(None, 0, value.view(np.ndarray))
         if kind is _lru_cache_wrapper and not is_importable(value):
             return self._same(None, 0, value.__wrapped__)
-        contents = adapters.contents(value)
+        contents = lookup.contents(value)
         if contents is None:
             return super().reducer_override(value)
         return self._same(contents.constant, id(contents.constant), contents.variable)

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft import adapters
 from weft._core.arithmetic import BFLOAT16, NUMERIC, combine
 from weft._core.partition import RowSlice, RowSlices, count, over_leaves, part_of_rows
+from weft.adapters import lookup
 from weft.errors import InvalidType, InvalidValue
 
 #: what an output may be joined by
@@ -80,7 +80,7 @@ class Task(NamedTuple):
 
 def _copied(rows: Any) -> Any:
     """Return rows of a list as copies; those of arrays, chosen by indexes, are copies already."""
-    return rows if adapters.of(rows) is not None else copy.deepcopy(rows)
+    return rows if lookup.of(rows) is not None else copy.deepcopy(rows)
 
 
 class Partial(NamedTuple):
@@ -240,12 +240,12 @@ def _gathered(values: Sequence[Any], name: str) -> Any:
 def _adapter_of(values: Sequence[Any], mode: str, name: str) -> Any:
     """Return the adapter of the first value. Raise InvalidType unless all are arrays or numbers."""
     for value in values:
-        if adapters.of_array_or_number(value) is None:
+        if lookup.of_array_or_number(value) is None:
             raise InvalidType(
                 f"{name} is a {type(value).__name__}, which collect={mode!r} cannot combine; "
                 "expected arrays or numbers; collect=None keeps the driver's own"
             )
-    return adapters.of_array_or_number(values[0])
+    return lookup.of_array_or_number(values[0])
 
 
 def _viewed(values: Sequence[Any], mode: str, name: str) -> tuple[list[Any], str]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from weft import adapters
 from weft._core.arithmetic import Array
 from weft._core.items import ColumnSlice
+from weft.adapters import lookup
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -208,7 +208,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _is_array(part: Any) -> bool:
-    return adapters.of(part) is not None or hasattr(part, "iloc") or _is_container(part)
+    return lookup.of(part) is not None or hasattr(part, "iloc") or _is_container(part)
 
 
 #: for a single column NumPy and BLAS may use other code, and differ in the last bit

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft import adapters
 from weft._core.arguments import whole
 from weft._core.arithmetic import Array
 from weft._core.updaters import BUILT_IN, Updater
+from weft.adapters import lookup
 from weft.errors import InvalidType, InvalidValue
 
 Ids = NDArray[np.intp]
@@ -116,7 +116,7 @@ def validate_dtype(value: Any) -> np.dtype[Any]:
 def as_array(value: Any, what: str) -> Array:
     """Return numbers as users give them (a list, a range, an array) as a NumPy array. Raises
     InvalidType and InvalidValue for anything else; they call it `what`."""
-    adapter = adapters.of(value)
+    adapter = lookup.of(value)
     if adapter is not None:
         view, element = adapter.view(value)
         if element == "bfloat16":
@@ -245,7 +245,7 @@ def _out_of_range_error(wrong: int, n_rows: int) -> InvalidValue:
 
 def as_out(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Return a view of the array given as `out=`. Raise unless it can take the result."""
-    adapter = adapters.of(value)
+    adapter = lookup.of(value)
     if adapter is None:
         raise InvalidType(f"out= is {_named(value)}; expected an array")
     view, element = adapter.view(value)

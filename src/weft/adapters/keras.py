@@ -9,8 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from weft import adapters
-from weft.adapters import containers
+from weft.adapters import containers, lookup
 from weft.adapters.contents import Contents
 from weft.errors import InvalidValue
 
@@ -63,7 +62,7 @@ def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
     if keras.backend.backend() != "torch":
         return False
     tensors = {name: variable.value for name, variable in _parameters(model).items()}
-    return bool(adapters.named("torch").tensors_live_in(tensors, arrays))
+    return bool(lookup.named("torch").tensors_live_in(tensors, arrays))
 
 
 def _parameters(model: Any) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def _weights_of(layer: Any) -> Iterator[tuple[str, Any]]:
 def _read(value: Any) -> NDArray[Any]:
     backend = keras.backend.backend()
     if backend in ("torch", "jax"):
-        array: NDArray[Any] = adapters.named(backend).read_array(value)
+        array: NDArray[Any] = lookup.named(backend).read_array(value)
         return array
     array = np.asarray(keras.ops.convert_to_numpy(value))
     return array if array.dtype.kind in "biufc" else array.astype(np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from weft import adapters
+from weft.adapters import lookup
 from weft.errors import InvalidType
 
 
@@ -33,7 +33,7 @@ def validate(model: Any) -> None:
 
 def parts(value: Any) -> list[Any]:
     """Return the objects that a model's parameters are; none for what is no model."""
-    adapter = adapters.of_model(value)
+    adapter = lookup.of_model(value)
     return [] if adapter is None else adapter.parts(value)
 
 
@@ -43,11 +43,11 @@ def reduce(value: Any, ordered: set[Any] | None = None) -> Any:
     calls for the same pickle have left there, at first an empty set."""
     if type(value).__module__.partition(".")[0] != "pytensor":
         return None
-    return adapters.named("pytensor").reduce(value, set() if ordered is None else ordered)
+    return lookup.named("pytensor").reduce(value, set() if ordered is None else ordered)
 
 
 def _adapter(value: Any) -> Any:
-    adapter = adapters.of_model(value)
+    adapter = lookup.of_model(value)
     if adapter is None:
         raise InvalidType(
             f"a {type(value).__name__} has no values that could be moved; expected an array, a "

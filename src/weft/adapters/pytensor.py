@@ -15,8 +15,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import FrozenApply, Variable
 from pytensor.graph.fg import FrozenFunctionGraph
 
-from weft import adapters
-from weft.adapters import containers
+from weft.adapters import containers, lookup
 from weft.adapters.contents import Contents
 
 NAME = "pytensor"
@@ -175,5 +174,5 @@ def _value(variable: Any) -> Any:
     """Return the array that a shared variable holds, not a copy. Functions compiled for JAX or
     PyTorch leave arrays of these there, those for JAX also wider ones than the variable's dtype."""
     held = variable.get_value(borrow=True)
-    library = None if isinstance(held, np.ndarray) else adapters.of(held)
+    library = None if isinstance(held, np.ndarray) else lookup.of(held)
     return held if library is None else library.read_array(held).astype(variable.dtype, copy=False)

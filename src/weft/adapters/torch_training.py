@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft import adapters
+from weft.adapters import lookup
 from weft.adapters.torch_batchnorm import is_batchnorm, synced
 from weft.errors import Disagreement, InvalidType, InvalidValue, PeerLost
 
@@ -213,7 +213,7 @@ class Gradients:
         # half precision is summed in float32
         self._dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
         for parameter in parameters:
-            adapters.named("torch").view(parameter)  # raises InvalidType on a GPU
+            lookup.named("torch").view(parameter)  # raises InvalidType on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
         *starts, size = accumulate((p.numel() for p in parameters), initial=first)
         self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)

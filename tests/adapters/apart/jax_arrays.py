@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import weft
-from weft import adapters
 from weft.adapters import jax as adapter
+from weft.adapters import lookup
 from weft.errors import InvalidType, InvalidValue
 
 DTYPES = ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"]
@@ -33,7 +33,7 @@ def _wide(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_arrays_are_viewed_and_come_back(dtype: str, shape: tuple[int, ...]) -> None:
     """A view is the same memory, read-only; what is delivered is the same array."""
     value = jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    assert adapters.of(value) is adapter
+    assert lookup.of(value) is adapter
     array, element = adapter.view(value)
     assert (array.shape, element) == (shape, dtype)
     assert array.dtype == ("uint16" if dtype == "bfloat16" else dtype)

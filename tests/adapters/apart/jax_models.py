@@ -13,8 +13,7 @@ import pytest
 import weft
 from tests.adapters import contract
 from tests.adapters.contract import Subject
-from weft import adapters
-from weft.adapters import containers
+from weft.adapters import containers, lookup
 from weft.errors import InvalidValue
 
 
@@ -94,7 +93,7 @@ def test_models_keep_the_contract(subject: Subject, check: Any) -> None:
 
 def test_names_are_paths() -> None:
     """As JAX writes them; what stands alone is the value."""
-    adapter = adapters.named("jax")
+    adapter = lookup.named("jax")
     names = ["['layers'][0].w", "['layers'][0].b", "['layers'][1].w", "['layers'][1].b"]
     assert adapter.names(layers()) == names
     assert adapter.names(alone()) == ["value"]
@@ -105,7 +104,7 @@ def test_leaves_stay_what_they_were() -> None:
     """The same tree, dtypes and devices, NumPy's arrays still NumPy's, tied ones still tied."""
     model = dtypes()
     before = model.value
-    adapter = adapters.named("jax")
+    adapter = lookup.named("jax")
     adapter.write(model, contract.different(adapter.read(model)))
     pairs = zip(*map(jax.tree_util.tree_leaves, (before, model.value)), strict=True)
     for old, new in pairs:
@@ -123,7 +122,7 @@ def test_written_values_are_copies() -> None:
     start = -room.__array_interface__["data"][0] % 64
     array = room[start : start + 4096].view("f4")
     model = weft.Holder(jnp.ones(1024))
-    adapters.named("jax").write(model, [array])
+    lookup.named("jax").write(model, [array])
     array[...] = 1
     assert not model.value.any()
 
@@ -133,7 +132,7 @@ def test_donated_arrays_are_refused() -> None:
     model = alone()
     model.value.delete()
     with pytest.raises(InvalidValue, match="donated or deleted"):
-        adapters.named("jax").read(model)
+        lookup.named("jax").read(model)
 
 
 @pytest.mark.parametrize(
@@ -150,4 +149,4 @@ def test_donated_arrays_are_refused() -> None:
 )
 def test_other_values_are_no_models(value: Any) -> None:
     """Immutable arrays without a holder, nothing, numbers and keys of random generators."""
-    assert adapters.of_model(value) is None
+    assert lookup.of_model(value) is None

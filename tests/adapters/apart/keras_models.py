@@ -14,7 +14,7 @@ from keras import layers
 import weft
 from tests.adapters import contract
 from tests.adapters.contract import Subject
-from weft import adapters
+from weft.adapters import lookup
 from weft.errors import InvalidValue
 
 # Keras calls np.array on its own variables and on tensors, neither of which knows `copy`
@@ -117,7 +117,7 @@ def test_a_model_is_keras_even_where_it_is_torchs_too() -> None:
 def test_random_states_and_optimizers_are_not_shared() -> None:
     """Workers draw different numbers; compiled and trained, a model has the same parameters."""
     model = sequential()
-    adapter = adapters.named("keras")
+    adapter = lookup.named("keras")
     names = adapter.names(model)
     assert len(names) < len(model.variables)
     fit_trainer(model)()
@@ -138,7 +138,7 @@ def test_models_without_weights_are_refused() -> None:
     """A model that has seen no batch has none yet; the message says so."""
     model = keras.Sequential([layers.Dense(3)])
     with pytest.raises(InvalidValue, match=r"sequential.* has no weights yet: pass it a batch"):
-        adapters.named("keras").names(model)
+        lookup.named("keras").names(model)
 
 
 def test_other_values_are_no_models() -> None:
@@ -149,7 +149,7 @@ def test_other_values_are_no_models() -> None:
         layers.Dense,
         [sequential(), np.ones(1)],
     ):
-        assert adapters.of_model(value) is None
+        assert lookup.of_model(value) is None
 
 
 @pytest.mark.skipif(not TORCH, reason="only on the torch backend is a model a module")

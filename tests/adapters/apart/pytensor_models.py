@@ -19,8 +19,7 @@ from pytensor.graph.traversal import apply_ancestors, graph_inputs
 
 from tests.adapters import contract
 from tests.adapters.contract import Subject
-from weft import adapters
-from weft.adapters import containers, models
+from weft.adapters import containers, lookup, models
 
 
 def shared(value: Any, name: str | None = None) -> Any:
@@ -86,7 +85,7 @@ def test_models_keep_the_contract(subject: Subject, check: Any) -> None:
 
 def test_names_are_those_of_the_variables_and_their_places() -> None:
     """A name of the user's is shown; places tell those of one name apart."""
-    adapter = adapters.named("pytensor")
+    adapter = lookup.named("pytensor")
     assert adapter.names(weights()) == ["[0].w", "[1].b"]
     assert adapter.names(alone()) == ["value"]
     assert adapter.names(shared(1.0, "w")) == ["w"]
@@ -95,7 +94,7 @@ def test_names_are_those_of_the_variables_and_their_places() -> None:
 def test_values_are_views() -> None:
     """Reading copies nothing, writing needs no fresh memory."""
     model = alone()
-    adapter = adapters.named("pytensor")
+    adapter = lookup.named("pytensor")
     (array,) = adapter.read(model)
     assert array is model.get_value(borrow=True)
     adapter.write(model, [np.full(3, 5.0)])
@@ -108,7 +107,7 @@ def test_a_readonly_value_is_replaced() -> None:
     borrowed = np.ones(3)
     borrowed.flags.writeable = False
     model = pytensor.shared(borrowed, borrow=True)
-    adapters.named("pytensor").write(model, [np.zeros(3)])
+    lookup.named("pytensor").write(model, [np.zeros(3)])
     assert model.get_value().tolist() == [0, 0, 0]
     assert borrowed.tolist() == [1, 1, 1]
 
@@ -119,12 +118,12 @@ def test_values_that_another_library_left_there() -> None:
     step = pytensor.function([], [], updates=[(model, model + 1)], mode="JAX")
     step()
     assert not isinstance(model.get_value(borrow=True), np.ndarray)
-    assert adapters.of_model(model) is adapters.named("pytensor")
-    (array,) = adapters.named("pytensor").read(model)
+    assert lookup.of_model(model) is lookup.named("pytensor")
+    (array,) = lookup.named("pytensor").read(model)
     assert array.tolist() == [2, 2, 2]
-    adapters.named("pytensor").write(model, [np.full(3, 5.0)])
+    lookup.named("pytensor").write(model, [np.full(3, 5.0)])
     step()
-    assert adapters.named("pytensor").read(model)[0].tolist() == [6, 6, 6]
+    assert lookup.named("pytensor").read(model)[0].tolist() == [6, 6, 6]
 
 
 @pytest.fixture
@@ -150,7 +149,7 @@ def test_lasagnes_networks(lasagne: Any) -> None:
     subject = Subject(network, lambda net: descent(net.params[:2]), lambda net: net.params, False)
     for check in contract.CHECKS:
         check(subject)
-    assert adapters.named("pytensor").names(network()) == ["0.w", "1.b", "2.w", "3.b"]
+    assert lookup.named("pytensor").names(network()) == ["0.w", "1.b", "2.w", "3.b"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_lasagnes_networks(lasagne: Any) -> None:
 )
 def test_other_values_are_no_models(make: Callable[[], Any]) -> None:
     """Random generators, mixtures, and variables that hold no value."""
-    assert adapters.of_model(make()) is None
+    assert lookup.of_model(make()) is None
 
 
 def pickled(value: Any) -> Any:

@@ -19,8 +19,6 @@ from weft.engines.local.collectives.persistent import PersistentPipelinedSum
 from weft.engines.local.collectives.pipelined import PipelinedMemory
 from weft.errors import Disagreement, InvalidValue
 
-pytestmark = pytest.mark.alone
-
 needs_kernels = pytest.mark.skipif(
     os.environ.get("WEFT_KERNELS") == "0", reason="the kernels are switched off"
 )
@@ -32,7 +30,7 @@ def numbers(rank: int, kind: str = "float32", shape: Any = LENGTH) -> Any:
     return (np.random.default_rng(rank).normal(size=shape) * 1000).astype(kind)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_the_bits_are_those_of_other_ways(size: int) -> None:
     """With and without loops in C, and where only some ranks have them: the same sums and means, to
     the bit, whatever the arrays are like."""
@@ -116,6 +114,7 @@ def test_it_is_prepared_by_shape() -> None:
 
 
 @needs_kernels
+@pytest.mark.alone
 def test_waiting_in_the_middle_of_a_sum_costs_little() -> None:
     """While another is late with its chunk, a rank sleeps, and says in time that it waits."""
 

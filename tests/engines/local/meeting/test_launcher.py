@@ -14,8 +14,6 @@ from tests.support import HANGS, command, launch, within
 from weft.engines.local.meeting.launcher import first_failure
 from weft.resources import THREAD_VARIABLES, count_cores
 
-pytestmark = pytest.mark.alone
-
 
 def test_output_is_prefixed_and_whole_lines() -> None:
     """Every line carries its rank, stdout and stderr stay apart, lines are not mixed."""
@@ -84,6 +82,7 @@ def test_every_rank_leads_a_session() -> None:
     assert all(pid == group == session for pid, group, session in told)
 
 
+@pytest.mark.alone
 def test_the_first_failure_is_told_with_its_last_lines() -> None:
     """The launcher names the rank that failed first, shows its traceback, exits with its code."""
     outcome = launch(
@@ -105,6 +104,7 @@ group.barrier()
     assert outcome.seconds < within(4)
 
 
+@pytest.mark.alone
 def test_exit_codes_are_passed_on() -> None:
     """sys.exit(5) in a rank is exit code 5; a computing rank is ended within two seconds."""
     began = time.monotonic()
@@ -123,6 +123,7 @@ time.sleep(30)
     assert time.monotonic() - began < within(3.5)
 
 
+@pytest.mark.alone
 def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     """Within two seconds of the failure every rank is gone."""
     outcome = launch(

@@ -19,8 +19,6 @@ from tests.support import HANGS, await_state, run_python, run_ranks, wait_until,
 from weft._core import updaters
 from weft.errors import Disagreement, Stalled, UsageError
 
-pytestmark = pytest.mark.alone
-
 #: columns of a row: wide enough that it is not written at once
 WIDE = 64
 #: rows of a table of one stripe, and of one of three
@@ -124,6 +122,7 @@ def test_calls_of_one_rank_take_effect_in_order() -> None:
     assert run_ranks(1, body) == [[1, 3, 4, 6, 7, 9]]
 
 
+@pytest.mark.alone
 def test_async_adds_overlap_with_the_callers_work() -> None:
     """While 40 MB are added, NumPy computes on: together they take less than one after the other,
     or as little less as with a plain thread, where others use the cores too."""
@@ -301,6 +300,7 @@ def test_threads_share_a_bsp_table() -> None:
     assert run_ranks(2, body) == [0, 0]
 
 
+@pytest.mark.alone
 def test_a_deadline_holds_for_all_stripes_together() -> None:
     """Waiting for one stripe after the other, a reader does not begin to count anew at each."""
 
@@ -335,6 +335,7 @@ def test_a_deadline_holds_for_all_stripes_together() -> None:
     assert 0.5 <= run_ranks(2, body)[0] < within(1.0)
 
 
+@pytest.mark.alone
 def test_a_whole_add_that_has_begun_goes_on() -> None:
     """An add of its own deadline that meets a held stripe half way waits for it all the same; if it
     has to give up at the group's deadline, the error says how much was added."""

@@ -261,7 +261,7 @@ class Frames:
 
     def flush(self) -> bool:
         """Go on sending. Return whether everything is sent. Raises Closed."""
-        self._check_open()
+        self._validate_open()
         _, taken = self._outgoing
         try:
             while left := self._left():
@@ -294,7 +294,7 @@ class Frames:
 
     def receive(self) -> Message | None:
         """Return the next message; None if it is incomplete. Raises Closed."""
-        self._check_open()
+        self._validate_open()
         while (missing := self._missing()) > 0:
             try:
                 self._incoming.extend(map(self._socket.recv, (max(_READ, missing),)))
@@ -320,7 +320,7 @@ class Frames:
             wanted += _LENGTH.unpack_from(self._incoming[0])[0]
         return wanted - have
 
-    def _check_open(self) -> None:
+    def _validate_open(self) -> None:
         if self._socket.fileno() < 0:
             raise Closed("it was closed here")
 

@@ -168,11 +168,11 @@ class LocalTeam(Team):
         return stays_shared(value)
 
     def restart(self) -> None:
-        self._check_process()
+        self._validate_process()
         self.turns.call(self._restart)
 
     def _restart(self) -> None:
-        self._check_unused()
+        self._validate_unused()
         self.close()
         self._start()
         self._drop_released()
@@ -344,7 +344,7 @@ class LocalTeam(Team):
     def _use(self, method: Callable[..., _Result], *arguments: Any) -> _Result:
         """Call a method when no other thread uses the team. Raises TeamBroken, Stalled, and
         UsedConcurrently within a call of this thread."""
-        self._check_process()
+        self._validate_process()
         result: _Result = self.turns.call(self._use_in_turn, method, *arguments)
         return result
 
@@ -358,7 +358,7 @@ class LocalTeam(Team):
                 f"this team cannot go on: {self._team_workers.broken}; start it again with the "
                 f"driver's values:\n    {self._restart_hint}"
             )
-        self._check_unused()
+        self._validate_unused()
         try:
             self._user = threading.get_ident()
             return method(*arguments)
@@ -384,14 +384,14 @@ class LocalTeam(Team):
         began. (A method: mypy would take the attribute for unchanged.)"""
         return self._closed
 
-    def _check_unused(self) -> None:
+    def _validate_unused(self) -> None:
         if self._user is not None:
             raise UsedConcurrently(
                 "a call while the team is in the middle of another; a function that is called by a "
                 "team calls its own with .serial(...)"
             )
 
-    def _check_process(self) -> None:
+    def _validate_process(self) -> None:
         if self._process != os.getpid():
             raise TeamBroken(
                 f"this team belongs to process {self._process}, from which this one was forked; "
