@@ -274,9 +274,16 @@ class Hosts:
 
     def files(self, k: int) -> list[str]:
         """What lies in /dev/shm, /run and the temporary folder of a host, as it sees them."""
-        root = self._root(k)
-        found = [path for top in ("dev/shm", "run") for path in (root / top).rglob("*")]
-        names = {"/" + str(path.relative_to(root)) for path in found}
+        root = str(self._root(k))
+        walks = (
+            os.walk(f"{root}/{top}") for top in ("dev/shm", "run")
+        )  # passes over what vanishes
+        names = {
+            os.path.join(folder, name).removeprefix(root)
+            for walk in walks
+            for folder, folders, files in walk
+            for name in (*folders, *files)
+        }
         return sorted(names - self._first_files.get(k, set()))
 
     def left(self) -> list[str]:
@@ -325,6 +332,8 @@ class Hosts:
     def mend(self, k: int) -> None:
         """Bring a host's link up again."""
         self._run_ip(HUB, f"link set v{k} up")
+        for other in range(self.count + 1):  # whom it tried in vain is tried again at once
+            self._run_ip(other, f"neigh flush dev {'eth0' if other else 'br0'}")
         self._cut.discard(k)
         (self._marks_cut() / str(k)).unlink(missing_ok=True)
 
