@@ -87,8 +87,8 @@ class Service:
         self.agent, self.mail, self.meeting = agent, agent.mail, meeting
         self.placement, self.host = meeting.placement, meeting.host
         #: `tag` stands for the group in all generations; each has two tags of its own for chunks
-        self.key, self.group_tag = key_of(meeting.name), tag
-        self.tag = FIRST_TAG + 8 * tag + 2 * (meeting.generation % 4)
+        self.key, self.group_tag = key_of(f"{agent.session} {meeting.name}"), tag
+        self.tag = FIRST_TAG + 8 * tag + 2 * ((agent.session + meeting.generation) % 4)
         self.agents = dict(agents)
         self.hosts = self.placement.order
         self.at = self.hosts.index(self.host)
@@ -368,7 +368,7 @@ class Service:
         """Show all ranks which call each has made. `words` are those of this host's calls, as far
         as they are known."""
         known = {place: text for place, text in enumerate(words) if text}
-        calls = self.meeting.calls_in_words(known, words_only=True)
+        calls = self.meeting.calls_in_words(known)
         body = json.dumps([calls, self._states_here()]).encode()
         bodies = yield from self.exchange(UNDER_WAY, body)
         rows: dict[int, str] = {}
@@ -378,7 +378,7 @@ class Service:
             rows |= {int(rank): call for rank, call in calls.items()}
             states += here
         ranks = sorted(rows)
-        lines = [f"rank {rank} {rows[rank]}" for rank in ranks]
+        lines = [f"rank {rank} called {rows[rank]}" for rank in ranks]
         text = json.dumps([lines, sorted(states)]).encode()
         if len(text) > self.meeting.memory.room:  # some of thousands of ranks are enough
             text = json.dumps([[line[:200] for line in lines[:16]], []]).encode()
