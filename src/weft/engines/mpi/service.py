@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from weft.engines.mpi.agent import Agent
 
 #: the kinds of messages
-STEP, LOST, STATES, ASK, ANSWER, REPORT, DECISION = range(7)
+STEP, LOST, ASK, ANSWER, REPORT, DECISION = range(6)
 #: seconds between two looks at who is gone
 _LOOK = 0.005
 #: seconds that a report waits for the states of other hosts, and an answer for theirs
@@ -252,7 +252,7 @@ class Service:
         """Note the ranks whose processes in MPI have failed."""
         for rank, world in enumerate(self.placement.world):
             if world in failed and rank not in self.lost:
-                self.lost[rank] = (0, "its host or its process in MPI has ended", True)
+                self.lost[rank] = (0, "ended, as MPI tells", True)
 
     def _tell_lost(self) -> None:
         self.states[self.host] = self._states_here()
@@ -273,9 +273,7 @@ class Service:
 
     def _report(self, lost: Mapping[int, str]) -> Waiting:
         """Write why the generation ends, with everybody's states, and give it up."""
-        self.states[self.host] = self._states_here()
-        if not any(self.placement.host_of[rank] == self.host for rank in lost):
-            self._to_others(STATES, json.dumps(self.states[self.host]).encode())
+        self._tell_lost()  # whoever has noticed it: all hosts end this generation
         deadline = time.monotonic() + _STATES_SECONDS
         while len(self.states) < len(self._living_hosts()) and time.monotonic() < deadline:
             yield
@@ -313,8 +311,6 @@ class Service:
         if kind == LOST:
             news, self.states[host] = json.loads(letter.body)
             self.note_lost({int(rank): tuple(entry) for rank, entry in news.items()})
-        elif kind == STATES:
-            self.states[host] = json.loads(letter.body)
         elif kind == ASK:
             body = [self._late_here(letter.frame.number), self._states_here()]
             self._send(host, ANSWER, json.dumps(body).encode(), letter.frame.number)
