@@ -14,7 +14,7 @@ import numpy as np
 import weft
 from synkhronos import _session
 from synkhronos._data import Data, data
-from synkhronos._graphs import MODES, Graph, read_givens, read_outputs, read_updates
+from synkhronos._graphs import MODES, Graph, as_list, read_givens, read_outputs, read_updates
 from synkhronos._inputs import Inputs, validate_inputs
 from synkhronos._names import are_modes, are_split, are_variables
 from synkhronos._orders import Order, run
@@ -88,8 +88,9 @@ def function(  # noqa: PLR0917  they were all positional
     ]
     known = {name: None for one in takes for name in one if name != "kwargs"}
     validate_keywords(kwargs, known, "synkhronos.function")
-    own = list(inputs)
-    whole = list(bcast_inputs or ())
+    own = as_list(inputs, "inputs")
+    whole = [] if bcast_inputs is None else as_list(bcast_inputs, "bcast_inputs")
+    sliceable = [] if sliceable_shareds is None else as_list(sliceable_shareds, "sliceable_shareds")
     variables, modes, single = read_outputs(outputs, collect_modes, reduce_ops)
     return Function(
         Graph(
@@ -97,7 +98,7 @@ def function(  # noqa: PLR0917  they were all positional
             variables,
             read_updates(updates),
             read_givens(givens),
-            list(sliceable_shareds or ()),
+            sliceable,
             kwargs,
         ),
         modes,
@@ -269,6 +270,11 @@ class Function:
         """Return what all ranks are to do, without the inputs."""
         team = _session.team(self.name)
         validate_slices(options.num_slices, rows)
+        if options.num_slices > 1 and rows is None and not self._graph.sliceable:
+            raise InvalidValue(
+                f"num_slices={options.num_slices}: {self.name} has nothing to slice, neither split "
+                "inputs nor sliceable_shareds"
+            )
         several = options.num_slices > 1
         cut = cut_of(options.batch_s, several, self._graph.sliceable)
         sliced = several and bool(self._graph.array_updates)
