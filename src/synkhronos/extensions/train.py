@@ -137,7 +137,7 @@ class TrainFunction:
     """A training step: what `make_train_function` returns."""
 
     def __init__(self, gradients: Function, step: Function, gradient: Any) -> None:
-        self.name = gradients.name
+        self.name = gradients.name or "train"
         self.gradients = gradients
         self.step = step
         self._gradient = gradient

@@ -86,6 +86,7 @@ def test_names_and_options() -> None:
         allow_input_downcast=True,
     )
     assert f.name == "three"
+    assert synk.function([x], x.sum()).name is None
     assert "three" in repr(f)
     assert close(f(X, y=np.ones(2, "float32"))[1], X.sum(axis=1))
     assert close(f(y=np.ones(2, "float32"), x=X, output_subset=[2, 0]), [13, X.sum()])
