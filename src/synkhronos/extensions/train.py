@@ -28,7 +28,7 @@ def _or_of_parts(make: Callable[..., TrainFunction]) -> Callable[..., TrainFunct
     @functools.wraps(make)
     def call(*arguments: Any, **keywords: Any) -> TrainFunction:
         of_parts = isinstance(arguments[0], (list, tuple)) if arguments else "inputs" in keywords
-        return (make_train_function_of_parts if of_parts else make)(*arguments, **keywords)
+        return (_make_train_function_of_parts if of_parts else make)(*arguments, **keywords)
 
     return call
 
@@ -63,7 +63,7 @@ def make_train_function(
         train = make_train_function([x, y], outputs, updates.adam(loss, params), givens=...)
     """
     made = _made_by(update_rule, loss, params, *args, **kwargs)
-    return make_train_function_of_parts([x, y], loss, made)
+    return _make_train_function_of_parts([x, y], loss, made)
 
 
 def _made_by(update_rule: object, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
@@ -78,7 +78,7 @@ def _made_by(update_rule: object, *args: Any, **kwargs: Any) -> tuple[Any, Any, 
 
 
 @explain_keywords
-def make_train_function_of_parts(  # noqa: PLR0917  as `function` has them
+def _make_train_function_of_parts(  # noqa: PLR0917  as `function` has them
     inputs: Sequence[Any],
     outputs: Any,
     updates: Any,
