@@ -34,7 +34,7 @@ from weft.resources import count_cores
         ({"named_pipe": 0}, InvalidType, "named_pipe=0: expected True or a name, got int"),
         ({"named_pipe": 5}, InvalidType, "named_pipe=5: expected True or a name, got int"),
         ({"machines": ["host"]}, EngineUnavailable, "come with a later release"),
-        ({"machines": ["host"], "port": 2718}, EngineUnavailable, "come with a later release"),
+        ({"machines": ["host"], "port": 2718}, EngineUnavailable, r"machines=\['host'\]\): other"),
         ({"machines": [("host", 2718)]}, EngineUnavailable, "come with a later release"),
         ({"port": "2718"}, InvalidType, r"distribute\(port='2718'\): expected a whole number"),
         ({"port": 0}, InvalidValue, r"distribute\(port=0\): expected a whole number, 1 or more"),
