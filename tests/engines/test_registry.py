@@ -65,7 +65,7 @@ def test_a_name_that_is_not_known(name: object, offer: str) -> None:
     ("name", "offer", "fit"),
     [
         ("mpi", "pool", "'local', 'serial'"),
-        ("ray", "group", "'local', 'serial'"),
+        ("ray", "group", "'local', 'mpi', 'serial'"),
         ("serial", "launch", "'local'"),
     ],
 )

@@ -30,6 +30,7 @@ from typing import Any
 
 from weft._core.launch import Launched, one_host_error, spans_hosts
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
+from weft.resources import host_name
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,14 @@ class Engine:
         """Import and return the engine's module."""
         return importlib.import_module(self.module)
 
-    def validate(self) -> None:
-        """Raise MissingPackage or EngineUnavailable if the engine cannot run here."""
+    def validate(self, who: str = "") -> None:
+        """Raise MissingPackage or EngineUnavailable if the engine cannot run here; `who` wants it,
+        if it was not asked for by name."""
         reason = self.obstacle()
         if self.requires and importlib.util.find_spec(self.requires) is None:
             raise MissingPackage(
-                f"{reason or f'engine={self.name!r}'}. It will need the package {self.requires}, "
-                f"which is not installed:\n    pip install 'weft[{self.name}]'"
+                f"{reason or who or f'engine={self.name!r}'}. It needs the package "
+                f"{self.requires}, which is not installed:\n    pip install 'weft[{self.name}]'"
             )
         if reason:
             raise EngineUnavailable(reason)
@@ -119,7 +121,7 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
         row = ENGINES["serial"]
     elif offer == "group" and place is not None and place.speaks_mpi and spans_hosts(place):
         row = ENGINES["mpi"]
-        row.validate()
+        row.validate(f"rank {place.rank} on host {host_name()}: its ranks span hosts")
     else:
         row = ENGINES["local"]
         alone = place is None or place.size == 1
