@@ -169,7 +169,7 @@ class Change(NamedTuple):
     @property
     def partly(self) -> bool:
         """Return whether it is compared, but for something in it."""
-        return self.opaque and digest(self.value) != type_digest(self.value)
+        return self.opaque and _holds_data(self.value, [])
 
     @classmethod
     def between(cls, before: ModuleDigests, now: ModuleDigests, attribute: str) -> Change:
@@ -183,6 +183,17 @@ class Change(NamedTuple):
             and digest(old, _by_signal_handler) == content
         )
         return cls(value, now.is_opaque(attribute), value is old or followed)
+
+
+def _holds_data(value: Any, around: list[Any]) -> bool:
+    """Return whether there is anything in a value that is compared: not in a lock, a connection or
+    a weak reference, nor in a list of such, in which each process has its own as well."""
+    if any(one is value for one in around):
+        return False
+    if type(value) in (list, tuple, set, frozenset, dict):
+        parts = value.values() if type(value) is dict else value
+        return any(_holds_data(part, [*around, value]) for part in list(parts))
+    return digest(value) != type_digest(value)
 
 
 def make_update(
