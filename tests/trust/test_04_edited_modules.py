@@ -469,6 +469,42 @@ assert {one.filename for one in caught} == {__file__}
     )
 
 
+@pytest.mark.parametrize("call", ["weft.map(held.rate, [1.0, 2.0], n=2)[-1]", "f(np.ones(2))[-1]"])
+def test_that_warning_as_an_error(call: str) -> None:
+    """It is raised in the driver, once for each attribute, and is no worker's failure: the next
+    call has the workers."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "held.py").write_text("""
+import threading
+
+first = {"lock": threading.Lock(), "rate": 1}
+second = {"lock": threading.Lock(), "rate": 1}
+
+def rate(x):
+    return x * 0 + first["rate"]
+""")
+    succeeds(
+        START
+        + f"""
+import warnings
+import numpy as np
+import held
+warnings.simplefilter("error")
+held.first["rate"] = held.second["rate"] = 2
+told = []
+with weft.Team(2) as team:
+    f = weft.function(held.rate, collect="gather", team=team, check=None)
+    for _ in range(4):
+        try:
+            last = {call}
+        except RuntimeWarning as error:
+            assert error.__cause__ is None, error.__cause__
+            told.append(str(error).partition(" ")[0])
+assert last == 1
+assert 1 <= len(told) == len(set(told)) and set(told) <= {{"held.first", "held.second"}}, told
+"""
+    )
+
+
 def test_what_changes_in_the_driver_during_a_call_of_a_team() -> None:
     """By another thread, or by the function there: the next call has it in all ranks."""
     succeeds(
