@@ -505,6 +505,32 @@ assert 1 <= len(told) == len(set(told)) and set(told) <= {{"held.first", "held.s
     )
 
 
+def test_code_that_cannot_be_sent() -> None:
+    """Each call of a team is refused with the path, until the driver's code can be sent again."""
+    succeeds(
+        START
+        + """
+import threading
+import numpy as np
+with weft.Team(2) as team:
+    f = weft.function(mod.total, collect="sum", team=team, check=None)
+    x = np.arange(4.0)
+    assert f(x) == 6
+    sent = helper.g
+    helper.g = lambda x, lock=threading.Lock(): 3 * x
+    for _ in range(3):
+        try:
+            f(x)
+        except weft.InvalidType as error:
+            assert "helper.g.__defaults__[0]" in str(error), error
+        else:
+            raise AssertionError
+    helper.g = sent
+    assert f(x) == 6
+"""
+    )
+
+
 def test_what_changes_in_the_driver_during_a_call_of_a_team() -> None:
     """By another thread, or by the function there: the next call has it in all ranks."""
     succeeds(
