@@ -418,6 +418,16 @@ def test_a_stream_draws_no_more_than_its_window_allows(
     assert consumed == drawn == len(seconds)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_stream_whose_items_have_all_been_drawn_waits_for_nobody(known: bool) -> None:
+    """If it is known how many there are: it ends whether its results are consumed or not."""
+    schedule = Schedule([1, 2] if known else iter([1, 2]), 2, window=Window(2))
+    assert [schedule.next(), schedule.next()] == [Chunk(0, [1]), Chunk(1, [2])]
+    assert schedule.next() is None
+    assert schedule.waiting is not known
+    assert schedule.exhausted is known
+
+
 def test_a_stream_begins_with_single_items_however_many_there_are() -> None:
     """Of a billion items a first part would be more than fits in memory."""
     schedule = Schedule(range(10**9), 2, window=Window())

@@ -143,10 +143,13 @@ class Schedule:
             return self._again.popleft()
         if self._ended:
             return None
-        size = self._size()
-        if self._window is not None and not self._has_room(self._window, size):
-            self.waiting = True
-            return None
+        if self.exhausted:  # as its length says: one more is only asked for
+            size = 1
+        else:
+            size = self._size()
+            if self._window is not None and not self._has_room(self._window, size):
+                self.waiting = True
+                return None
         items = self._draw(size) if self._draw is not None else self._draw_here(size)
         self.waiting = items is None
         if items is None:
