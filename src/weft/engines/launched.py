@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
 
-from weft._core.launch import Ancestor, Launched, Process, launched
+from weft._core.launch import (
+    BEGAN,
+    ENDED,
+    FAILED,
+    REPORT,
+    Ancestor,
+    Launched,
+    Process,
+    launched,
+    mark,
+)
 
 
 def place() -> Launched | None:
     """Return this process's place, which it takes by that; None if no launcher started it."""
-    return launched(os.environ, ancestors)
+    report = os.environ.pop(REPORT, "")
+    own_place = launched(os.environ, ancestors)
+    if report and own_place is not None:
+        _tell(BEGAN)
+        atexit.register(_tell_end, os.getpid())
+    return own_place
+
+
+def _tell_end(rank: int) -> None:
+    """Tell `weft run --hosts` how this process ends; nothing in what it has forked."""
+    if os.getpid() == rank:
+        _tell(FAILED if hasattr(sys, "last_type") else ENDED)
+
+
+def _tell(word: bytes) -> None:
+    try:
+        os.write(2, mark(word))
+    except OSError:
+        return  # nobody reads it, or the program has closed its stderr
 
 
 def ancestors() -> Iterator[Ancestor]:

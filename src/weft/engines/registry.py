@@ -13,7 +13,9 @@ offers:
     make_pool(PoolOptions) -> Pool, prestart()          pool
     make_team(TeamOptions) -> Team                      team
     share(array, *, readonly) -> SharedArray            share
-    launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
+    launch(Command) -> exit code                        launch, of the ranks of one or more hosts
+    open_pipe, serve_pipe, pipes, close_pipe; probes()  the local engine's, with its launch
+    survey(hosts), library(), mpirun()                  the mpi engine's, with its launch
     close()      end the engine's workers in this process; a later call may start new ones
 """
 
@@ -88,7 +90,7 @@ ENGINES = {
             _IN_ONE_PROCESS | {"launch"},
             obstacle=system_obstacle,
         ),
-        Engine("mpi", "", frozenset({"group"}), requires="mpi4py", obstacle=_later("mpi")),
+        Engine("mpi", "weft.engines.mpi.engine", frozenset({"launch"}), requires="mpi4py"),
         Engine("ray", "", frozenset({"pool"}), requires="ray", obstacle=_later("ray")),
     )
 }
