@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.errors import LaunchError
 
-_NAME = r"[\w.-]+|\[[0-9A-Fa-f:.]+\]"
+_NAME = r"\w[\w.-]*|\[[0-9A-Fa-f:.]+\]"  # never an option of ssh
 _ENTRY = re.compile(rf"({_NAME})(?::([0-9]+))?")
 #: a line of a hostfile: of Open MPI (a slots=2), of MPICH and Intel MPI (a:2)
 _LINE = re.compile(rf"({_NAME})(?::([0-9]+)|(?:\s+(?:max_)?slots\s*=\s*[0-9]+)*)")

@@ -28,6 +28,7 @@ from typing import IO, TextIO
 from weft._core import arguments, hosts, mpirun
 from weft._core import survey as answers
 from weft._core.launch import BEGAN, ENDED, MARK, REPORT, TAKEN, VARIABLES
+from weft._core.mpirun import OPEN_MPI
 from weft.engines.base import Command
 from weft.engines.local.processes import linux
 from weft.engines.local.processes.output import Lines, write_all
@@ -70,15 +71,14 @@ def validate_hosts(command: Command) -> None:
     found = survey.ask([host.name for host in command.hosts], script=script)
     if refusals := answers.refusals(found):
         listed = "\n".join(f"  - {refusal}" for refusal in refusals)
-        raise LaunchError(
-            f"these hosts cannot run the ranks:\n{listed}\n{answers.table(found)}\n"
-            f"weft doctor --hosts {','.join(host.name for host in command.hosts)} tells more"
-        )
+        raise LaunchError(f"these hosts cannot run the ranks:\n{listed}\n{answers.table(found)}")
 
 
 def _environment(command: Command, mpi: mpirun.Mpi) -> dict[str, str]:
     """Return mpirun's environment; ranks get the part of it that `passed_on` names."""
-    environ = {"PYTHONUNBUFFERED": "1", **os.environ, REPORT: "1"}
+    environ = {**os.environ, REPORT: "1"}
+    if mpi.name == OPEN_MPI:  # the others would mark what is printed without a buffer in pieces
+        environ.setdefault("PYTHONUNBUFFERED", "1")
     environ |= mpirun.settings(mpi, environ, root=os.geteuid() == 0)
     if command.timeout is not None:
         environ[arguments.VARIABLE] = repr(command.timeout)

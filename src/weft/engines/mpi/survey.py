@@ -31,7 +31,7 @@ _UNREACHED, _NO_PROGRAM = 255, (126, 127)
 
 #: a program that a host runs: folder, script and whether to load MPI are its arguments
 _QUESTION = """
-import importlib.metadata, importlib.util, json, os, platform, socket, subprocess, sys
+import importlib.metadata, json, os, platform, socket, subprocess, sys
 folder, script, full = sys.argv[1:]
 facts = {"name": socket.gethostname(), "python": platform.python_version()}
 refusal = ""
@@ -48,7 +48,11 @@ def version(package):
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-facts["weft"] = version("weft") if importlib.util.find_spec("weft") else ""
+try:
+    import weft._version
+    facts["weft"] = weft._version.__version__
+except ImportError:
+    facts["weft"] = ""
 for package in ("numpy", "mpi4py"):
     facts[package] = version(package)
 if full == "full":
@@ -77,6 +81,8 @@ def ask(hosts: Sequence[str], *, script: str = "", full: bool = False) -> list[A
     """Return what each host answered within some seconds, in the order of `hosts`. `script` must be
     there, in a folder with the path of this process's; `full` asks for the MPI library, too."""
     line = [sys.executable, "-", os.getcwd(), script, "full" if full else ""]
+    if path := os.environ.get("PYTHONPATH"):  # ranks get it, too
+        line = ["env", f"PYTHONPATH={path}", *line]
     question = _QUESTION.replace("BEGINS", _BEGINS).encode()
     with contextlib.ExitStack() as stack:
         asked = [stack.enter_context(_Asked(host, line, question)) for host in hosts]
