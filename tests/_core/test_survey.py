@@ -32,21 +32,22 @@ def test_a_host_that_did_not_answer() -> None:
 
 
 def test_versions_that_ranks_must_share() -> None:
-    """Python's first two numbers, and weft's version; marked in the table."""
-    answers = [answer("a"), answer("b", python="3.11.7", weft="0.2.0")]
-    python, weft = refusals(answers)
+    """Python's first two numbers, and the versions of weft and NumPy; marked in the table."""
+    answers = [answer("a"), answer("b", python="3.11.7", weft="0.2.0", numpy="1.26.4")]
+    python, weft, numpy = refusals(answers)
+    assert numpy.startswith("NumPy is not the same on all hosts (1.26.4, 2.4.6)")
     assert python.startswith("Python is not the same on all hosts (3.11, 3.12)")
     assert weft.startswith("weft is not the same on all hosts (0.1.0, 0.2.0)")
     marked = [line.split()[0] for line in table(answers).splitlines() if line.endswith("<")]
-    assert marked == ["Python", "weft"]
+    assert marked == ["Python", "weft", "NumPy"]
 
 
 def test_versions_that_may_differ() -> None:
     """Are told, and do not stop ranks."""
-    answers = [answer("a"), answer("b", numpy="1.26.4")]
+    answers = [answer("a"), answer("b", mpi4py="4.0.0")]
     assert refusals(answers) == []
     (told,) = differences(answers)
-    assert told.startswith("NumPy differs: 2.4.6 on a, 1.26.4 on b; install the same")
+    assert told.startswith("mpi4py differs: 4.1.2 on a, 4.0.0 on b; install the same")
 
 
 def test_two_hosts_of_one_name() -> None:

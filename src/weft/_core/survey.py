@@ -15,7 +15,7 @@ ROWS = {
     "mpi": "MPI",
 }
 #: what ranks of one group must share: of Python's version the first two numbers
-_MUST_AGREE = ("python", "weft")
+_MUST_AGREE = ("python", "weft", "numpy")
 #: what a table has for what is not there
 _ABSENT = "-"
 

@@ -17,6 +17,7 @@ offers:
     open_pipe, serve_pipe, pipes, close_pipe; probes()  the local engine's, with its launch
     survey(hosts), library(), mpirun()                  the mpi engine's, with its launch
     close()      end the engine's workers in this process; a later call may start new ones
+    end()        the interpreter ends, and the group was left     group over hosts
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft._core.launch import Launched, one_host_error
+from weft._core.launch import Launched, one_host_error, spans_hosts
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
 
 
@@ -90,7 +91,13 @@ ENGINES = {
             _IN_ONE_PROCESS | {"launch"},
             obstacle=system_obstacle,
         ),
-        Engine("mpi", "weft.engines.mpi.engine", frozenset({"launch"}), requires="mpi4py"),
+        Engine(
+            "mpi",
+            "weft.engines.mpi.engine",
+            frozenset({"group", "launch"}),
+            requires="mpi4py",
+            obstacle=system_obstacle,
+        ),
         Engine("ray", "", frozenset({"pool"}), requires="ray", obstacle=_later("ray")),
     )
 }
@@ -102,8 +109,8 @@ _warned = False
 def choose(engine: str | None, offer: str, place: Launched | None = None) -> Engine:
     """Return the named row, or without a name the one for this place and system.
 
-    That is local, but serial for the group of a process that no launcher started. Where the local
-    engine cannot run, serial takes over what one process can do, with one warning.
+    That is local, but mpi for a group whose ranks an MPI launcher has started on several hosts, and
+    serial for the group of a process that no launcher started. Where the local engine cannot run, serial takes over what one process can do, with one warning.
 
     Raises UnknownEngine, MissingPackage, EngineUnavailable.
     """
@@ -112,6 +119,9 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
         row.validate()
     elif offer == "group" and place is None:
         row = ENGINES["serial"]
+    elif offer == "group" and place is not None and place.speaks_mpi and spans_hosts(place):
+        row = ENGINES["mpi"]
+        row.validate()
     else:
         row = ENGINES["local"]
         alone = place is None or place.size == 1
@@ -143,6 +153,13 @@ def close_loaded() -> None:
     for row in ENGINES.values():
         if row.module.rpartition(".")[0] in sys.modules:
             row.load().close()
+
+
+def end_loaded() -> None:
+    """End what engines hold of this process's launch: the interpreter ends."""
+    row = ENGINES["mpi"]
+    if row.module in sys.modules:
+        row.load().end()
 
 
 def _named(engine: str, offer: str) -> Engine:
