@@ -140,7 +140,7 @@ def _engine() -> Any:
 
 def _run(options: argparse.Namespace) -> int:
     command = _command(options)
-    engine = registry.choose("mpi", "launch").load() if command.hosts else _engine()
+    engine = registry.choose("mpi", "hosts").load() if command.hosts else _engine()
     return int(engine.launch(command))
 
 

@@ -27,7 +27,7 @@ from typing import IO, TextIO
 
 from weft._core import arguments, hosts, mpirun
 from weft._core import survey as answers
-from weft._core.launch import BEGAN, ENDED, MARK, REPORT, TAKEN, VARIABLES
+from weft._core.launch import BEGAN, FAILED, MARK, REPORT, TAKEN, VARIABLES
 from weft._core.mpirun import OPEN_MPI
 from weft.engines.base import Command
 from weft.engines.local.processes import linux
@@ -208,28 +208,27 @@ class _Job:
         rank, text = mpirun.split_tag(self._mpi, line)
         rank = self._unfinished.get(target) if rank is None else rank
         self._unfinished[target] = rank if line.endswith(b"\r") else None
-        if rank is None:
-            if mpirun.tells_failure(line):
-                self._told_failure = True
-                self._note_failure()
-            return b"" if mpirun.is_noise(line) else line
         if (mark := MARK.search(text)) is not None:
             self._note(rank, mark[1])
             text = text[: mark.start()] + text[mark.end() :]
             if not text:
                 return b""
             text = text.rstrip(b"\n") + b"\n"
+        if rank is None:
+            if mpirun.tells_failure(text):
+                self._told_failure = True
+                self._note_failure()
+            return b"" if mpirun.is_noise(text) else text
         host = self._hosts[rank] if rank < len(self._hosts) else "?"
         return (f"[{rank} {host}] ".encode() if self._command.prefix else b"") + text
 
-    def _note(self, rank: int, word: bytes) -> None:
-        """Note what a rank tells of itself."""
-        if word == BEGAN:
-            self._began.add(rank)
-        elif word == ENDED:
-            self._ended.add(rank)
-        else:
+    def _note(self, rank: int | None, word: bytes) -> None:
+        """Note what a rank tells of itself. Which one is unknown in what mpirun prints last of all,
+        when it ends a job."""
+        if word == FAILED:
             self._note_failure()
+        elif rank is not None:
+            (self._began if word == BEGAN else self._ended).add(rank)
 
     # signals
 
