@@ -28,7 +28,7 @@ def test_every_row_keeps_what_it_says() -> None:
         "team": {"make_team"},
         "share": {"share"},
         "launch": {"launch", "open_pipe", "serve_pipe", "pipes", "close_pipe", "probes"},
-        "hosts": {"launch", "survey", "mpirun", "library"},
+        "hosts": {"launch", "survey", "find_mpirun"},
     }
     for name, row in ENGINES.items():
         assert name == row.name

@@ -54,6 +54,20 @@ _AS_ROOT = (
 )
 
 
+#: a program that prints the MPI library that mpi4py loads, and the thread level that it gets
+LIBRARY_QUESTION = """
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+print(MPI.Get_library_version().strip("\\0\\n ").splitlines()[0], flush=True)
+level = MPI.Init_thread(MPI.THREAD_SERIALIZED)
+names = ("single", "funneled", "serialized", "multiple")
+levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+print(names[levels.index(level)], flush=True)
+MPI.Finalize()
+"""
+
+
 class Mpi(NamedTuple):
     """An implementation of MPI: a library, or the one that an mpirun is of."""
 
@@ -78,6 +92,22 @@ def of_mpirun(text: str) -> Mpi | None:
 def of_library(text: str) -> Mpi | None:
     """Return of which implementation a library with this MPI_Get_library_version is."""
     return _identify(_LIBRARIES, text)
+
+
+def of_text(text: str) -> Mpi | None:
+    """Return an implementation from its `str`, None for anything else."""
+    name = next((name for name in _LIBRARIES if text.startswith(f"{name} ")), None)
+    return None if name is None else Mpi(name, text.removeprefix(f"{name} "))
+
+
+def misfit(started_by: Mpi | None, loaded: Mpi | None) -> str:
+    """Return why an mpirun cannot start programs of a library, or "" if it can, or who knows."""
+    if started_by is None or loaded is None or started_by.abi == loaded.abi:
+        return ""
+    return (
+        f"mpirun is of {started_by}, but mpi4py loads {loaded}: each rank would be alone; use the "
+        f"mpirun of {loaded.name}, or have mpi4py load another MPI by MPI4PY_MPIABI"
+    )
 
 
 def _identify(patterns: Mapping[str, re.Pattern[str]], text: str) -> Mpi | None:

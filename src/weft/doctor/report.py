@@ -19,6 +19,8 @@ _LABELS = {
     "reading": "process_vm_readv",
     "open_files": "open files",
     "gpus": "GPUs",
+    "mpi": "MPI library",
+    "mpi_threads": "MPI threads",
     "kernels": "loops in C",
     "ranks": "ranks meet",
 }

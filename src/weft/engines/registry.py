@@ -14,7 +14,7 @@ offers:
     make_team(TeamOptions) -> Team                      team
     share(array, *, readonly) -> SharedArray            share
     launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
-    launch(Command) -> exit code; survey(hosts), library(), mpirun()                    hosts
+    launch(Command) -> exit code; survey(hosts), find_mpirun()                         hosts
     close()      end the engine's workers in this process; a later call may start new ones
     end()        the interpreter ends, and the group was left     group over hosts
 """

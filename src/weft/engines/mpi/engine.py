@@ -10,10 +10,8 @@ from weft.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from weft._core.launch import Launched
-    from weft._core.mpirun import Mpi
     from weft._core.survey import Answer
     from weft.engines.base import Command, Group
-    from weft.engines.mpi.programs import Library
     from weft.engines.mpi.speaker import Speaker
 
 #: what stands for this process in MPI, from its first session on
@@ -71,16 +69,8 @@ def survey(hosts: Sequence[str]) -> list[Answer]:
     return survey.ask(hosts, full=True)
 
 
-def mpirun() -> tuple[str, Mpi | None, str]:
-    """Return the path of the mpirun that `launch` uses, whose it is, and its own words. Raises
-    MissingPackage, EngineUnavailable."""
+def find_mpirun() -> str:
+    """Return the path of the mpirun that `launch` uses. Raises MissingPackage."""
     from weft.engines.mpi import programs
 
     return programs.find_mpirun()
-
-
-def library() -> Library:
-    """Return the MPI library that mpi4py loads here. Raises MissingPackage, EngineUnavailable."""
-    from weft.engines.mpi import programs
-
-    return programs.library()
