@@ -193,8 +193,8 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
         ),
         (
             made_up(mpi_threads=Fact("funneled")),
-            "the MPI library serves one thread only (funneled), weft needs MPI_THREAD_SERIALIZED on "
-            "several hosts; use one that was built for threads",
+            "the MPI library serves one thread only (funneled), weft needs MPI_THREAD_SERIALIZED "
+            "on several hosts; use one that was built for threads",
         ),
         (
             made_up(kernels=Fact(False, "why")),
