@@ -112,7 +112,10 @@ def wrong_keyword(
         if inspect.Parameter.VAR_KEYWORD in kinds.values():  # then others may be right
             wrong = [name for name in wrong if difflib.get_close_matches(name, known)]
         if wrong:
-            return _no_such_argument(wrong[0], known, call.__qualname__.removesuffix(".__init__"))
+            where = (
+                call.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2].lstrip("_")
+            )
+            return _no_such_argument(wrong[0], known, where)
     return None
 
 
