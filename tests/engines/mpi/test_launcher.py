@@ -159,6 +159,19 @@ def test_signals_end_the_job(two_hosts: Hosts, number: signal.Signals) -> None:
     assert two_hosts.leave_nothing() == []
 
 
+def test_signals_that_are_passed_on(two_hosts: Hosts) -> None:
+    """SIGUSR1 reaches all ranks, which may save their work and end."""
+    job = start(
+        two_hosts,
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit())\nprint('ready', flush=True)\n"
+        "while True: time.sleep(0.01)",
+    )
+    wait_until(lambda: job.out.count("ready") == 2)
+    job.kill(signal.SIGUSR1)
+    assert job.wait().code == 0
+    assert two_hosts.leave_nothing() == []
+
+
 def test_a_killed_launcher_takes_its_ranks_along(two_hosts: Hosts) -> None:
     """mpirun is told to end when it dies."""
     job = start(two_hosts, "signal.pause()")

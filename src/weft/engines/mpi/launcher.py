@@ -39,8 +39,8 @@ from weft.errors import LaunchError
 _PATIENCE = 6.0
 #: seconds from SIGTERM until SIGKILL
 _GRACE = 2.0
-#: seconds that ranks get to save their work after a signal from outside
-_SIGNAL_GRACE = 10.0
+#: seconds that mpirun gets to end the ranks after a signal from outside
+_SIGNAL_GRACE = 5.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
