@@ -4,7 +4,7 @@ Code that needs an engine calls `choose` and names what the engine must offer:
 
     init                   "group"       Team, function, train_step   "team"
     map, distribute        "pool"        share                        "share"
-    weft run, named pipes  "launch"
+    weft run, named pipes  "launch"      weft run --hosts             "hosts"
 
 The module of a row is imported at its first use. Of these functions it has those for what the row
 offers:
@@ -14,6 +14,7 @@ offers:
     make_team(TeamOptions) -> Team                      team
     share(array, *, readonly) -> SharedArray            share
     launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
+    launch(Command) -> exit code; survey(hosts), find_mpirun()                         hosts
     close()      end the engine's workers in this process; a later call may start new ones
     end()        the interpreter ends, and the group was left     group over hosts
 """
@@ -40,7 +41,7 @@ class Engine:
     name: str
     #: "" for an engine of which only the name is known
     module: str
-    #: of "group", "pool", "team", "share", "launch"
+    #: of "group", "pool", "team", "share", "launch", "hosts"
     offers: frozenset[str]
     #: the package that it imports; weft's extra of the engine's name installs it
     requires: str = ""
@@ -94,7 +95,7 @@ ENGINES = {
         Engine(
             "mpi",
             "weft.engines.mpi.engine",
-            frozenset({"group"}),
+            frozenset({"group", "hosts"}),
             requires="mpi4py",
             obstacle=system_obstacle,
         ),
