@@ -58,8 +58,8 @@ def init(
 
     Under `weft run -n N script.py` the group is the N ranks that were started, and `init` returns
     when all have called it. The same holds under mpirun (of Open MPI, MPICH, Intel MPI) and srun,
-    also on several hosts, and on one host under torchrun. Without a launcher the group is this process alone, and everything
-    works the same.
+    also on several hosts, and on one host under torchrun. Without a launcher the group is this
+    process alone, and everything works the same.
 
     >>> import weft
     >>> group = weft.init()
