@@ -93,6 +93,27 @@ def test_every_item_is_begun_once(seconds: list[float], workers: int, known: boo
     assert run.begun == dict.fromkeys(range(len(items)), 1)
 
 
+class Guessed:
+    """Items that say how many they are, and are wrong."""
+
+    def __init__(self, said: int) -> None:
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+@pytest.mark.parametrize("said", [0, 1, 4, 6, 1000])
+def test_what_items_say_of_their_length_is_not_relied_on(said: int) -> None:
+    """Only of lists and the like it is known; of others none is lost."""
+    for expected in (UNKNOWN, Cost(1e-6)):
+        run = Simulated(2, lambda item: 1e-5).run(Guessed(said), expected=expected)
+        assert run.results == dict(enumerate(range(5)))
+
+
 @given(
     durations,
     st.integers(1, 4),

@@ -110,7 +110,9 @@ class Schedule:
         #: how many items there are in all; None while that is not known
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
-        #: whether items can be drawn without waiting
+        #: whether there are no more: their length may be another than they say
+        self._ended = False
+        #: whether items can be drawn without waiting, and their length is what they say
         self.at_hand = at_hand(items)
         #: draws items that may be slow to come; no method of this object, which would hold itself
         self._draw = feed(self._items) if feed is not None and not self.at_hand else None
@@ -138,7 +140,7 @@ class Schedule:
         """Return the next chunk; None if there is none left, or while `waiting`."""
         if self._again:
             return self._again.popleft()
-        if self.exhausted:
+        if self._ended or (self.at_hand and self.exhausted):
             return None
         size = self._size()
         if self._window is not None and not self._has_room(self._window, size):
@@ -149,7 +151,7 @@ class Schedule:
         if items is None:
             return None
         if not items:
-            self.total = self._taken
+            self.total, self._ended = self._taken, True
             return None
         chunk = Chunk(self._taken, items)
         self._taken += len(items)
