@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import weft
+from tests.hosts import REQUIRED, Hosts, obstacle
 from tests.support import MARK, Reading, marked_processes, readings
 
 # a shell without job control starts background commands with Ctrl-C ignored, nohup has them ignore
@@ -36,6 +37,44 @@ def pytest_collect_file(file_path: Path) -> None:
         slow = [HealthCheck.too_slow]
         settings.register_profile("busy", deadline=None, suppress_health_check=slow)
         settings.load_profile("busy")
+
+
+@pytest.fixture
+def two_hosts(_two_hosts: Hosts) -> Iterator[Hosts]:
+    """Two hosts, which are as fresh for each test; what a test leaves there is an error."""
+    yield from _cleaned(_two_hosts)
+
+
+@pytest.fixture
+def three_hosts(_three_hosts: Hosts) -> Iterator[Hosts]:
+    """Three hosts, which are as fresh for each test; what a test leaves there is an error."""
+    yield from _cleaned(_three_hosts)
+
+
+@pytest.fixture(scope="module")
+def _two_hosts() -> Iterator[Hosts]:
+    yield from _made(2)
+
+
+@pytest.fixture(scope="module")
+def _three_hosts() -> Iterator[Hosts]:
+    yield from _made(3)
+
+
+def _made(count: int) -> Iterator[Hosts]:
+    if reason := obstacle():
+        if os.environ.get(REQUIRED) == "required":
+            pytest.fail(f"{REQUIRED}=required, but {reason}")
+        pytest.skip(reason)
+    with Hosts(count) as hosts:
+        yield hosts
+
+
+def _cleaned(hosts: Hosts) -> Iterator[Hosts]:
+    yield hosts
+    left = hosts.leave_nothing()
+    hosts.clean()
+    assert not left, f"left on hosts: {left}"
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -235,4 +235,5 @@ def _start_anew() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has neither
     os.register_at_fork(after_in_child=_start_anew)
+atexit.register(registry.end_loaded)  # after `shutdown`: the last one registered is called first
 atexit.register(shutdown)

@@ -95,6 +95,8 @@ class Movement(NamedTuple):
     sizes: Sequence[Sequence[int]]
     #: this rank's results
     target: Sequence[Array]
+    #: what goes from any rank to any other
+    copies: Sequence[Copy] = ()
 
 
 Plan = Combination | Movement
@@ -132,7 +134,7 @@ class Reduce(Call):
             root = validate_root(name, root, size)
         if weight is not None:
             self.own = _WEIGHT.pack(_validate_weight(name, weight, op))
-        self.value, self.op, self._root, self._out = value, op, root, out
+        self.value, self.op, self.root, self._out = value, op, root, out
         given = _numbers_of(name, value, op, size)
         self.common = _common(name, given, op, root, weight is not None)
         self._coalescing = coalescing(given.leaves)
@@ -161,7 +163,7 @@ class Reduce(Call):
                 "there is no mean; at least one rank must have some weight"
             )
         elements = self._coalescing.elements
-        return Combination(self.op, elements, weights, self._root, self.early_target)
+        return Combination(self.op, elements, weights, self.root, self.early_target)
 
     def finish(self) -> None:
         if self._target is not None:

@@ -60,6 +60,8 @@ class Launched:
     local_size: int = field(kw_only=True)
     #: the variables with the sizes, for error messages
     variables: tuple[str, ...] = ()
+    #: whether the launcher starts programs that speak MPI
+    speaks_mpi: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class _Launcher:
     own: tuple[str, ...] = ()
     #: variables that this launcher always sets, and the patterns that they match
     needs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: whether it starts programs that speak MPI
+    speaks_mpi: bool = True
 
     def place(self, environ: Mapping[str, str]) -> str:
         """Return its variables with their values, or "" if it did not start the process."""
@@ -102,6 +106,7 @@ _LAUNCHERS = (
         local_size="LOCAL_WORLD_SIZE",
         job=("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
         needs={"TORCHELASTIC_RUN_ID": ".+"},  # many programs have a variable called RANK
+        speaks_mpi=False,
     ),
     _Launcher(
         "Open MPI",
@@ -165,20 +170,26 @@ def alone() -> Launched:
     return Launched(0, 1, os.urandom(16).hex(), local_rank=0, local_size=1)
 
 
+def spans_hosts(place: Launched) -> bool:
+    """Return whether the ranks cannot meet through the memory of one host: they are on several, or
+    do not see each other, as if each had a container of its own."""
+    return place.local_size < place.size or not place.job
+
+
 def one_host_error(place: Launched) -> EngineUnavailable | None:
     """Return the error if the ranks cannot meet through the memory of one host, else None."""
     if place.local_size < place.size:
         return EngineUnavailable(
-            f"this job's {place.size} ranks span hosts ({', '.join(place.variables)}): "
-            "ranks of several hosts need the mpi engine, which is not part of this release; start "
-            "all ranks on one host, or let each work alone with engine='serial'"
+            f"this job's {place.size} ranks span hosts ({', '.join(place.variables)}), and meet "
+            "there by MPI; start them by mpirun, srun or `weft run --hosts`, all on one host, or "
+            "let each work alone with engine='serial'"
         )
     if not place.job:
         return EngineUnavailable(
             f"the process that started this job's {place.size} ranks ({place.variables[-1]}) "
             "cannot be seen from this one, as if each rank had a container of its own: ranks meet "
-            "where they see each other; start them inside one container, for example with "
-            f"`weft run -n {place.size}`, or let each work alone with engine='serial'"
+            "where they see each other, or by MPI; start them inside one container, for example "
+            f"with `weft run -n {place.size}`, or let each work alone with engine='serial'"
         )
     return None
 
@@ -217,6 +228,7 @@ def _by_another(
         local_rank=_number(environ.get(launcher.local_rank, ""), rank),
         local_size=local_size,
         variables=tuple(f"{name}={environ[name]}" for name in names),
+        speaks_mpi=launcher.speaks_mpi,
     )
 
 

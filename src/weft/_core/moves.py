@@ -80,6 +80,7 @@ class _Move(Call):
             outgoing=[copy for copy in present if copy.from_rank == self._rank != copy.to_rank],
             sizes=sizes,
             target=self._target.arrays if self._target is not None else (),
+            copies=present,
         )
 
 

@@ -15,6 +15,7 @@ offers:
     share(array, *, readonly) -> SharedArray            share
     launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
     close()      end the engine's workers in this process; a later call may start new ones
+    end()        the interpreter ends, and the group was left     group over hosts
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft._core.launch import Launched, one_host_error
+from weft._core.launch import Launched, one_host_error, spans_hosts
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
 
 
@@ -88,7 +89,13 @@ ENGINES = {
             _IN_ONE_PROCESS | {"launch"},
             obstacle=system_obstacle,
         ),
-        Engine("mpi", "", frozenset({"group"}), requires="mpi4py", obstacle=_later("mpi")),
+        Engine(
+            "mpi",
+            "weft.engines.mpi.engine",
+            frozenset({"group"}),
+            requires="mpi4py",
+            obstacle=system_obstacle,
+        ),
         Engine("ray", "", frozenset({"pool"}), requires="ray", obstacle=_later("ray")),
     )
 }
@@ -100,8 +107,8 @@ _warned = False
 def choose(engine: str | None, offer: str, place: Launched | None = None) -> Engine:
     """Return the named row, or without a name the one for this place and system.
 
-    That is local, but serial for the group of a process that no launcher started. Where the local
-    engine cannot run, serial takes over what one process can do, with one warning.
+    That is local, but mpi for a group whose ranks an MPI launcher has started on several hosts, and
+    serial for the group of a process that no launcher started. Where the local engine cannot run, serial takes over what one process can do, with one warning.
 
     Raises UnknownEngine, MissingPackage, EngineUnavailable.
     """
@@ -110,6 +117,9 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
         row.validate()
     elif offer == "group" and place is None:
         row = ENGINES["serial"]
+    elif offer == "group" and place is not None and place.speaks_mpi and spans_hosts(place):
+        row = ENGINES["mpi"]
+        row.validate()
     else:
         row = ENGINES["local"]
         alone = place is None or place.size == 1
@@ -141,6 +151,13 @@ def close_loaded() -> None:
     for row in ENGINES.values():
         if row.module.rpartition(".")[0] in sys.modules:
             row.load().close()
+
+
+def end_loaded() -> None:
+    """End what engines hold of this process's launch: the interpreter ends."""
+    row = ENGINES["mpi"]
+    if row.module in sys.modules:
+        row.load().end()
 
 
 def _named(engine: str, offer: str) -> Engine:

@@ -156,12 +156,16 @@ class LocalGroup(Group):
             successor = LocalGroup(
                 following, self._recorder, timeout=self.timeout, world=self._world
             )
-            successor._former = (*self._former[-3:], self._background)
-            self.successor = successor
-            self._close_collectives()
-            _unfinished.pop(self._meeting, None)
-            self._background.close()
+            self._succeed(successor)
             return successor
+
+    def _succeed(self, successor: LocalGroup) -> None:
+        """Hand over to the next generation."""
+        successor._former = (*self._former[-3:], self._background)
+        self.successor = successor
+        self._close_collectives()
+        _unfinished.pop(self._meeting, None)
+        self._background.close()
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         if self.size == 1:  # nobody to share it with

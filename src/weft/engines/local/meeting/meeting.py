@@ -365,28 +365,32 @@ class Meeting:
     def disagreement_error(self, words: Mapping[int, str] | None = None) -> Disagreement:
         """Return the error of ranks whose calls at the last step do not match. It shows each rank's
         call: as `words` has it, else as the rank's recorder has it."""
-        calls = []
-        for rank, place in enumerate(self.places):
-            entries = self.roster.entries(self.ranks[place])
-            # a call is recorded with its first step: take this group's last one up to this step
-            noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + self.step)
-            entry = next(noted, None)
-            code = self._words[self._memory.arrival(self.step, place)] & 0xFF
-            called = (words or {}).get(rank) or (
-                entry.operation if entry else CALLS[code & ~REFUSED]
-            )
-            where, why = f" at {entry.line}" if entry else "", ""
-            if code & REFUSED:
-                length_at, box = self._boxes[self.step & 1][rank]
-                reason = box[: self._words[length_at]].tobytes().decode(errors="replace")
-                why = f", which refused: {reason}"
-            calls.append(f"rank {rank} called {called}{where}{why}")
+        calls = [
+            self._call_in_words(rank, (words or {}).get(rank)) for rank in range(len(self.places))
+        ]
         return Disagreement(
             f"the ranks of group {self.name!r} made different calls: {'; '.join(calls)}. "
             "All must make the same calls in the same order, with arrays and options alike",
             range(len(self.places)),
             self.roster.states(self.members),
         )
+
+    def _call_in_words(self, rank: int, words: str | None) -> str:
+        """Return what a rank called at the last step: as `words` has it, else as its recorder has
+        it; where, and why it refused, if it did."""
+        place = self.places[rank]
+        entries = self.roster.entries(self.ranks[place])
+        # a call is recorded with its first step: take this group's last one up to this step
+        noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + self.step)
+        entry = next(noted, None)
+        code = self._words[self._memory.arrival(self.step, place)] & 0xFF
+        called = words or (entry.operation if entry else CALLS[code & ~REFUSED])
+        where, why = f" at {entry.line}" if entry else "", ""
+        if code & REFUSED:
+            length_at, box = self._boxes[self.step & 1][rank]
+            reason = box[: self._words[length_at]].tobytes().decode(errors="replace")
+            why = f", which refused: {reason}"
+        return f"rank {rank} called {called}{where}{why}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

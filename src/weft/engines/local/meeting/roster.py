@@ -16,7 +16,7 @@ The roster. One per launch, at the start of its memory:
 
     words 0-7    magic | layout | size | unused
     then for each rank, 8 words and its recorder's strip
-        pid | start | state | ended | cause | unused
+        pid | start | state | ended | cause | three for its engine
 
 A rank's words are written by rank 0 while the group starts (pid, start), then by the rank
 itself (state, cause) and by the launcher (ended). Nobody has to write that a rank died: a
@@ -277,6 +277,11 @@ class Roster:
     def process(self, rank: int) -> Process:
         at = self._row(rank)
         return Process(self._words[at + _PID], self._words[at + _START])
+
+    def row_of(self, rank: int) -> tuple[Block, int]:
+        """Return the block, and the index of a rank's first word in it. Words 5 to 7 of a row are
+        the rank's own, for what its engine needs."""
+        return self._block, self._row(rank)
 
     def end_published(self, rank: int) -> bool:
         """Return whether the launcher has published a rank's end."""

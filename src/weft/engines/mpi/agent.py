@@ -1,0 +1,151 @@
+"""The agent of a host: the loop that serves its groups.
+
+    forever
+      messages that have come        -> the generation that each is for
+      each service                   advances as far as it can
+      nothing happened?              look again for a millisecond, then nap: a fiftieth of the time
+                                     since something happened, ten milliseconds at most. A rank of
+                                     this host that comes to a step rings
+
+After a nap everything is looked at twice: MPI reads its sockets at one look, and sees what came at
+the next. The loop ends when all ranks of this host have left the launch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.engines.local.meeting.roster import Roster
+from weft.engines.mpi.mail import Letter, Mail
+from weft.engines.mpi.memory import Bell
+from weft.engines.mpi.service import REPORT, TAGS, Service, Waiting
+
+#: seconds without news in which the loop does not nap, and of the longest nap
+_HOT, _LONGEST_NAP = 0.001, 0.01
+#: the part of the time since the last news that a nap takes
+_NAP_PART = 1 / 50
+#: seconds between two looks at who has left the launch
+_LOOK = 0.02
+
+
+class Agent:
+    """Serves the groups of one host, from the first meeting of its ranks to the last."""
+
+    def __init__(
+        self,
+        comm: Any,
+        roster: Roster,
+        *,
+        host: int,
+        host_of: Sequence[int],
+        ranks: Sequence[int],
+        leave: Callable[[], bool],
+    ) -> None:
+        """`host_of` tells the host of each rank in MPI; `ranks` are the places in the launch of the
+        ranks of this host; `leave` tells whether the loop must end."""
+        self.mail = Mail(comm)
+        self.mpi_rank = comm.Get_rank()
+        self.host, self.host_of = host, host_of
+        self.roster, self.place = roster, roster.rank
+        self._ranks, self._leave = ranks, leave
+        self._bell = Bell(roster, roster.rank)
+        #: counts what has happened: the loop naps when it stays the same
+        self.progress = 0
+        self._services: dict[tuple[int, int], tuple[Service, Waiting]] = {}
+        #: messages for generations that have not begun here
+        self._early: defaultdict[tuple[int, int], list[Letter]] = defaultdict(list)
+        self._tags = 0
+
+    def start(self, service: Service, *, take_over: bool = False) -> None:
+        """Serve a generation of a group from now on; `take_over` from an agent that has ended."""
+        key = service.key, service.meeting.generation
+        service.note_failed(self.mail.failed)
+        self._services[key] = service, service.take_over() if take_over else service.run()
+        for letter in self._early.pop(key, ()):
+            service.receive(letter)
+
+    def reserve_tags(self, count: int) -> int:
+        """Return the first of so many numbers that stand for groups that begin on this host."""
+        in_use = {service.group_tag % TAGS for service, _ in self._services.values()}
+        first = self._tags
+        while in_use & {(first + i) % TAGS for i in range(count)}:
+            first += 1
+        self._tags = (first + count) % TAGS
+        return first
+
+    def formed_elsewhere(self, key: int, generation: int) -> list[int] | None:
+        """Return who is in a generation that another host has begun; None if none has."""
+        for letter in self._early.get((key, generation), ()):
+            if letter.frame.kind == REPORT:
+                formed: list[int] = json.loads(letter.body)[1]
+                return formed
+        return None
+
+    def run(self) -> None:
+        """Serve until all ranks of this host have left, or this process must end."""
+        news = looked = time.monotonic()
+        while True:
+            before = self.progress
+            self._turn()
+            now = time.monotonic()
+            if self.progress != before:
+                news = now
+                continue
+            if now - looked >= _LOOK:
+                looked = now
+                if self._leave() or self._all_have_left():
+                    return
+            waited = now - news
+            if waited < _HOT:
+                os.sched_yield()
+                continue
+            self._nap(min(_LONGEST_NAP, waited * _NAP_PART))
+
+    def flush(self, seconds: float) -> None:
+        """Let messages go that are being sent."""
+        deadline = time.monotonic() + seconds
+        while not self.mail.all_sent and time.monotonic() < deadline:
+            self.mail.poll()
+            time.sleep(0.001)
+
+    def _nap(self, seconds: float) -> None:
+        seen = self._bell.prepare()
+        try:
+            before = self.progress
+            self._turn()
+            if self.progress == before:
+                self._bell.nap(seen, seconds)
+        finally:
+            self._bell.end_nap()
+        self._turn()
+
+    def _turn(self) -> None:
+        """Do what can be done now."""
+        failed = len(self.mail.failed)
+        for letter in self.mail.poll():
+            key = letter.frame.key, letter.frame.generation
+            if key in self._services:
+                self._services[key][0].receive(letter)
+            else:
+                self._early[key].append(letter)
+            self.progress += 1
+        if len(self.mail.failed) > failed:
+            self.mail.look_for_failures()
+            for service, _ in self._services.values():
+                service.note_failed(self.mail.failed)
+            self.progress += 1
+        for key, (service, waiting) in list(self._services.items()):
+            service.attend()
+            try:
+                next(waiting)
+            except StopIteration:
+                del self._services[key]
+
+    def _all_have_left(self) -> bool:
+        gone = set(self.roster.gone(self._ranks))
+        return len(gone) == len(self._ranks) and self.mail.all_sent

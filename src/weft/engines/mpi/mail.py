@@ -1,0 +1,129 @@
+"""Messages between the agents of a job: MPI, never waited for.
+
+A message is a frame and a body. What it belongs to stands in the frame, so it may come early; one
+agent's messages arrive in the order in which it sent them. Chunks of large arrays travel beside,
+with tags of their own, into memory that waits for them.
+
+Nothing here blocks: an agent polls. One thread of a process speaks MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections import deque
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+#: of messages; chunks have the tags of their groups, from FIRST_TAG on
+_TAG, FIRST_TAG = 1, 16
+_FRAME = struct.Struct("=QIHHQ")
+
+
+class Frame(NamedTuple):
+    """What a message is about."""
+
+    #: the group
+    key: int
+    generation: int
+    kind: int
+    #: of the rounds of one exchange
+    turn: int
+    #: counts the exchanges of a generation
+    number: int
+
+
+class Letter(NamedTuple):
+    """A message that has come."""
+
+    sender: int
+    frame: Frame
+    body: bytes
+
+
+class Mail:
+    """One agent's messages."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        #: the ranks in MPI that are known to have failed
+        self.failed: set[int] = set()
+        self._sending: list[tuple[Any, bytes, int]] = []
+        self._coming: deque[tuple[int, Any, bytearray]] = deque()
+
+    def send(self, to: int, frame: Frame, body: bytes) -> None:
+        """Send a message, unless its receiver has failed."""
+        if to in self.failed:
+            return
+        message = _FRAME.pack(*frame) + body
+        try:
+            self._sending.append((self.comm.Isend([message, MPI.BYTE], to, _TAG), message, to))
+        except MPI.Exception:
+            self.failed.add(to)
+
+    def poll(self) -> list[Letter]:
+        """Return the messages that have come, and let those go on that are under way."""
+        if self._sending:
+            self._sending = [entry for entry in self._sending if not self._sent(entry)]
+        with contextlib.suppress(_Failed):
+            while (message := self._probe()) is not None:
+                self._coming.append(message)
+        letters: list[Letter] = []
+        while self._coming and self.test(self._coming[0][1], self._coming[0][0]):
+            sender, _, data = self._coming.popleft()
+            frame = Frame(*_FRAME.unpack_from(data))
+            letters.append(Letter(sender, frame, bytes(data[_FRAME.size :])))
+        return letters
+
+    @property
+    def all_sent(self) -> bool:
+        return not self._sending
+
+    def test(self, request: Any, peer: int) -> bool:
+        """Return whether a request has ended; so has one whose peer has failed."""
+        try:
+            return bool(request.Test())
+        except MPI.Exception:
+            self.failed.add(peer)
+            return True
+
+    def send_chunk(self, array: Any, to: int, tag: int) -> Any:
+        """Start to send bytes; return the request."""
+        return self.comm.Isend([array, MPI.BYTE], to, tag)
+
+    def receive_chunk(self, array: Any, source: int, tag: int) -> Any:
+        """Start to receive bytes; return the request."""
+        return self.comm.Irecv([array, MPI.BYTE], source, tag)
+
+    def look_for_failures(self) -> None:
+        """Ask MPI who has failed, where it can tell (ULFM)."""
+        with contextlib.suppress(MPI.Exception, NotImplementedError, AttributeError):
+            failed = self.comm.Get_failed()
+            if failed.Get_size() > len(self.failed):
+                everybody = self.comm.Get_group()
+                ranks = failed.Translate_ranks(None, everybody)
+                self.failed.update(rank for rank in ranks if rank >= 0)
+            failed.Free()
+
+    def _sent(self, entry: tuple[Any, bytes, int]) -> bool:
+        return self.test(entry[0], entry[2])
+
+    def _probe(self) -> tuple[int, Any, bytearray] | None:
+        status = MPI.Status()
+        try:
+            message = self.comm.Improbe(MPI.ANY_SOURCE, _TAG, status)
+        except MPI.Exception:
+            # with ULFM, once for each failure: from now on it is not told again
+            self.look_for_failures()
+            with contextlib.suppress(MPI.Exception, NotImplementedError, AttributeError):
+                self.comm.Ack_failed()
+            raise _Failed from None
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(MPI.BYTE))
+        return status.Get_source(), message.Irecv([data, MPI.BYTE]), data
+
+
+class _Failed(Exception):
+    """MPI has told of a failure instead of a message."""

@@ -1,0 +1,612 @@
+"""What the agent of a host does for one generation of a group.
+
+    SETTING UP ----> GATHERING  the ranks of this host come to a step
+                        |
+                     EXCHANGING  with the agents of the other hosts
+                        |
+                     RELEASING  the agent comes too; back to GATHERING
+                        |
+                     a rank is lost, or gives up, on whichever host
+                        |
+                     BROKEN  the report is written, the ranks of this host are told
+                        |
+                     AGREEING  they want to go on: the next generation has a service of its own
+
+A service is a generator, which the agent's loop advances; it yields where it has to wait. Each
+exchange has a number, the same on all hosts. The first one that a lost rank will not come to goes
+with the news of its loss, so that those who are still at an earlier one finish it.
+
+AGREEING. Every agent whose ranks want to go on says which of them are there (REPORT) to the agent
+of the first living host, which waits for all living hosts and then says who is in the next
+generation (DECISION). If it is lost, the next one takes its place; an agent that had the decision
+by then tells of it in its next REPORT, as the generation that it is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from weft.engines.local.meeting.meeting import (
+    COLLECTIVE,
+    REFUSED,
+    SPLIT,
+    TROUBLES,
+    UNDER_WAY,
+    in_words,
+    words_for,
+)
+from weft.engines.local.memory import blocks
+from weft.engines.local.memory.segment import Block
+from weft.engines.mpi import exchange, placement
+from weft.engines.mpi.mail import FIRST_TAG, Frame, Letter
+from weft.engines.mpi.meeting import DIFFERENT, DONE, MORE, TROUBLE, HostMeeting, ranks_in_words
+from weft.engines.mpi.memory import HostMemory
+from weft.engines.mpi.packing import pack, unpack
+from weft.engines.mpi.placement import Placement
+from weft.errors import RankState
+
+if TYPE_CHECKING:
+    from weft.engines.mpi.agent import Agent
+
+#: the kinds of messages
+STEP, LOST, STATES, ASK, ANSWER, REPORT, DECISION = range(7)
+#: seconds between two looks at who is gone
+_LOOK = 0.005
+#: seconds that a report waits for the states of other hosts, and an answer for theirs
+_STATES_SECONDS, _ANSWER_SECONDS = 0.15, 0.5
+#: groups, that begin on one host, at a time
+TAGS = 1 << 10
+
+Waiting = Generator[None, None, Any]
+
+
+class Broken(Exception):
+    """Ranks are lost, so this generation has no further step."""
+
+    def __init__(self, lost: Mapping[int, str]) -> None:
+        self.lost = dict(lost)
+
+
+def key_of(name: str) -> int:
+    """Return the number that stands for a group in messages."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+class Service:
+    """One generation of a group, at the agent of one host."""
+
+    def __init__(
+        self, agent: Agent, meeting: HostMeeting, agents: Mapping[int, int], *, tag: int
+    ) -> None:
+        """`agents` are the ranks in MPI of the agents of the group's hosts."""
+        self.agent, self.mail, self.meeting = agent, agent.mail, meeting
+        self.placement, self.host = meeting.placement, meeting.host
+        #: `tag` stands for the group in all generations; each has two tags of its own for chunks
+        self.key, self.group_tag = key_of(meeting.name), tag
+        self.tag = FIRST_TAG + 8 * tag + 2 * (meeting.generation % 4)
+        self.agents = dict(agents)
+        self.hosts = self.placement.order
+        self.at = self.hosts.index(self.host)
+        #: counts the exchanges; twice that, and one more after an exchange, is how far this host is
+        self.number = 0
+        self._in_exchange = False
+        #: by rank: where it will be missed first, how it was lost, and whether for good
+        self.lost: dict[int, tuple[int, str, bool]] = {}
+        #: by host: where its ranks are
+        self.states: dict[int, list[Any]] = {}
+        self._inbox: dict[tuple[int, int, int, int], Letter] = {}
+        self._looked = 0.0
+        self._answers: Waiting | None = None
+        #: the ranks with which this generation began, as those of the one before; for REPORT
+        self.formed: list[int] | None = None
+        #: how many chunks of reductions and of movements have gone through the ring
+        self.summed = self.moved = 0
+        #: made by this service, for as long as the group may use them
+        self._blocks: list[Block] = []
+
+    # life
+
+    def run(self) -> Waiting:
+        """Serve until all ranks of this host have left the group."""
+        try:
+            yield from self._set_up()
+            while True:
+                codes = yield from self.gather()
+                yield from self._step(codes)
+        except Broken as broken:
+            yield from self._report(broken.lost)
+        yield from self._go_on()
+
+    def take_over(self) -> Waiting:
+        """Serve a generation whose agent has ended: all that is left to do is to form the next."""
+        self._looked = 0.0
+        yield from self._go_on()
+
+    def _set_up(self) -> Waiting:
+        """Make the memory of this generation, with the ranks of this host."""
+        meeting = self.meeting
+        yield from self.gather()
+        trouble, handle = b"", b""
+        try:
+            handle = self._make_memory(meeting)
+        except TROUBLES as error:
+            trouble = in_words(error)
+        meeting.arrive_with(UNDER_WAY, handle)
+        yield from self.gather()
+        said = [box for box in meeting.messages()[:-1] if box]
+        troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *said]))
+        meeting.arrive_with(UNDER_WAY, self._troubles_in_words(troubles))
+
+    def _make_memory(self, meeting: HostMeeting) -> bytes:
+        most = meeting.placement.most_on_a_host
+        size = HostMemory.bytes_for(
+            places=len(meeting.places),
+            most=most + 1,
+            ranks=len(meeting.placement.world),
+            ring=placement.ring_for(most),
+        )
+        block = blocks.allocate(size)
+        block.clear()
+        self._blocks.append(block)
+        meeting.attach_memory(block)
+        handles = [blocks.export(block.buffer, owned=False).encode()]
+        if self.formed is not None:
+            members = json.dumps(self.formed).encode()
+            text = blocks.allocate(len(members))
+            memoryview(text.buffer).cast("B")[: len(members)] = members
+            self._blocks.append(text)
+            handles += [blocks.export(text.buffer, owned=False).encode(), _number(len(members))]
+        return pack(handles)
+
+    def _troubles_in_words(self, troubles: Sequence[Any]) -> bytes:
+        lines = []
+        for host, body in zip(self.hosts, troubles, strict=True):
+            texts = (bytes(text).strip(b"\0").decode(errors="replace") for text in unpack(body))
+            said = [text for text in texts if text]
+            lines += [f"host {self.placement.names[host]}: {text}" for text in dict.fromkeys(said)]
+        return "; ".join(lines)[:1000].encode()
+
+    # waiting
+
+    def until(self, ready: Callable[[], bool]) -> Waiting:
+        """Wait until something holds. Raises Broken if ranks are lost meanwhile."""
+        while not ready():
+            self.look()
+            yield
+        self.agent.progress += 1
+
+    def look(self) -> None:
+        """Raise Broken if a rank is lost that is needed here and now."""
+        self._look_for_lost_here()
+        mine = self.position
+        lost = {rank: how for rank, (first, how, _) in self.lost.items() if first <= mine}
+        if lost:
+            raise Broken(lost)
+
+    @property
+    def position(self) -> int:
+        """Return how far this host is."""
+        return 2 * self.number + (not self._in_exchange)
+
+    def _look_for_lost_here(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        lost = {}
+        for rank, (how, gone) in self.meeting.missing_here().items():
+            # in the middle of a call it is missed at once, unless it has left, after its part of it
+            between = self._gathering or self.meeting.has_left(rank)
+            first = 2 * (self.number + 1) if between else self.position
+            if rank not in self.lost or gone > self.lost[rank][2]:
+                lost[rank] = (first, how, gone)
+        if lost:
+            self.note_lost(lost)
+            self._tell_lost()
+
+    def _look_for_gone_here(self) -> None:
+        """Note ranks of this host that have left or ended, whatever they have come to before."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        gone = self.meeting.gone_here()
+        news = {rank: (0, how, True) for rank, how in gone.items()}
+        if any(rank not in self.lost or not self.lost[rank][2] for rank in news):
+            self.note_lost(news)
+            self._tell_lost()
+
+    _gathering = False
+
+    def gather(self) -> Waiting:
+        """Wait until the ranks of this host have come to the next step; return their codes."""
+        self._gathering = True
+        meeting = self.meeting
+        while not meeting.all_arrived():
+            gone = self._gone_for_good()
+            if gone:
+                raise Broken(gone)
+            yield
+        self._gathering = False
+        self.agent.progress += 1
+        return meeting.codes()
+
+    def _gone_for_good(self) -> dict[int, str]:
+        self._look_for_lost_here()
+        following = 2 * (self.number + 1)
+        return {rank: how for rank, (first, how, _) in self.lost.items() if first <= following}
+
+    # news of losses
+
+    def note_lost(self, lost: Mapping[int, tuple[int, str, bool]]) -> None:
+        for rank, news in lost.items():
+            if rank not in self.lost or news[2]:
+                self.lost[rank] = news
+
+    def note_failed(self, failed: set[int]) -> None:
+        """Note the ranks whose processes in MPI have failed."""
+        for rank, world in enumerate(self.placement.world):
+            if world in failed and rank not in self.lost:
+                self.lost[rank] = (0, "its host or its process in MPI has ended", True)
+
+    def _tell_lost(self) -> None:
+        self.states[self.host] = self._states_here()
+        news = {str(rank): entry for rank, entry in self.lost.items()}
+        self._to_others(LOST, json.dumps([news, self.states[self.host]]).encode())
+
+    def _states_here(self) -> list[Any]:
+        return [list(astuple(state)) for state in self.meeting.local_states()]
+
+    def _to_others(self, kind: int, body: bytes, number: int = 0) -> None:
+        for host in self.hosts:
+            if host != self.host:
+                self._send(host, kind, body, number)
+
+    def _send(self, host: int, kind: int, body: bytes, number: int = 0, turn: int = 0) -> None:
+        frame = Frame(self.key, self.meeting.generation, kind, turn, number)
+        self.mail.send(self.agents[host], frame, body)
+
+    def _report(self, lost: Mapping[int, str]) -> Waiting:
+        """Write why the generation ends, with everybody's states, and give it up."""
+        self.states[self.host] = self._states_here()
+        if not any(self.placement.host_of[rank] == self.host for rank in lost):
+            self._to_others(STATES, json.dumps(self.states[self.host]).encode())
+        deadline = time.monotonic() + _STATES_SECONDS
+        while len(self.states) < len(self._living_hosts()) and time.monotonic() < deadline:
+            yield
+        how = "; ".join(
+            f"rank {rank} (host {self.placement.hosts[rank]}): {lost[rank]}"
+            for rank in sorted(lost)
+        )
+        name = self.meeting.name
+        message = f"group {name!r} lost {ranks_in_words(sorted(lost))}: {how}"
+        self.meeting.give_up([message, sorted(lost), self._all_states()])
+        self.agent.progress += 1
+
+    def _all_states(self) -> list[Any]:
+        """Return the states of all ranks, as far as they are known."""
+        known = {state[0]: state for states in self.states.values() for state in states}
+        rows = []
+        for rank, host in enumerate(self.placement.hosts):
+            status = self.lost[rank][1] if rank in self.lost else "unknown"
+            unknown = RankState(rank, 0, status, "", 0.0, "", host)
+            rows.append(known.get(rank, list(astuple(unknown))))
+        return rows
+
+    def _living_hosts(self) -> list[int]:
+        """Return the hosts that have a rank which is not known to have left or ended."""
+        for_good = {rank for rank, (_, _, gone) in self.lost.items() if gone}
+        living = {h for rank, h in enumerate(self.placement.host_of) if rank not in for_good}
+        return [host for host in self.hosts if host in living]
+
+    # messages
+
+    def receive(self, letter: Letter) -> None:
+        """Take a message for this generation."""
+        kind, host = letter.frame.kind, self._host_of(letter.sender)
+        self.agents[host] = letter.sender
+        if kind == LOST:
+            news, self.states[host] = json.loads(letter.body)
+            self.note_lost({int(rank): tuple(entry) for rank, entry in news.items()})
+        elif kind == STATES:
+            self.states[host] = json.loads(letter.body)
+        elif kind == ASK:
+            body = [self._late_here(letter.frame.number), self._states_here()]
+            self._send(host, ANSWER, json.dumps(body).encode(), letter.frame.number)
+        else:
+            frame = letter.frame
+            self._inbox[frame.kind, frame.number, frame.turn, host] = letter
+        self.agent.progress += 1
+
+    def _host_of(self, sender: int) -> int:
+        return self.agent.host_of[sender]
+
+    # exchanges
+
+    def exchange(self, code: int, body: bytes) -> Waiting:
+        """Exchange a body with the other agents. Return the bodies in the order of hosts, or None
+        if the hosts have come with different codes."""
+        self.number += 1
+        self._in_exchange = True
+        bodies = yield from self._all_bodies(bytes([code]) + body)
+        self._in_exchange = False
+        if any(other[0] != code for other in bodies) or code == DIFFERENT:
+            return None
+        return [memoryview(other)[1:] for other in bodies]
+
+    def _all_bodies(self, own: bytes) -> Waiting:
+        size, at = len(self.hosts), self.at
+        have: dict[int, Any] = {at: own}
+        for turn in range(placement.rounds(size)):
+            direct = size <= placement.DIRECT
+            for other in placement.sends_to(size, at, turn):
+                body = (
+                    own
+                    if direct
+                    else pack([p for i in sorted(have) for p in (_number(i), have[i])])
+                )
+                self._send(self.hosts[other], STEP, body, self.number, turn)
+            sources = [self.hosts[i] for i in placement.receives_from(size, at, turn)]
+            wanted = [(STEP, self.number, turn, host) for host in sources]
+            yield from self.until(lambda wanted=wanted: all(key in self._inbox for key in wanted))
+            for key in wanted:
+                body = self._inbox.pop(key).body
+                if direct:
+                    have[self.hosts.index(key[3])] = body
+                else:
+                    parts = unpack(body)
+                    for number, part in zip(parts[::2], parts[1::2], strict=True):
+                        have[int.from_bytes(number, "little")] = part
+        return [have[i] for i in range(size)]
+
+    def differ(self, words: Sequence[str | None]) -> Waiting:
+        """Show all ranks which call each has made. `words` are those of this host's calls, as far
+        as they are known."""
+        known = {place: text for place, text in enumerate(words) if text}
+        calls = self.meeting.calls_in_words(known, words_only=True)
+        body = json.dumps([calls, self._states_here()]).encode()
+        bodies = yield from self.exchange(UNDER_WAY, body)
+        rows: dict[int, str] = {}
+        states: list[Any] = []
+        for said in bodies or ():
+            calls, here = json.loads(bytes(said))
+            rows |= {int(rank): call for rank, call in calls.items()}
+            states += here
+        ranks = sorted(rows)
+        lines = [f"rank {rank} {rows[rank]}" for rank in ranks]
+        text = json.dumps([lines, sorted(states)]).encode()
+        if len(text) > self.meeting.memory.room:  # some of thousands of ranks are enough
+            text = json.dumps([[line[:200] for line in lines[:16]], []]).encode()
+        self.meeting.arrive(DIFFERENT, DONE, text)
+
+    # steps
+
+    def _step(self, codes: Sequence[int]) -> Waiting:
+        code = codes[0] if len(set(codes)) == 1 and not codes[0] & REFUSED else DIFFERENT
+        if code == COLLECTIVE:
+            yield from exchange.collective(self)
+        elif code == UNDER_WAY:
+            yield from exchange.continue_collective(self)
+        elif code == SPLIT:
+            yield from self._split()
+        else:
+            bodies = yield from self.exchange(code, b"")
+            if bodies is None:
+                yield from self.differ([None] * len(codes))
+            else:
+                self.meeting.arrive(code, DONE)
+
+    def read_texts(self) -> Waiting:
+        """Return the texts of the ranks of this host at the step that they have come to, and where
+        the arrays are in each slot (0: nowhere)."""
+        meeting = self.meeting
+        requests = meeting.requests()
+        room = meeting.memory.room
+        step = meeting.step + 1
+        slots = [meeting.memory.slot(step, place) for place in range(len(requests))]
+        texts = [
+            slot[: min(length, room)].tobytes()
+            for slot, (length, _) in zip(slots, requests, strict=True)
+        ]
+        while any(len(text) < length for text, (length, _) in zip(texts, requests, strict=True)):
+            meeting.arrive(meeting.codes()[0], MORE)
+            yield from self.gather()
+            step = meeting.step + 1
+            for place, (length, _) in enumerate(requests):
+                rest = min(length - len(texts[place]), room)
+                texts[place] += meeting.memory.slot(step, place)[:rest].tobytes()
+        return texts, [at for _, at in requests]
+
+    def reply(self, code: int, whole: Any) -> Waiting:
+        """Give the ranks of this host an answer, in as many steps as it takes."""
+        meeting, room = self.meeting, self.meeting.memory.room
+        meeting.arrive(code, DONE, whole[:room], len(whole))
+        for start in range(room, len(whole), room):
+            yield from self.gather()
+            meeting.arrive(UNDER_WAY, DONE, whole[start : start + room], len(whole))
+
+    def _split(self) -> Waiting:
+        """Form subgroups: each has a block to meet in on each of its hosts, and where it spans
+        hosts a service."""
+        texts, _ = yield from self.read_texts()
+        reserved = self.agent.reserve_tags(len(set(texts)))
+        bodies = yield from self.exchange(SPLIT, pack([_number(reserved), *texts]))
+        if bodies is None:
+            yield from self.differ([None] * len(texts))
+            return
+        answers: list[bytes] = [b""] * len(self.placement.world)
+        tags = {}
+        for host, body in zip(self.hosts, bodies, strict=True):
+            number, *theirs = unpack(body)
+            tags[host] = int.from_bytes(number, "little")
+            for rank, answer in zip(self.placement.ranks_on(host), theirs, strict=True):
+                answers[rank] = bytes(answer)
+        self.meeting.splits += 1
+        parts = exchange.parts_of_split(answers)
+        handles: dict[str, bytes] = {}
+        trouble, services = b"", []
+        try:
+            for color, ranks in parts.items():
+                part = self.placement.part(ranks)
+                if self.host not in part.order:
+                    continue
+                spans = len(part.order) > 1
+                members = self.meeting.launch_places(part_here(part, ranks, self.host))
+                block = blocks.allocate(8 * words_for(len(members) + spans))
+                block.clear()
+                self._blocks.append(block)
+                handles[str(color)] = blocks.export(block.buffer, owned=False).encode()
+                if spans:
+                    below = self.meeting.subgroup(block, color, part, members)
+                    firsts = self.placement.ranks_on(part.order[0])
+                    colors = [c for c, members in parts.items() if set(members) & set(firsts)]
+                    tag = tags[part.order[0]] + colors.index(color)
+                    agents = {host: self.agents[host] for host in part.order}
+                    tag = part.order[0] * TAGS + tag % TAGS
+                    services.append(Service(self.agent, below, agents, tag=tag))
+        except TROUBLES as error:
+            trouble = in_words(error)
+        named = [part for color, handle in handles.items() for part in (color.encode(), handle)]
+        answer = pack([b"".join(answers), *named])
+        yield from self.reply(SPLIT, memoryview(answer))
+        yield from self.gather()
+        texts, _ = yield from self.read_texts()
+        troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *texts]))
+        if troubles is None:
+            yield from self.differ([None] * len(texts))
+            return
+        words = self._troubles_in_words(troubles)
+        if words:
+            self.meeting.arrive(UNDER_WAY, TROUBLE, words)
+            return
+        for service in services:
+            self.agent.start(service)
+        self.meeting.arrive(UNDER_WAY, DONE)
+
+    # who is where, for ranks that have waited in vain
+
+    def attend(self) -> None:
+        """Answer ranks of this host that ask where everybody is."""
+        memory = getattr(self.meeting, "memory", None)
+        if memory is None:
+            return
+        if self._answers is None and self.meeting.asks():
+            self._answers = self._answer()
+        if self._answers is not None:
+            try:
+                next(self._answers)
+            except StopIteration:
+                self._answers = None
+
+    def _answer(self) -> Waiting:
+        position = 2 * (self.number + 1) if self._gathering else self.position
+        asked = self.meeting.asked()
+        others = [host for host in self.hosts if host != self.host]
+        for host in others:
+            self._send(host, ASK, b"", position)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        keys = [(ANSWER, position, 0, host) for host in others]
+        while not all(key in self._inbox for key in keys) and time.monotonic() < deadline:
+            yield
+        late = self._late_here(position)
+        self.states[self.host] = self._states_here()
+        silent = []
+        for key in keys:
+            letter = self._inbox.pop(key, None)
+            if letter is None:
+                silent.append(key[3])
+                late += self.placement.ranks_on(key[3])
+            else:
+                theirs, self.states[key[3]] = json.loads(letter.body)
+                late += theirs
+        late = sorted(set(late)) or [r for h in others for r in self.placement.ranks_on(h)]
+        self.meeting.answer(asked, [self._stall_in_words(late, silent), late, self._all_states()])
+
+    def _stall_in_words(self, late: Sequence[int], silent: Sequence[int]) -> str:
+        names = ", ".join(self.placement.names[host] for host in silent)
+        why = f"; host {names} does not answer" if silent else ""
+        return (
+            f"{ranks_in_words(late)} of group {self.meeting.name!r} did not come in time{why}. Every "
+            "rank must make the call, also those that are not the master; if they are only slow, "
+            "raise timeout="
+        )
+
+    def _late_here(self, position: int) -> list[int]:
+        """Return the ranks of this host that have not come to an exchange."""
+        return self.meeting.late_here() if self._gathering and position > self.position else []
+
+    # the next generation
+
+    def _go_on(self) -> Waiting:
+        """Wait for ranks of this host that want to go on; form the next generation with the other
+        hosts. Return when all ranks of this host have left."""
+        meeting = self.meeting
+        while True:
+            living = meeting.living_here()
+            if not living:
+                return
+            waiting = [index for index in living if meeting.present(meeting.places[index])]
+            if waiting and len(waiting) == len(living):
+                break
+            self._look_for_gone_here()
+            yield
+        ranks = yield from self._agree([meeting.local[index] for index in waiting])
+        places = [meeting.places[index] for index in waiting if meeting.local[index] in ranks]
+        places.append(meeting.ranks.index(self.agent.place))
+        following = meeting.following(places, self.placement.part(ranks))
+        service = Service(self.agent, following, self.agents, tag=self.group_tag)
+        service.formed = ranks
+        self.agent.start(service)
+        meeting.decide(places)
+        self.agent.progress += 1
+
+    def _agree(self, present: list[int]) -> Waiting:
+        """Return the ranks of the next generation, the same on all hosts."""
+        self.agents[self.host] = self.agent.mpi_rank
+        reported_to = (-1, -1)
+        while True:
+            hosts = self._living_hosts()
+            first = hosts[0]
+            if first == self.host:
+                reports = {
+                    host: self._inbox[REPORT, 0, 0, host]
+                    for host in hosts
+                    if (REPORT, 0, 0, host) in self._inbox
+                }
+                if len(reports) == len(hosts) - 1:
+                    ranks = list(present)
+                    for letter in reports.values():
+                        ranks += json.loads(letter.body)[0]
+                    ranks.sort()
+                    body = json.dumps([ranks, list(self.agents.items())]).encode()
+                    for host in reports:
+                        self._send(host, DECISION, body)
+                    return ranks
+            else:
+                if reported_to != (first, self.agents[first]):
+                    self._send(first, REPORT, json.dumps([present, self.formed]).encode())
+                    reported_to = first, self.agents[first]
+                letter = self._inbox.pop((DECISION, 0, 0, first), None)
+                if letter is not None:
+                    ranks, agents = json.loads(letter.body)
+                    self.agents = dict(agents)
+                    return ranks
+            formed = self.agent.formed_elsewhere(self.key, self.meeting.generation + 1)
+            if formed is not None:
+                return formed
+            self._look_for_gone_here()
+            yield
+
+
+def part_here(part: Placement, ranks: Sequence[int], host: int) -> list[int]:
+    """Return the ranks of the parent group that are on a host, in the order of the subgroup."""
+    return [ranks[own] for own in part.ranks_on(host)]
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "little")

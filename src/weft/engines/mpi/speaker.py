@@ -1,0 +1,560 @@
+"""The process that stands for a rank in MPI, its speaker.
+
+    rank                                      its speaker
+      start it, before anybody calls MPI_Init   MPI_Init in the rank's place, with what it inherits
+      Join                             ---->    all speakers: who is on which host, with what versions
+                                       <----    Placed, or Refused
+      join the launch of this host              join it too, behind its ranks
+                                                the first of a host is the agent (agent.py), the
+                                                others wait to take its place
+      ...                                       ... until all ranks of the host have left
+      End                              ---->    wait until all ranks end; MPI_Finalize
+                                       <----    the end of the process
+
+So no rank is ever inside MPI: it waits for shared memory and sockets, where it sees deaths and
+deadlines, and whatever the script computes, MPI goes on. A speaker whose rank is gone ends at once.
+
+A script that has initialized MPI itself before has taken the place already: then the speaker is a
+thread of the rank, and MPI must allow several threads. What it does is the same, but while the
+script computes in C without releasing the interpreter nobody serves its host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft._core.launch import Launched
+from weft._version import __version__
+from weft.engines.local.processes.linux import (
+    end_as_text,
+    end_with_parent,
+    open_pidfd,
+    process_start,
+    readable,
+)
+from weft.engines.mpi.placement import Placement
+from weft.errors import EngineUnavailable, MissingRank, PeerLost, Refused
+
+_LENGTH = struct.Struct("=Q")
+#: bytes in which a speaker says who it is, in the first exchange of all
+_RECORD = 1024
+#: seconds between two looks of a speaker that has nothing to do, and of one that waits for MPI
+_PAUSE, _SHORT_PAUSE = 0.02, 0.001
+#: seconds that a speaker whose rank has failed gives the others to say why they end
+_GRACE = 1.0
+#: seconds that MPI_Finalize may take once all have come to it
+_FINALIZING = 10.0
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from weft.engines.mpi.speaker import main; main(int(sys.argv[1]))"
+)
+
+
+class Gone(Exception):
+    """The other end of a conversation has ended."""
+
+
+class Conversation:
+    """One end of the socket between a rank and its speaker: JSON values, each with its length."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def say(self, value: Any) -> None:
+        """Send a value. Raises Gone."""
+        text = json.dumps(value).encode()
+        try:
+            self._socket.sendall(_LENGTH.pack(len(text)) + text)
+        except OSError as error:
+            raise Gone(str(error)) from None
+
+    def hear(self) -> Any:
+        """Return the next value, which has begun to come. Raises Gone."""
+        (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
+        return json.loads(self._take(length))
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether there is something to hear, or the other end is gone, in so long."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def _take(self, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            try:
+                part = self._socket.recv(length - len(data))
+            except OSError as error:
+                raise Gone(str(error)) from None
+            if not part:
+                raise Gone("the other end has closed the connection")
+            data += part
+        return bytes(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where this rank is, and how it finds the others of its host."""
+
+    placement: Placement
+    host: int
+    local_rank: int
+    local_size: int
+    #: of this host's ranks and their speakers
+    launch: str
+
+
+# the rank's side
+
+
+class Speaker:
+    """A rank's speaker, as the rank sees it."""
+
+    def __init__(self, place: Launched) -> None:
+        ours, theirs = socket.socketpair()
+        self._conversation = Conversation(ours)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self.sessions = 0
+        if _is_initialized():
+            _validate_threads()
+            conversation = Conversation(theirs)
+            self._thread = threading.Thread(
+                target=_speak_in_thread,
+                args=(conversation, place.rank, place.size),
+                name="weft speaker",
+                daemon=True,
+            )
+            self._thread.start()
+            return
+        arguments = [str(theirs.fileno()), *sys.path]
+        # with all descriptors: some launchers speak over one that they have opened
+        os.set_inheritable(theirs.fileno(), True)
+        self._process = subprocess.Popen(
+            [sys.executable, *_flags(), "-c", _PROGRAM, *arguments],
+            stdin=subprocess.DEVNULL,
+            close_fds=False,
+            env={**os.environ, _RANK: str(place.rank), _SIZE: str(place.size)},
+        )
+        theirs.close()
+
+    def join(self, place: Launched, seconds: float) -> Placed:
+        """Return where this rank is, once all speakers have met. Raises MissingRank, Refused,
+        PeerLost, EngineUnavailable."""
+        self.sessions += 1
+        deadline = time.monotonic() + seconds
+        who = f"rank {place.rank} on host {socket.gethostname()}"
+        try:
+            self._conversation.say(["join", self.sessions])
+            while not self._conversation.wait(min(1.0, deadline - time.monotonic())):
+                if time.monotonic() >= deadline:
+                    self.abandon()
+                    raise MissingRank(
+                        f"the {place.size} ranks did not all come within {seconds:g} s (this is "
+                        f"{who}); did one fail before weft.init()? For slow starts raise --timeout "
+                        "or WEFT_TIMEOUT",
+                    )
+            kind, *answer = self._conversation.hear()
+        except Gone:
+            how = f": {end_as_text(self._process.wait())}" if self._process else ""
+            raise PeerLost(
+                f"the process that stands for {who} in MPI ended while the group was starting{how}; "
+                "what it printed before says why",
+                [place.rank],
+            ) from None
+        if kind == "refused":
+            raise Refused(answer[0])
+        if kind == "unavailable":
+            raise EngineUnavailable(f"{who}: {answer[0]}")
+        world, host_of, names, host, local_rank, local_size, launch = answer
+        placement = Placement(tuple(world), tuple(host_of), tuple(names))
+        return Placed(placement, host, local_rank, local_size, launch)
+
+    def end(self, *, failed: bool) -> None:
+        """End MPI in this rank's place, after all have come to their ends; after a failure, and if
+        others do not come soon, without them."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            self._conversation.say(["end", failed])
+            if self._process is not None:
+                self._process.wait()
+            elif self._thread is not None:
+                self._thread.join()
+        except Gone:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the speaker at once."""
+        if self._process is not None and os.getpid() == self._pid:
+            self._process.kill()
+            self._process.wait()
+
+
+_RANK, _SIZE = "WEFT_MPI_RANK", "WEFT_MPI_SIZE"
+
+
+def _flags() -> list[str]:
+    """Return the interpreter's flags that matter to what it imports."""
+    flags = sys.flags
+    letters = {"I": flags.isolated, "E": flags.ignore_environment, "s": flags.no_user_site}
+    return [f"-{letter}" for letter, value in letters.items() if value]
+
+
+def _is_initialized() -> bool:
+    """Return whether the script has initialized MPI."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and module.Is_initialized() and not module.Is_finalized()
+
+
+def _validate_threads() -> None:
+    from mpi4py import MPI
+
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise EngineUnavailable(
+            "this script has initialized MPI before weft.init(), for fewer threads than the two "
+            "that then speak MPI; let mpi4py ask for its default, MPI_THREAD_MULTIPLE, or call "
+            "weft.init() first"
+        )
+
+
+# the speaker's side
+
+
+def main(descriptor: int) -> None:
+    """Speak for the rank that started this process."""
+    parent = os.getppid()
+    end_with_parent(signal.SIGKILL)  # MPI_Init cannot be interrupted otherwise
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends this process
+    conversation = Conversation(socket.socket(fileno=descriptor))
+    os.set_inheritable(descriptor, False)
+    watched = open_pidfd_of(parent)
+    rank, size = int(os.environ.pop(_RANK)), int(os.environ.pop(_SIZE))
+    if os.getppid() != parent:
+        os._exit(1)
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    voice = Voice(conversation, rank, size, lambda: readable(watched))
+    end_with_parent(0)
+    try:
+        failed = voice.serve()
+    except Gone:  # the rank is gone, without a word
+        os._exit(1)
+    complete = voice.await_all_ends(_GRACE if failed else float("inf"))
+    if complete and not voice.has_lost:
+        threading.Timer(_FINALIZING, os._exit, [0]).start()
+        MPI.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def open_pidfd_of(pid: int) -> int:
+    from weft._core.launch import Process
+
+    return open_pidfd(Process(pid, process_start(pid)))
+
+
+def _speak_in_thread(conversation: Conversation, rank: int, size: int) -> None:
+    voice = Voice(conversation, rank, size, lambda: False)
+    try:
+        failed = voice.serve()
+    except Gone:
+        return
+    if not voice.await_all_ends(_GRACE if failed else float("inf")) and failed:
+        # mpi4py would wait for all others in MPI_Finalize
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class Voice:
+    """What speaks MPI for one rank."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        rank: int,
+        size: int,
+        rank_is_gone: Callable[[], bool],
+    ) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._conversation, self._rank_is_gone = conversation, rank_is_gone
+        self._rank, self._size = rank, size
+        self._command: Any = None
+        self.has_lost = False
+        world = MPI.COMM_WORLD
+        self._trouble = self._misfit(world)
+        if self._trouble:
+            return
+        #: for messages, for joining, and for ending: a user's own traffic cannot meet these
+        self._comm, self._joining, self._ending = world.Dup(), world.Dup(), world.Dup()
+        for comm in (self._comm, self._joining, self._ending):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def _misfit(self, world: Any) -> str:
+        rank, size = world.Get_rank(), world.Get_size()
+        if (rank, size) == (self._rank, self._size):
+            return ""
+        library = self._mpi.Get_library_version().split(",")[0].strip("\0\n ")
+        return (
+            f"mpi4py is built for another MPI ({library}) than the one whose mpirun started this "
+            f"job: it is rank {rank} of {size} there, and rank {self._rank} of {self._size} of this "
+            "job. Use the mpirun that belongs to it, or install the other's mpi4py"
+        )
+
+    def serve(self) -> bool:
+        """Serve session after session, until the rank ends. Return whether it has failed. Raises
+        Gone if it ends without saying so."""
+        while True:
+            command, argument = self._next_command()
+            if command == "end":
+                return bool(argument)
+            if self._trouble:
+                self._conversation.say(["unavailable", self._trouble])
+                continue
+            self._session(argument)
+
+    def await_all_ends(self, seconds: float) -> bool:
+        """Wait until all ranks end, so long at most. Return whether they do."""
+        if self._trouble:
+            return True
+        deadline = time.monotonic() + seconds
+        pause = _SHORT_PAUSE
+        try:
+            request = self._ending.Ibarrier()
+            while not request.Test():
+                if time.monotonic() >= deadline or self._rank_is_gone():
+                    return False
+                time.sleep(pause)
+                pause = min(_PAUSE, pause * 1.2)
+        except self._mpi.Exception:
+            self.has_lost = True
+            return False
+        return True
+
+    # one session
+
+    def _session(self, number: int) -> None:
+        records = self._meet(number)
+        if records is None:
+            return
+        refusal = refusal_of(records)
+        if refusal:
+            self._conversation.say(["refused", refusal])
+            return
+        placed = place_among(records, self._rank)
+        placement = placed.placement
+        self._conversation.say(
+            [
+                "placed",
+                placement.world,
+                placement.host_of,
+                placement.names,
+                placed.host,
+                placed.local_rank,
+                placed.local_size,
+                placed.launch,
+            ]
+        )
+        self._speak(placed, number)
+
+    def _meet(self, number: int) -> list[Any] | None:
+        """Return every speaker's record; None if the rank has ended meanwhile."""
+        record = json.dumps(own_record(number)).encode()[:_RECORD]
+        everybody = bytearray(_RECORD * self._size)
+        mine = record.ljust(_RECORD)
+        byte = self._mpi.BYTE
+        request = self._joining.Iallgather([mine, byte], [everybody, byte])
+        while not request.Test():
+            if self._rank_is_gone() or self._told_something():
+                return None
+            time.sleep(_SHORT_PAUSE)
+        parts = range(0, len(everybody), _RECORD)
+        return [json.loads(everybody[at : at + _RECORD].rstrip()) for at in parts]
+
+    def _speak(self, placed: Placed, number: int) -> None:
+        """Join the launch of this host; be its agent, or wait to become it."""
+        from weft import faults
+        from weft._core.arguments import START
+        from weft.engines.local.meeting.rendezvous import Identity, assemble
+        from weft.errors import WeftError
+
+        faults.set_rank(-1)  # fault points are for ranks
+        size = placed.local_size
+        identity = Identity(size + placed.local_rank, 2 * size, placed.launch)
+        try:
+            joined = assemble(identity, START)
+        except WeftError:
+            return  # the ranks of this host say why
+        roster = joined.roster
+        host_agents = {
+            host: placed.placement.world[placed.placement.ranks_on(host)[0]]
+            for host in placed.placement.order
+        }
+        if placed.local_rank == 0:
+            self._be_agent(placed, joined, host_agents, first=True)
+            roster.leave()
+            return
+        own_rank = [placed.local_rank]
+        while not roster.gone(own_rank) and not self._must_leave():
+            earlier = list(range(size, size + placed.local_rank))
+            if len(roster.gone(earlier)) == len(earlier):
+                self._be_agent(placed, joined, host_agents, first=False)
+                break
+            time.sleep(_PAUSE)
+        roster.leave()
+
+    def _be_agent(
+        self, placed: Placed, joined: Any, host_agents: dict[int, int], *, first: bool
+    ) -> None:
+        from weft.engines.mpi.agent import Agent
+        from weft.engines.mpi.meeting import HostMeeting
+        from weft.engines.mpi.service import Service
+
+        size, placement = placed.local_size, placed.placement
+        agent = Agent(
+            self._comm,
+            joined.roster,
+            host=placed.host,
+            host_of=placement.host_of,
+            ranks=range(size),
+            leave=self._must_leave,
+        )
+        own = size + placed.local_rank
+        meeting = HostMeeting(
+            joined.memory,
+            roster=joined.roster,
+            ranks=range(2 * size),
+            places=[*range(size), own],
+            placement=placement,
+            host=placed.host,
+            name="world",
+            generation=0,
+            free_cores=False,
+        )
+        service = Service(agent, meeting, host_agents, tag=0)
+        agent.start(service, take_over=not first)
+        try:
+            agent.run()
+        finally:
+            agent.flush(0.2)
+            self.has_lost = self.has_lost or bool(agent.mail.failed)
+
+    # the rank
+
+    def _next_command(self) -> Any:
+        if self._command is None:
+            while not self._conversation.wait(1.0):
+                if self._rank_is_gone():
+                    raise Gone
+            self._command = self._conversation.hear()
+        command, self._command = self._command, None
+        return command
+
+    def _told_something(self) -> bool:
+        """Return whether the rank has said something, which `_next_command` returns."""
+        if self._command is None and self._conversation.wait(0.0):
+            self._command = self._conversation.hear()
+        return self._command is not None
+
+    def _must_leave(self) -> bool:
+        """Return whether the rank is gone without a word."""
+        if self._rank_is_gone():
+            return True
+        try:
+            self._told_something()
+        except Gone:
+            return True
+        return False
+
+
+# who is where
+
+
+def own_record(session: int) -> list[Any]:
+    """Return what the speakers tell each other when they meet: the session, this host's name and
+    what tells it from others, a name for its launch, and the versions."""
+    import platform
+
+    import numpy as np
+
+    names = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "uts", "mnt"))
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    key = [socket.gethostname(), boot, *names]
+    versions = {
+        "weft": __version__,
+        "Python": platform.python_version().rpartition(".")[0],
+        "NumPy": np.__version__,
+    }
+    import hashlib
+
+    digest = hashlib.blake2b("\n".join(key).encode(), digest_size=16).hexdigest()
+    return [session, key[0], digest, os.urandom(16).hex(), versions]
+
+
+def refusal_of(records: Sequence[Any]) -> str:
+    """Return why ranks with these records cannot form a group; "" if they can. Pure."""
+    hosts = {record[2]: record for record in records}
+    kinds = {json.dumps([*record[4].items()]) for record in records}
+    sessions = {record[0] for record in records}
+    if len(sessions) > 1:
+        return (
+            f"the ranks are in different sessions ({sorted(sessions)}): each must call weft.init() "
+            "and weft.shutdown() equally often"
+        )
+    if len(kinds) == 1:
+        return ""
+    rows = [("host", *records[0][4])]
+    rows += sorted((record[1], *record[4].values()) for record in hosts.values())
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = "\n".join(
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return (
+        "the hosts have different versions; install the same on all, and compare them with "
+        f"`weft doctor --hosts`:\n{table}"
+    )
+
+
+def place_among(records: Sequence[Any], rank: int) -> Placed:
+    """Return where a rank is, given the records of all. Pure."""
+    keys = [record[2] for record in records]
+    hosts = list(dict.fromkeys(keys))
+    host_of = tuple(hosts.index(key) for key in keys)
+    names = tuple(records[keys.index(key)][1] for key in hosts)
+    here = [other for other, key in enumerate(keys) if key == keys[rank]]
+    return Placed(
+        Placement(tuple(range(len(records))), host_of, names),
+        host_of[rank],
+        here.index(rank),
+        len(here),
+        records[here[0]][3],
+    )
