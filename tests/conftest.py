@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.hosts import REQUIRED, Hosts, obstacle
+from tests.hosts import Hosts, require_hosts
 from tests.support import MARK, Reading, marked_processes, readings
 
 # a shell without job control starts background commands with Ctrl-C ignored, nohup has them ignore
@@ -62,10 +62,7 @@ def _three_hosts() -> Iterator[Hosts]:
 
 
 def _made(count: int) -> Iterator[Hosts]:
-    if reason := obstacle():
-        if os.environ.get(REQUIRED) == "required":
-            pytest.fail(f"{REQUIRED}=required, but {reason}")
-        pytest.skip(reason)
+    require_hosts()
     with Hosts(count) as hosts:
         yield hosts
 

@@ -35,6 +35,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from tests.support import HANGS, MARK, Outcome, load, wait_until, write_script
 
 #: under WEFT_TEST_HOSTS=required a machine that cannot make hosts fails the tests
@@ -117,6 +119,14 @@ def obstacle() -> str:
     command = ["unshare", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c"]
     done = subprocess.run([*command, trial], capture_output=True, text=True, timeout=HANGS)
     return f"no namespaces: {done.stderr.strip()}" if done.returncode else ""
+
+
+def require_hosts() -> None:
+    """Skip the test where the machine cannot make hosts; fail it where it has to."""
+    if reason := obstacle():
+        if os.environ.get(REQUIRED) == "required":
+            pytest.fail(f"{REQUIRED}=required, but {reason}")
+        pytest.skip(reason)
 
 
 @dataclass(frozen=True)

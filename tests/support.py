@@ -118,13 +118,36 @@ def run_ranks(
     limit: float = HANGS,
 ) -> list[Any]:
     """Call `function(group, *arguments)` in each of `ranks` processes; the results by rank."""
-    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
-    payload = Path(os.environ["WEFT_TEST_FOLDER"]) / f"payload{time.monotonic_ns()}"
-    payload.write_bytes(cloudpickle.dumps((function, arguments)))
+    payload = _payload(function, arguments)
     outcome = launch(
         _RUNNER, ranks, str(payload), options=options, env=env, limit=limit, launcher=launcher
     )
     assert outcome.code == 0, outcome
+    return _results(payload, ranks)
+
+
+def run_ranks_on_hosts(
+    each: Sequence[int], function: Callable[..., Any], *arguments: Any, limit: float = HANGS
+) -> list[Any]:
+    """Do as `run_ranks` on hosts of namespaces, with so many ranks each."""
+    from tests.hosts import Hosts
+
+    payload = _payload(function, arguments)
+    with Hosts(len(each)) as hosts:
+        outcome = hosts.launch(_RUNNER, each, str(payload), timeout=limit)
+        assert outcome.code == 0, outcome
+        assert not (left := hosts.leave_nothing()), left
+    return _results(payload, sum(each))
+
+
+def _payload(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Path:
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    payload = Path(os.environ["WEFT_TEST_FOLDER"]) / f"payload{time.monotonic_ns()}"
+    payload.write_bytes(cloudpickle.dumps((function, arguments)))
+    return payload
+
+
+def _results(payload: Path, ranks: int) -> list[Any]:
     return [pickle.loads(Path(f"{payload}.{rank}").read_bytes()) for rank in range(ranks)]
 
 

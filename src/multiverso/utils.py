@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from multiverso import api
 from weft._core.arguments import explain_keywords
+from weft._core.tables import as_array
 
 
 class Loader:
@@ -45,5 +46,8 @@ class Loader:
 
 @explain_keywords
 def convert_data(data: Any) -> NDArray[np.float32]:
-    """Return numbers as a new array of float32, in which the old tables kept everything."""
-    return np.array(data).astype(np.float32)
+    """Return numbers as a new array of float32, in which the old tables kept everything.
+
+    Raises InvalidType, InvalidValue for what is no array of numbers.
+    """
+    return as_array(data, "data").astype(np.float32)

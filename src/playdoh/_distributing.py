@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import weft
-from playdoh._resources import elsewhere
+from playdoh._resources import elsewhere, validate_port
 from weft._core.arguments import explain_keywords
 from weft.errors import InvalidType
 
 
 class DistributedFunction(weft.DistributedFunction):
     """A function over many items, which takes the arguments of `distribute`.
+
+    `port` is that of other machines, and has no effect where there are none.
 
     >>> from playdoh import DistributedFunction
     >>> DistributedFunction(abs, max_cpu=2)([-1, -2])
@@ -35,15 +37,18 @@ class DistributedFunction(weft.DistributedFunction):
         endaftercall: bool = True,
         verbose: bool = False,
     ) -> None:
+        others = elsewhere(machines)
+        if port is not None:
+            validate_port(port, "distribute")
         super().__init__(
             fun,  # type: ignore[arg-type]  # None is refused there
             shared_data=some(shared_data),
             max_cpu=max_cpu,
             max_gpu=max_gpu,
             gpu_policy=gpu_policy,
-            machines=elsewhere(machines),
+            machines=others,
             named_pipe=named_pipe,
-            port=port,
+            port=port if others else None,
             accept_lists=accept_lists,
             endaftercall=endaftercall,
             verbose=verbose,

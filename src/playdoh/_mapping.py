@@ -3,6 +3,9 @@
 without any          the built-in's list, in this process
 cpu, gpu, ...        weft.map: the last release's, which takes several lists
 max_cpu, ...         the same; and what only `distribute` has goes to that, as in the first one
+
+A dict or None after the list is the first release's shared data, whose other arguments may follow
+it in their order.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-from playdoh._distributing import DistributedFunction, some
+from playdoh._distributing import DistributedFunction, distribute, some
 from playdoh._resources import elsewhere
 from weft._api.mapping import (
     MapHandle,
@@ -40,6 +43,9 @@ _OF_DISTRIBUTE = (
     "verbose",
 )
 
+#: the order of the first release's arguments after the list
+_IN_ORDER = tuple(inspect.signature(distribute).parameters)[1:]
+
 #: those of the last release that are not here
 _MISSING = ("allocation", "unit_type", "total_units", "do_redirect")
 
@@ -62,13 +68,17 @@ def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     max_gpu, gpu_policy, named_pipe, port, accept_lists, endaftercall, verbose
                       as in `distribute`, with one list or array.
 
-    Any other keyword is one of the function's: a list with a value for each call. Without any
-    keyword it is the built-in's list, computed in this process.
+    Any other keyword is one of the function's: a list with a value for each call. A dict or None
+    after a single list is `shared_data`, after which what `distribute` takes may follow in its
+    order. Without any of these it is the built-in's list, computed in this process.
 
     Raises what `weft.map` raises; EngineUnavailable, InvalidType, InvalidValue.
     """
     if "args" in kwdss and not argss:  # as the first release called its list
         argss = (kwdss.pop("args"),)
+    if _has_shared_data(argss):
+        argss, kwdss = argss[:1], _by_first_order(argss[1:], kwdss)
+        return _distributed(fun, argss, kwdss)
     if not kwdss:
         _validate(fun, argss, "map")
         return list(builtins.map(fun, *argss))
@@ -88,6 +98,11 @@ def map_async(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> J
     """
     for name in kwdss.keys() & set(_OF_DISTRIBUTE):
         raise InvalidType(f"map_async({name}=...): map has it, and distribute; map_async has not")
+    if _has_shared_data(argss):
+        raise InvalidType(
+            f"map_async got a {type(argss[1]).__name__} as its second list; expected a list, or "
+            "the shared data by name: map_async(fun, items, shared_data={...})"
+        )
     return JobRun(make_map("map_async", *_prepare(fun, argss, kwdss, "map_async")))
 
 
@@ -137,7 +152,28 @@ def _is_for_distribute(argss: Sequence[Any], kwdss: Mapping[str, Any]) -> bool:
     by a keyword that only those had, or an array, which `distribute` splits along its last axis."""
     if kwdss.keys() & set(_OF_DISTRIBUTE):
         return True
-    return "max_cpu" in kwdss and len(argss) == 1 and type(argss[0]).__name__ == "ndarray"
+    if "max_cpu" not in kwdss or len(argss) != 1:
+        return False
+    return argss[0] is None or type(argss[0]).__name__ == "ndarray"
+
+
+def _has_shared_data(argss: Sequence[Any]) -> bool:
+    """Return whether the second positional argument is the first release's shared data."""
+    return len(argss) > 1 and (argss[1] is None or isinstance(argss[1], Mapping))
+
+
+def _by_first_order(values: Sequence[Any], kwdss: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first release's arguments by their names. Raises InvalidType for too many, or one
+    that was given twice."""
+    if len(values) > len(_IN_ORDER):
+        raise InvalidType(
+            f"map got {len(values)} arguments after the list; expected {len(_IN_ORDER)} at most: "
+            + ", ".join(_IN_ORDER)
+        )
+    found = dict(zip(_IN_ORDER, values, strict=False))
+    for name in found.keys() & kwdss.keys():
+        raise InvalidType(f"map got {name!r} twice: by its place, and by its name")
+    return {**found, **kwdss}
 
 
 def _distributed(fun: Callable[..., Any], argss: Sequence[Any], kwdss: Mapping[str, Any]) -> Any:

@@ -9,10 +9,12 @@ from typing import Any
 from weft._core.arguments import explain_keywords, validate_count
 from weft._core.failures import warn_caller
 from weft.engines import registry
+from weft.errors import InvalidValue
 from weft.resources import count_cores, visible_gpus
 
 #: where Playdoh's workers listened; nothing listens here
 DEFAULT_PORT = 2718
+_LAST_PORT = 65535
 
 
 def get_cpu_count() -> int:
@@ -44,7 +46,8 @@ def funworker(
     max_cpu     the most workers of a script; no more than there are CPUs.
     max_gpu     has no effect, and warns where there are more GPUs: each script has its own cap.
     named_pipe  True or a name, which scripts pass too: distribute(fun, named_pipe="NAME").
-    port        has no effect: nothing listens on a port.
+    port        has no effect, and warns: nothing listens on a port, as other machines come with a
+                later release of weft.
 
     Raises LaunchError if the pipe is served already, InvalidType, InvalidValue.
     """
@@ -55,7 +58,12 @@ def funworker(
             f"{MAXGPU} GPUs it uses, by distribute(fun, max_gpu={max_gpu})"
         )
     if port is not None:
-        validate_count(port, "funworker", "port", least=1)
+        validate_port(port, "funworker")
+        warn_caller(
+            f"funworker(port={port}) has no effect: nothing listens on a port, and scripts of this "
+            "machine use these workers by distribute(fun, named_pipe=...); other machines come "
+            "with a later release of weft"
+        )
     name = True if named_pipe is None or named_pipe is False else named_pipe
     engine: Any = registry.choose(None, "launch").load()
     engine.serve_pipe(name, min(cpus, MAXCPU), _say_how)
@@ -66,6 +74,12 @@ def _say_how(pipe: str) -> None:
         f"playdoh: waiting for scripts of this machine: distribute(fun, named_pipe={pipe!r})",
         flush=True,
     )
+
+
+def validate_port(port: object, where: str) -> None:
+    """Raise InvalidType, InvalidValue for anything but a port's number."""
+    if validate_count(port, where, "port", least=1) > _LAST_PORT:
+        raise InvalidValue(f"{where}(port={port}): expected a port, 1 to {_LAST_PORT}")
 
 
 def elsewhere(machines: Any) -> list[Any]:

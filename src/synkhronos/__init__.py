@@ -30,6 +30,8 @@ Errors are weft's: see `weft.errors`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 from synkhronos import _session
 from synkhronos._collectives import (
@@ -72,10 +74,17 @@ __all__ = [
 ]
 
 
-@also(n_gpu="n_parallel")
+def _has_rank(arguments: Sequence[Any]) -> bool:
+    """Return whether these are February's arguments of `fork`, whose second one was a rank."""
+    if len(arguments) != 2 or isinstance(arguments[1], bool):
+        return False
+    return whole(arguments[1]) is not None
+
+
+@also(early=("n_parallel", "master_rank"), is_early=_has_rank, n_gpu="n_parallel")
 def fork(  # noqa: PLR0917  they were all positional
     n_parallel: int | None = None,
-    use_gpu: bool | int = True,
+    use_gpu: bool = True,
     master_rank: int = 0,
     profile_workers: bool = False,
     max_n_var: int = 1000,
@@ -88,16 +97,14 @@ def fork(  # noqa: PLR0917  they were all positional
     n_parallel       how many in all: by default one for each GPU if there are several and `use_gpu`
                      is true, else one for each core, and two at least.
     use_gpu          whether each process gets a GPU of its own, where there are enough.
-    master_rank      this process's rank; in February 2017 it was the second argument, and is still
-                     taken so if that is a number.
+    master_rank      this process's rank; in February 2017 it was the second argument, and of two
+                     by position is still taken so if it is a number.
     profile_workers, max_n_var, max_dim
                      have no effect: nothing here is limited by them.
     timeout          seconds that a call may take; by default WEFT_TIMEOUT, else 1800.
 
     Raises AlreadyInitialized when called twice without `close` between.
     """
-    if not isinstance(use_gpu, bool) and whole(use_gpu) is not None:
-        use_gpu, master_rank = True, use_gpu
     return _session.begin(n_parallel, bool(use_gpu), master_rank, timeout)
 
 

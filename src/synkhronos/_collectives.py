@@ -29,7 +29,7 @@ def broadcast(
     shared_vars: Any = None, values: Any = None, nccl: bool = True, *, functions: Any = None
 ) -> None:
     """Copy this process's values, or these, to every rank."""
-    call = _Call(shared_vars, "broadcast", functions)
+    call = _Call.of_any(shared_vars, functions, "broadcast")
     call.replica.broadcast(None if values is None else call.packed(call.values(values)))
 
 
@@ -67,7 +67,7 @@ def gather(
     of several; with `dest`, an array or variable to write to, None."""
     if nd_up not in (0, 1, None):
         raise InvalidValue(f"nd_up={nd_up!r}: expected 1 (a new axis) or 0 (the first axis)")
-    call = _Call(shared_vars, "gather", functions)
+    call = _Call.of_any(shared_vars, functions, "gather")
     return call.delivered(call.gathered(stack=nd_up != 0), dest)
 
 
@@ -106,7 +106,7 @@ def reduce(
 ) -> Any:
     """Set this process's values to the average, sum, ... of all ranks'. With in_place=False return
     that instead, as `gather` does; with `dest` write it there."""
-    call = _Call(shared_vars, "reduce", functions)
+    call = _Call.of_any(shared_vars, functions, "reduce")
     in_place = in_place and dest is None
     found = call.replica.reduce(_operation(op, "reduce"), in_place=in_place)
     return None if in_place else call.delivered(call.listed(found), dest)
@@ -117,7 +117,7 @@ def all_reduce(
     shared_vars: Any = None, op: str = "avg", nccl: bool = True, *, functions: Any = None
 ) -> None:
     """Set every rank's values to the average, sum, ... of all ranks'."""
-    call = _Call(shared_vars, "all_reduce", functions)
+    call = _Call.of_any(shared_vars, functions, "all_reduce")
     call.replica.all_reduce(_operation(op, "all_reduce"))
 
 
@@ -155,22 +155,24 @@ def get_shapes(shared_vars: Any) -> Any:
 class _Call:
     """The variables of a call."""
 
-    def __init__(self, given: Any, caller: str, functions: Any = None) -> None:
+    def __init__(self, given: Any, caller: str) -> None:
         team = _session.team(caller)
         self.size = team.size
         self._caller = caller
-        if given is None:
-            self.variables, self._single = of_functions(functions, caller), False
-        else:
-            self.variables, self._single = find(given, caller)
-            if functions is not None:
-                self.variables = [
-                    *dict.fromkeys([*self.variables, *of_functions(functions, caller)])
-                ]
-                self._single = False
+        self.variables, self._single = find(given, caller)
         for variable in self.variables:
             weft.replicate(variable, team=team)
         self.replica = weft.replicate(_session.together(self.variables), team=team)
+
+    @classmethod
+    def of_any(cls, given: Any, functions: Any, caller: str) -> _Call:
+        """Return a call with these variables, and those of functions; of all, where there are
+        neither."""
+        _session.team(caller)
+        if given is not None and functions is None:
+            return cls(given, caller)
+        of_given = [] if given is None else find(given, caller)[0]
+        return cls([*dict.fromkeys([*of_given, *of_functions(functions, caller)])], caller)
 
     def pairs(self, values: Sequence[Any]) -> list[tuple[Any, Any]]:
         return list(zip(self.variables, values, strict=True))

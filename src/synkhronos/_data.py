@@ -43,6 +43,8 @@ def data(  # noqa: PLR0917  they were all positional
     np.float64(14.0)
     """
     if var is not None:
+        if not hasattr(var, "dtype") or not hasattr(var, "ndim"):
+            raise InvalidType(f"data(var={var!r}): expected a variable of PyTensor")
         dtype = var.dtype if dtype is None else dtype
         ndim = var.ndim if ndim is None else ndim
         name = var.name if name is None else name

@@ -14,7 +14,7 @@ import numpy as np
 import weft
 from synkhronos import _session
 from synkhronos._data import Data, data
-from synkhronos._graphs import MODES, Graph, read_givens, read_outputs, read_updates
+from synkhronos._graphs import MODES, Graph, as_list, read_givens, read_outputs, read_updates
 from synkhronos._inputs import Inputs, validate_inputs
 from synkhronos._names import are_modes, are_split, are_variables
 from synkhronos._orders import Order, run
@@ -88,8 +88,9 @@ def function(  # noqa: PLR0917  they were all positional
     ]
     known = {name: None for one in takes for name in one if name != "kwargs"}
     validate_keywords(kwargs, known, "synkhronos.function")
-    own = list(inputs)
-    whole = list(bcast_inputs or ())
+    own = as_list(inputs, "inputs")
+    whole = [] if bcast_inputs is None else as_list(bcast_inputs, "bcast_inputs")
+    sliceable = [] if sliceable_shareds is None else as_list(sliceable_shareds, "sliceable_shareds")
     variables, modes, single = read_outputs(outputs, collect_modes, reduce_ops)
     return Function(
         Graph(
@@ -97,7 +98,7 @@ def function(  # noqa: PLR0917  they were all positional
             variables,
             read_updates(updates),
             read_givens(givens),
-            list(sliceable_shareds or ()),
+            sliceable,
             kwargs,
         ),
         modes,
@@ -117,7 +118,8 @@ class Function:
         self._single = single
         self._graph = graph.with_defaults()
         plain = self._graph.compile()
-        self._name: str = graph.options.get("name") or plain.name or "function"
+        #: the name in errors
+        self._name: str = self.name or "function"
         variables = [getattr(one, "variable", one) for one in graph.inputs]
         self._inputs = Inputs(self._name, variables, is_split)
         self._compiled: dict[tuple[str | None, bool], Any] = {(None, False): plain}
@@ -132,9 +134,10 @@ class Function:
         _session.register(self)
 
     @property
-    def name(self) -> str:
-        """Return the name given to `function`."""
-        return self._name
+    def name(self) -> str | None:
+        """Return the name given to `function`, None if none was."""
+        name: str | None = self._graph.options.get("name")
+        return name
 
     @property
     def output_modes(self) -> list[str | None]:
@@ -185,7 +188,7 @@ class Function:
         options = CallOptions(output_subset, batch, batch_s, num_slices)
         orders, common = self.orders(inputs, by_name, options)
         own = [None if one is None else (one,) for one in orders]
-        results = _session.team(self.name).backend.call(run, own, common=common)
+        results = _session.team(self._name).backend.call(run, own, common=common)
         return self.collect(results, output_subset)
 
     def as_theano(
@@ -227,20 +230,20 @@ class Function:
         values = list(inputs) or [one() for one in self._last]
         if not by_name and (not values or any(one is None for one in values)):
             raise InvalidValue(
-                f"{self.name}.get_input_shmems() got no inputs, and those of its last call are "
+                f"{self._name}.get_input_shmems() got no inputs, and those of its last call are "
                 f"gone; expected {len(self._inputs.names)}: {self._inputs.names}"
             )
         pairs = zip(self._inputs.order(values, by_name), self._inputs.variables, strict=True)
         return [data(value, var).data for value, var in pairs]
 
     def __repr__(self) -> str:
-        return f"<synkhronos function {self.name!r}, outputs {self.output_modes}>"
+        return f"<synkhronos function {self._name!r}, outputs {self.output_modes}>"
 
     def orders(
         self, inputs: Sequence[Any], by_name: Mapping[str, Any], options: CallOptions
     ) -> tuple[list[Order | None], dict[str, Any]]:
         """Return what each rank of weft's team is to do, and the arguments common to all."""
-        team = _session.team(self.name)
+        team = _session.team(self._name)
         values = self._inputs.read(inputs, by_name, OPTIONS)
         rows = self._inputs.rows(values, options.batch)
         has_rows = self._inputs.any_split
@@ -258,7 +261,7 @@ class Function:
             found[place] = replace(order, task=task, selection=selection)
         if found[0] is None and None in self._modes(options.output_subset, sliced=False):
             raise InvalidValue(
-                f"{self.name} has an output of the mode None, which is this process's own, and of "
+                f"{self._name} has an output of the mode None, which is this process's own, and of "
                 f"{count(rows)} rows for {team.size} processes this one has none; expected more "
                 "rows, or another mode"
             )
@@ -267,8 +270,13 @@ class Function:
 
     def _order(self, options: CallOptions, rows: int | None) -> Order:
         """Return what all ranks are to do, without the inputs."""
-        team = _session.team(self.name)
+        team = _session.team(self._name)
         validate_slices(options.num_slices, rows)
+        if options.num_slices > 1 and rows is None and not self._graph.sliceable:
+            raise InvalidValue(
+                f"num_slices={options.num_slices}: {self._name} has nothing to slice, neither "
+                "split inputs nor sliceable_shareds"
+            )
         several = options.num_slices > 1
         cut = cut_of(options.batch_s, several, self._graph.sliceable)
         sliced = several and bool(self._graph.array_updates)
@@ -308,7 +316,7 @@ class Function:
 
     def _number(self, cut: str | None, *, sliced: bool) -> int:
         """Return the number of a compiled function in the team, which gets it if it has none."""
-        team = _session.team(self.name)
+        team = _session.team(self._name)
         if self._team is not team:
             self._team, self._numbers = team, {}
         key = cut, sliced
@@ -317,7 +325,7 @@ class Function:
                 self._compiled[key] = self._graph.compile(cut, sliced=sliced)
             for variable in self.shareds:
                 register(team, variable)
-            self._numbers[key] = team.backend.register(self._compiled[key], self.name)
+            self._numbers[key] = team.backend.register(self._compiled[key], self._name)
         return self._numbers[key]
 
 

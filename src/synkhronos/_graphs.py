@@ -12,7 +12,7 @@ rows are put into it as they are into the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from synkhronos._names import REDUCED_BY_AVERAGE, modes_of
@@ -175,9 +175,23 @@ def _is_several(outputs: Any) -> bool:
     return len(outputs) != 2 or not (outputs[1] is None or isinstance(outputs[1], str))
 
 
+def as_list(given: Any, option: str) -> list[Any]:
+    """Return what was given as a list. Raises InvalidType for a single variable, or no list."""
+    if hasattr(given, "owner") or not isinstance(given, Iterable):
+        raise InvalidType(f"{option}={given!r}: expected a list")
+    return list(given)
+
+
+def _items(given: Any, option: str) -> list[Any]:
+    """Return the pairs of a dict, or what is in a list; nothing for None."""
+    if isinstance(given, Mapping):
+        return list(given.items())
+    return [] if given is None else as_list(given, option)
+
+
 def read_updates(updates: Any) -> list[Update]:
     """Return the updates of a dict, or of pairs and triples."""
-    items = list(updates.items() if isinstance(updates, Mapping) else updates or ())
+    items = _items(updates, "updates")
     found = []
     for position, item in enumerate(items):
         if not isinstance(item, tuple) or len(item) not in (2, 3):
@@ -192,7 +206,7 @@ def read_updates(updates: Any) -> list[Update]:
 
 def read_givens(givens: Any) -> dict[Any, Any]:
     """Return the substitutions of a dict, or of pairs."""
-    pairs = list(givens.items() if isinstance(givens, Mapping) else givens or ())
+    pairs = _items(givens, "givens")
     for position, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InvalidType(

@@ -22,13 +22,16 @@ REDUCED_BY_AVERAGE = ("reduce", "avg")
 
 
 def also(
-    *, early: Sequence[str] = (), **spellings: str
+    *,
+    early: Sequence[str] = (),
+    is_early: Callable[[Sequence[Any]], bool] | None = None,
+    **spellings: str,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Have a function take arguments by other names: `also(vars="shared_vars")`.
 
-    `early` is the order of its arguments in February 2017, in which functions came second: a call
-    whose second argument is one, or a list of these, is taken so. A wrong keyword is told with the
-    nearest one that exists.
+    `early` is the order of its arguments in February 2017, and `is_early` says whether those given
+    by position are in that. By default they are where functions come second: one, or a list of
+    these. A wrong keyword is told with the nearest one that exists.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -36,7 +39,7 @@ def also(
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Result:
-            if _is_early(arguments, early):
+            if is_early(arguments) if is_early else _has_functions(arguments, early):
                 keywords = _by_name(arguments, early, keywords, name)
                 arguments = ()
             for spelling in spellings.keys() & keywords.keys():
@@ -75,7 +78,7 @@ def _by_name(
     return {**found, **keywords}
 
 
-def _is_early(arguments: Sequence[Any], early: Sequence[str]) -> bool:
+def _has_functions(arguments: Sequence[Any], early: Sequence[str]) -> bool:
     if len(arguments) < 2 or not early:
         return False
     second = arguments[1]

@@ -66,6 +66,11 @@ def _with_rows(member: Member, order: Order) -> Task:
         task = task._replace(rows=count(rows))
     if order.cut is None:
         return task
+    if count(rows) != task.rows:
+        raise InvalidValue(
+            f"rank {member.rank} has {task.rows} rows of the inputs and {count(rows)} of "
+            f"{', '.join(values)}; expected as many: choose them by batch= and batch_s="
+        )
     if task.slices > max(1, count(rows)):
         raise InvalidValue(
             f"num_slices={task.slices}: expected 1 to {count(rows)}, as many as there are rows in "

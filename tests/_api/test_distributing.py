@@ -344,8 +344,8 @@ WRONG: list[tuple[dict[str, Any], type[WeftError], str]] = [
     ({"gpu_policy": None}, InvalidValue, r"gpu_policy=None\): expected one of 'no_gpu'"),
     ({"shared_data": [1]}, InvalidType, r"shared_data is a list; expected a dict, for example"),
     ({"shared_data": np.ones(2)}, InvalidType, r"shared_data is a ndarray; expected a dict"),
-    ({"machines": ["a"]}, EngineUnavailable, r"machines=, port=\): .* a later release"),
-    ({"port": 2718}, EngineUnavailable, r"machines=, port=\): .* leave both out"),
+    ({"machines": ["a"]}, EngineUnavailable, r"distribute\(machines=\['a'\]\): .* a later release"),
+    ({"port": 2718}, EngineUnavailable, r"distribute\(port=2718\): .* leave it out"),
     (
         {"retries": -1},
         InvalidValue,

@@ -24,7 +24,7 @@ import cloudpickle
 import pytest
 
 import weft
-from tests.contracts.conftest import caller
+from tests.contracts.conftest import caller, hosts_in
 from weft.engines.base import Group
 from weft.engines.serial.group import SerialGroup
 
@@ -65,8 +65,11 @@ class Bodies:
 
         def of(body: Body) -> list[Any]:
             if case not in self._outcomes:
+                self._outcomes[case] = []  # if it fails, it does so once
                 self._outcomes[case] = self._run(case)
             outcomes = self._outcomes[case]
+            if not outcomes:
+                pytest.fail(f"the launch of {case} has failed, see the first test that needed it")
             found = [results.get(body.__name__) for results in outcomes]
             missing = any(body.__name__ not in results for results in outcomes)
             if missing or any(isinstance(result, Failure) for result in found):
@@ -75,6 +78,7 @@ class Bodies:
             return found
 
         of.size = case[1]  # type: ignore[attr-defined]
+        of.hosts = hosts_in(case)  # type: ignore[attr-defined]
         return of
 
     def _run(self, case: tuple[str, int]) -> list[dict[str, Any]]:

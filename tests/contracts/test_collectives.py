@@ -17,6 +17,7 @@ from weft.engines.local.collectives.transport import ROOM
 from weft.errors import Disagreement, InvalidType, InvalidValue, NotInitialized, Stalled, UsageError
 
 BODIES = Bodies(each_in="subgroup")
+OVER_HOSTS = True
 OPS = ("sum", "mean", "prod", "min", "max")
 DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

@@ -116,6 +116,9 @@ def old_forms(group: Group) -> None:
     given = np.ones(2, np.float32)
     utils.convert_data(given)[0] = 5
     assert given[0] == 1, "a copy"
+    for wrong, kind in (("abc", InvalidType), (None, InvalidType), ([[1], [1, 2]], InvalidValue)):
+        with pytest.raises(kind, match=r"^data is "):
+            utils.convert_data(wrong)
     with pytest.raises(NotImplementedError, match="ArrayTableHandler or a MatrixTableHandler"):
         tables.TableHandler(3)
     assert issubclass(mv.ArrayTableHandler, tables.TableHandler)

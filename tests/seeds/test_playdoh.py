@@ -199,8 +199,10 @@ def test_the_arguments_of_distribute(make: Callable[..., Any]) -> None:
         make(lambda xs: [1 for _ in xs], accept_lists=True)([-1]),
         make(abs, machines=["localhost", platform.node()], named_pipe=False)([-1]),
         make(abs, machines="localhost")([-1]),
+        make(abs, port=2718)([-1]),
+        make(abs, machines=["localhost"], port=2719)([-1]),
     ]
-    assert results == [[1]] * 6
+    assert results == [[1]] * 8
     assert make(lambda x, shared_data: x + shared_data["k"], {"k": 2})([-1]) == [1]
     dfun = make(abs, endaftercall=False, verbose=False)
     assert (dfun([-1]), dfun([-2])) == ([1], [2])
@@ -479,7 +481,7 @@ def start_funworker(arguments: str) -> subprocess.Popen[str]:
 
 def test_funworker_serves_until_shutdown(pipe: str) -> None:
     """One script after another, with as many workers as it allows; then it returns."""
-    worker = start_funworker(f"port=2718, named_pipe={pipe!r}, max_cpu=1, max_gpu=None")
+    worker = start_funworker(f"port=None, named_pipe={pipe!r}, max_cpu=1, max_gpu=None")
     try:
         servers = set()
         for ending in (finished, finished, shutdown):
@@ -517,15 +519,19 @@ def test_funworker_takes_its_workers_along(pipe: str, number: int) -> None:
         worker.kill()
 
 
-def test_funworker_and_gpus(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cap of GPUs has no effect, and it says so where that matters."""
+def test_what_has_no_effect_in_funworker(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cap of GPUs, where there are more, and its port: it says so. `weft close` ends it too."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    worker = start_funworker(f"max_gpu=1, named_pipe={pipe!r}")
+    worker = start_funworker(f"max_gpu=1, named_pipe={pipe!r}, port=2718")
     try:
-        shutdown(distribute(abs, named_pipe=pipe))
-        _, err = worker.communicate(timeout=HANGS)
+        assert f"{pipe}: pid " in run_command([*WEFT, "status"]).out
+        closed = run_command([*WEFT, "close", "--pipe", pipe])
+        assert closed.code == 0, closed
+        out, err = worker.communicate(timeout=HANGS)
+        assert (worker.returncode, out) == (0, "it has returned\n")
         assert "RuntimeWarning: funworker(max_gpu=1) has no effect: each script says how" in err
         assert "distribute(fun, max_gpu=1)" in err
+        assert "RuntimeWarning: funworker(port=2718) has no effect: nothing listens on" in err
     finally:
         worker.kill()
 
@@ -574,6 +580,29 @@ def test_map_with_the_keywords_of_both_generations() -> None:
     for options in ({"cpu": 2}, {"max_cpu": 2}):
         handle = playdoh.map_async(abs, [-1, -2], codedependencies=["module.py"], **options)
         assert handle.get_results() == [1, 2]
+
+
+def test_map_in_the_order_of_the_first_release() -> None:
+    """Its shared data, a dict or None, came after the list, and then the rest of `distribute`."""
+
+    def add(x: int, shared_data: dict[str, int]) -> int:
+        return x + shared_data["k"]
+
+    def add_all(xs: list[int], shared_data: dict[str, int]) -> list[int]:
+        return [add(x, shared_data) for x in xs]
+
+    data = {"k": 5}
+    rest: list[Any] = [None, "no_gpu", [], None, None]
+    assert playdoh.map(add, [1, 2], data) == [6, 7]
+    assert playdoh.map(add, [1, 2], data, 2) == [6, 7]
+    assert playdoh.map(add, [1, 2], data, max_cpu=2) == [6, 7]
+    assert playdoh.map(add, [1, 2], data, 2, *rest, False, True, False) == [6, 7]
+    assert playdoh.map(add_all, [1, 2], data, 2, *rest, True) == [6, 7]
+    assert playdoh.map(abs, [-1, -2], None, 2) == [1, 2]
+    assert playdoh.map(abs, [-1, -2], {}) == [1, 2]
+    matrix = np.arange(12.0).reshape(3, 4)
+    assert playdoh.map(lambda x: x.sum(axis=0), matrix, None, 2).tolist() == [12, 15, 18, 21]
+    assert playdoh.map(lambda: 7, None, max_cpu=1) == playdoh.map(lambda: 7, None, None, 1) == [7]
 
 
 def test_the_functions_own_keywords_are_lists() -> None:

@@ -34,7 +34,11 @@ from weft.resources import count_cores
         ({"named_pipe": 0}, InvalidType, "named_pipe=0: expected True or a name, got int"),
         ({"named_pipe": 5}, InvalidType, "named_pipe=5: expected True or a name, got int"),
         ({"machines": ["host"]}, EngineUnavailable, "come with a later release"),
-        ({"port": 2718}, EngineUnavailable, "come with a later release"),
+        ({"machines": ["host"], "port": 2718}, EngineUnavailable, r"machines=\['host'\]\): other"),
+        ({"machines": [("host", 2718)]}, EngineUnavailable, "come with a later release"),
+        ({"port": "2718"}, InvalidType, r"distribute\(port='2718'\): expected a whole number"),
+        ({"port": 0}, InvalidValue, r"distribute\(port=0\): expected a whole number, 1 or more"),
+        ({"port": 65536}, InvalidValue, r"distribute\(port=65536\): expected a port, 1 to 65535"),
     ],
 )
 def test_distribute_refuses(
@@ -101,6 +105,7 @@ def test_only_distributed_functions_are_finished(call: Callable[[Any], None]) ->
         ({"max_cpu": "2"}, InvalidType, r"funworker\(max_cpu='2'\)"),
         ({"max_gpu": -1}, InvalidValue, r"funworker\(max_gpu=-1\)"),
         ({"port": "2718"}, InvalidType, r"funworker\(port='2718'\)"),
+        ({"port": 70_000}, InvalidValue, r"funworker\(port=70000\): expected a port, 1 to 65535"),
         ({"named_pipe": 5}, InvalidType, "named_pipe=5: expected True or a name"),
         ({"named_pipe": "a/b"}, InvalidValue, "named_pipe='a/b': expected a name of letters"),
     ],
@@ -152,3 +157,15 @@ def test_keywords_of_distribute_in_other_calls() -> None:
         playdoh.map(max, [1], [2], verbose=True)
     with pytest.raises(InvalidType, match=r"map\(cpu=\.\.\.\): .* the nearest is max_cpu="):
         playdoh.map(abs, [1], verbose=True, cpu=2)
+
+
+def test_the_first_releases_order_in_other_calls() -> None:
+    """Of `map` alone, which passes nothing over."""
+    with pytest.raises(InvalidType, match=r"map got 11 arguments after the list; expected 10 at"):
+        playdoh.map(abs, [1], *[None] * 11)
+    with pytest.raises(InvalidType, match="map got 'max_cpu' twice: by its place, and by its name"):
+        playdoh.map(abs, [1], None, 2, max_cpu=2)
+    with pytest.raises(InvalidType, match=r"map\(cpu=\.\.\.\): .* the nearest is max_cpu="):
+        playdoh.map(abs, [1], None, cpu=2)
+    with pytest.raises(InvalidType, match=r"map_async got a dict as its second list; .*by name"):
+        playdoh.map_async(abs, [1], {"k": 5})

@@ -16,6 +16,7 @@ from weft._core.functions import Partial
 from weft._core.partition import Batch
 from weft.adapters import models
 from weft.engines.base import Member
+from weft.errors import InvalidType
 
 #: what Synkhronos's update rules and those of `extensions.updates` are
 UpdateRule = Callable[..., tuple[Any, Any, Any]]
@@ -27,7 +28,7 @@ def _or_of_parts(make: Callable[..., TrainFunction]) -> Callable[..., TrainFunct
     @functools.wraps(make)
     def call(*arguments: Any, **keywords: Any) -> TrainFunction:
         of_parts = isinstance(arguments[0], (list, tuple)) if arguments else "inputs" in keywords
-        return (_of_parts if of_parts else make)(*arguments, **keywords)
+        return (_make_train_function_of_parts if of_parts else make)(*arguments, **keywords)
 
     return call
 
@@ -61,10 +62,23 @@ def make_train_function(
 
         train = make_train_function([x, y], outputs, updates.adam(loss, params), givens=...)
     """
-    return _of_parts([x, y], loss, update_rule(loss, params, *args, **kwargs))
+    made = _made_by(update_rule, loss, params, *args, **kwargs)
+    return _make_train_function_of_parts([x, y], loss, made)
 
 
-def _of_parts(  # noqa: PLR0917  as `function` has them
+def _made_by(update_rule: object, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    """Return what a rule returns. Raises InvalidType for what is no rule."""
+    if not callable(update_rule):
+        raise InvalidType(
+            f"update_rule={update_rule!r}: expected one of synkhronos.extensions.updates, for "
+            "example updates.sgd"
+        )
+    made: tuple[Any, Any, Any] = update_rule(*args, **kwargs)
+    return made
+
+
+@explain_keywords
+def _make_train_function_of_parts(  # noqa: PLR0917  as `function` has them
     inputs: Sequence[Any],
     outputs: Any,
     updates: Any,
@@ -73,6 +87,7 @@ def _of_parts(  # noqa: PLR0917  as `function` has them
     sliceable_shareds: Sequence[Any] | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
+    """Return a function that trains by one step, of any inputs and outputs."""
     gradient_updates, parameter_updates, gradient = updates
     name = kwargs.pop("name", None) or "train"
     return TrainFunction(
@@ -104,11 +119,12 @@ def make_train_function_theano(
     """Return a function that makes the same step in this process alone, by PyTensor: to compare
     with. The arguments are those of `make_train_function`."""
     library = pytensor("make_train_function_theano")
-    gradient_updates, parameter_updates, _ = update_rule(loss, params, *args, **kwargs)
+    gradient_updates, parameter_updates, _ = _made_by(update_rule, loss, params, *args, **kwargs)
     with deep_enough([loss, *(new for _, new in [*gradient_updates, *parameter_updates])]):
         gradients = library.function([x, y], loss, updates=gradient_updates)
         step = library.function([], updates=parameter_updates)
 
+    @explain_keywords
     def train(x_data: Any, y_data: Any) -> Any:
         found = gradients(x_data, y_data)
         step()
@@ -121,7 +137,7 @@ class TrainFunction:
     """A training step: what `make_train_function` returns."""
 
     def __init__(self, gradients: Function, step: Function, gradient: Any) -> None:
-        self.name = gradients.name
+        self.name = gradients.name or "train"
         self.gradients = gradients
         self.step = step
         self._gradient = gradient

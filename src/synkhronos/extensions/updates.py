@@ -276,6 +276,8 @@ def _gradients(loss: Any, parameters: Sequence[Any]) -> list[Any]:
 
 
 def _validate_params(params: Sequence[Any]) -> list[Any]:
+    if hasattr(params, "get_value") or not isinstance(params, Iterable):
+        raise InvalidType(f"params={params!r}: expected a list of shared variables")
     parameters = list(params)
     for position, one in enumerate(parameters):
         if not hasattr(one, "get_value") or np.dtype(one.dtype).kind != "f":

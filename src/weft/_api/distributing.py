@@ -105,10 +105,11 @@ def distribute(
     )
 
 
-def _other_machines_error() -> EngineUnavailable:
+def _other_machines_error(machines: object, port: object) -> EngineUnavailable:
+    given = f"machines={machines!r}" if machines else f"port={port!r}"
     return EngineUnavailable(
-        "distribute(machines=, port=): other machines come with a later release of weft; "
-        "leave both out to use this one"
+        f"distribute({given}): other machines come with a later release of weft; leave it out to "
+        "use this one"
     )
 
 
@@ -162,7 +163,7 @@ class DistributedFunction:
         ).validate("distribute")
         validate_callable(fun, "distribute(fun)")
         if machines or port is not None:
-            raise _other_machines_error()
+            raise _other_machines_error(machines, port)
         gpus = _gpus(gpu_policy, max_gpu)
         self._pool = make_pool(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
         self._fun = fun

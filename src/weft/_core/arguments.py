@@ -112,7 +112,9 @@ def keyword_error(
         if inspect.Parameter.VAR_KEYWORD in kinds.values():  # then others may be right
             wrong = [name for name in wrong if difflib.get_close_matches(name, known)]
         if wrong:
-            where = call.__qualname__.removesuffix(".__init__")
+            where = (
+                call.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2].lstrip("_")
+            )
             return _no_such_argument_error(wrong[0], known, where)
     return None
 

@@ -122,6 +122,16 @@ def test_scatter_of_a_minibatch(s: Any, m: Any) -> None:
 def test_what_collectives_refuse(s: Any) -> None:
     """Each error names what was given."""
     unused = pytensor.shared(np.ones(2), "unused")
+    for name, call in (
+        ("scatter", lambda: synk.scatter(None, [ROWS])),
+        ("all_gather", lambda: synk.all_gather(None)),
+        ("set_value", lambda: synk.set_value(1, None, [ROWS])),
+        ("get_value", lambda: synk.get_value(1, None)),
+        ("get_lengths", lambda: synk.get_lengths(None)),
+        ("get_shapes", lambda: synk.get_shapes(shared_vars=None)),
+    ):
+        with pytest.raises(InvalidType, match=f"{name} got a NoneType; expected a shared variable"):
+            call()
     with pytest.raises(InvalidValue, match=r"gather got the variable 'unused', which no.*'s'"):
         synk.gather(unused)
     with pytest.raises(InvalidValue, match="broadcast got the name 'other': no variable"):
@@ -209,6 +219,8 @@ def test_what_data_refuses() -> None:
         synk.data(dtype="float32")
     with pytest.raises(InvalidType, match="expected numbers"):
         synk.data("text")
+    with pytest.raises(InvalidType, match=r"data\(var=3\): expected a variable"):
+        synk.data(var=3)
 
 
 def test_data_is_not_moved() -> None:

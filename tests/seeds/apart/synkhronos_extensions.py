@@ -172,6 +172,11 @@ def test_what_methods_refuse() -> None:
     w = pytensor.shared(np.ones(3), "w")
     with pytest.raises(InvalidType, match=r"params\[1\]"):
         updates.adam(w.sum(), [w, pytensor.shared(3)])
+    with pytest.raises(InvalidType, match="params=w: expected a list of shared variables"):
+        updates.adam(w.sum(), w)
+    for make in (train.make_train_function, train.make_train_function_theano):
+        with pytest.raises(InvalidType, match=r"update_rule=0\.1: expected one of synkhro"):
+            make(w.sum(), [w], pt.matrix("x"), pt.vector("y"), 0.1)
     with pytest.raises(InvalidValue, match="params is empty"):
         updates.adam(w.sum(), [])
     with pytest.raises(InvalidValue, match="got 2 gradients for 1 parameters"):

@@ -86,6 +86,7 @@ def test_names_and_options() -> None:
         allow_input_downcast=True,
     )
     assert f.name == "three"
+    assert synk.function([x], x.sum()).name is None
     assert "three" in repr(f)
     assert close(f(X, y=np.ones(2, "float32"))[1], X.sum(axis=1))
     assert close(f(y=np.ones(2, "float32"), x=X, output_subset=[2, 0]), [13, X.sum()])
@@ -211,6 +212,16 @@ def test_wrong_functions() -> None:
         synk.function([x], x.sum(), sliceable_shareds=[s])
     with pytest.raises(InvalidType, match=r"inputs\[0\] is a ndarray"):
         synk.function([X], x.sum())
+    for option, wrong in (
+        ("inputs", x),
+        ("inputs", None),
+        ("bcast_inputs", x),
+        ("sliceable_shareds", s),
+        ("updates", s),
+        ("givens", 3),
+    ):
+        with pytest.raises(InvalidType, match=f"{option}={wrong}: expected a list"):
+            synk.function(**{"inputs": [x], "outputs": x.sum(), option: wrong})
     with pytest.raises(InvalidType, match=r"outputs\[0\] is a dict"):
         synk.function([x], {"sum": x.sum()})
     with pytest.raises(InvalidValue, match="'batch', which is an option"):
@@ -253,6 +264,16 @@ def test_wrong_slices(slices: Any, kind: type[Exception]) -> None:
     x, _ = variables()
     with pytest.raises(kind, match=f"num_slices={slices}: expected"):
         synk.function([x], x.sum())(X, num_slices=slices)
+
+
+def test_slices_of_nothing() -> None:
+    """Where no rows are split, there is nothing to slice."""
+    s = pytensor.shared(np.float32(1), "s")
+    f = synk.function([], s * 2, updates=[(s, s + 1)], name="f")
+    assert f(num_slices=1) == 2
+    with pytest.raises(InvalidValue, match="num_slices=2: f has nothing to slice"):
+        f(num_slices=2)
+    assert synk.gather(s).tolist() == [2, 2]
 
 
 def test_sliceable_variables() -> None:
@@ -303,6 +324,30 @@ def test_sliceable_variables() -> None:
         f(num_slices=4)
     with pytest.raises(InvalidValue, match="without sliceable variables"):
         synk.function([y], y.sum())(X[:, 0], batch_s=2)
+
+
+def test_rows_of_inputs_beside_those_of_variables() -> None:
+    """They are cut together, so each rank needs as many of both."""
+    _, y = variables()
+    s = pytensor.shared(np.zeros(1, "float32"), "s")
+    f = synk.function([y], [(y * s, "gather"), ((y + s).sum(), "sum")], sliceable_shareds=[s])
+    tens, hundreds = np.arange(10, 16, dtype="float32"), np.arange(100, 106, dtype="float32")
+    synk.set_value(0, s, tens)
+    synk.set_value(1, s, hundreds)
+    values = np.arange(7, dtype="float32")
+    expected = np.concatenate([values[:3] * tens[:3], values[3:] * hundreds[:4]])
+    total = values.sum() + tens[:3].sum() + hundreds[:4].sum()
+    for slices in (1, 2, 3):
+        found = f(values, batch_s=[slice(3), slice(4)], num_slices=slices)
+        assert found[0].tolist() == expected.tolist()
+        assert found[1] == total
+    chosen = f(values, batch=[6, 0], batch_s=[[5], [2]])
+    assert chosen[0].tolist() == [6 * 15, 0 * 102]
+    for options in ({"batch_s": 4}, {"num_slices": 2}, {"batch": 4, "batch_s": 3}):
+        with pytest.raises(
+            InvalidValue, match=r"has \d rows of the inputs and \d of s; expected as"
+        ):
+            f(values, **options)
 
 
 def test_functions_share_variables() -> None:

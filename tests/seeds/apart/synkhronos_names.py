@@ -74,6 +74,9 @@ def test_a_wrong_keyword(model: Model) -> None:
     x = pt.matrix("x", dtype="float32")
     build = synk.function
     f = build([x], x.sum())
+    y = pt.vector("y", dtype="float32")
+    loss = (x.dot(model.s) - y).mean()
+    alone = train.make_train_function_theano(loss, [model.s], x, y, updates.sgd, 0.1)
     wrong: list[tuple[Any, str, str]] = [
         (lambda: synk.gather(model.s, nd_op=0), "nd_op", "nd_up"),
         (lambda: synk.reduce(shared_var=model.s), "shared_var", "shared_vars"),
@@ -88,6 +91,8 @@ def test_a_wrong_keyword(model: Model) -> None:
         (lambda: f.build_inputs(X, minibtach=True), "minibtach", "minibatch"),
         (lambda: build(imputs=[x], outputs=x), "imputs", "inputs"),
         (lambda: train.make_train_function(x.sum(), parms=[]), "parms", "params"),
+        (lambda: train.make_train_function([x], output=x.sum()), "train_.*output=", "outputs="),
+        (lambda: alone(X, y_dta=X), r"^train\(y_dta=", "y_data="),
     ]
     for call, name, close in wrong:
         with pytest.raises(InvalidType, match=f"{name}.*{close}"):

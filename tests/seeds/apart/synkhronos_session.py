@@ -137,6 +137,16 @@ def test_fork_as_it_was_called() -> None:
     synk.close()
     assert synk.fork(n_parallel=2, profile_workers=True, max_n_var=1, max_dim=1) == 2
     assert not owns_last_rows()
+    synk.close()
+    assert synk.fork(2, use_gpu=0, master_rank=1) == 2  # no rank, whatever its type
+    assert owns_last_rows()
+    synk.close()
+    assert synk.fork(2, 1, 0) == 2
+    assert not owns_last_rows()
+    synk.close()
+    with pytest.raises(InvalidType, match="fork got 'master_rank' twice: by its place, and by its"):
+        synk.fork(2, 1, master_rank=1)
+    assert synk.fork(2) == 2
 
 
 def owns_last_rows() -> bool:

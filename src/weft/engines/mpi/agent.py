@@ -41,6 +41,7 @@ class Agent:
         comm: Any,
         roster: Roster,
         *,
+        session: int,
         host: int,
         host_of: Sequence[int],
         ranks: Sequence[int],
@@ -48,7 +49,7 @@ class Agent:
     ) -> None:
         """`host_of` tells the host of each rank in MPI; `ranks` are the places in the launch of the
         ranks of this host; `leave` tells whether the loop must end."""
-        self.mail = Mail(comm)
+        self.mail, self.session = Mail(comm), session
         self.mpi_rank = comm.Get_rank()
         self.host, self.host_of = host, host_of
         self.roster, self.place = roster, roster.rank

@@ -243,11 +243,12 @@ def move(service: Service, streams: Sequence[Stream]) -> Waiting:
         ):
             passing.append(_Passing(service, following, number))
             number, following, moved = number + 1, next(chunks, None), True
-        received = number
+        in_order, waiting = True, set()
         for chunk in passing:
-            moved |= chunk.advance(received == number)
-            if chunk.is_coming:  # those behind it are told of when it is there
-                received = chunk.number
+            moved |= chunk.advance(in_order, chunk.target not in waiting)
+            in_order &= not chunk.is_coming
+            if chunk.is_to_send:
+                waiting.add(chunk.target)
         while passing and passing[0].is_done:
             meeting.publish_count(DONE_WITH, passing.popleft().number + 1)
         if moved:
@@ -269,6 +270,8 @@ class _Passing:
         self._writer = -1
         #: whether it comes from another host, and the ranks have not been told that it is there
         self.is_coming = chunk.source is not None
+        self.target = chunk.target
+        self.is_to_send = chunk.target is not None
         self._is_there = self.is_done = False
         if chunk.source is None:
             self._writer = service.meeting.local.index(chunk.stream.rank)
@@ -276,26 +279,26 @@ class _Passing:
             self._source = service.agents[chunk.source]
             self._receiving = service.mail.receive_chunk(self._array, self._source, service.tag)
 
-    def advance(self, in_order: bool) -> bool:
+    def advance(self, in_order: bool, may_send: bool) -> bool:
         """Do what can be done now; return whether that was anything. The ranks are told of chunks
-        from other hosts `in_order`."""
+        from other hosts `in_order`, and what goes to one host is sent in order."""
         if self.is_done:
             return False
-        service, mail, target = self._service, self._service.mail, self._chunk.target
+        service, mail = self._service, self._service.mail
         moved = False
         if not self._is_there:
             self._is_there = moved = self._has_come()
-        if self._is_there and self.is_coming and in_order:
+            if not moved:
+                return False
+        if self.is_coming and in_order:
             service.meeting.publish_count(FILLED, self.number + 1)
             self.is_coming, moved = False, True
-        if not self._is_there:
-            return moved
-        if target is not None:
-            peer = service.agents[target]
-            if self._sending is None:
+        if self.target is not None:
+            peer = service.agents[self.target]
+            if self.is_to_send and may_send:
                 self._sending = mail.send_chunk(self._array, peer, service.tag)
-                moved = True
-            if not mail.test(self._sending, peer):
+                self.is_to_send, moved = False, True
+            if self.is_to_send or not mail.test(self._sending, peer):
                 return moved
         self.is_done = not self.is_coming
         return moved or self.is_done
@@ -396,8 +399,12 @@ def _pipelined_sum(service: Service, plan: SumPlan, weights: Sequence[float]) ->
                 break  # its result, which lies where this one's goes, is still being sent
             under_way.append(_Summing(service, plan, chunks[begun - base], begun, weights))
             begun, moved = begun + 1, True
+        waits = False
         for summing in under_way:
-            moved |= summing.advance()
+            # results are sent in the order of the chunks, as they are waited for in that order
+            if not (waits and summing.is_owned):
+                moved |= summing.advance()
+                waits |= summing.is_owned and not summing.has_result
         while under_way and under_way[0].has_result:
             ended += 1
             meeting.publish_count(SUMMED, ended)
@@ -449,13 +456,14 @@ class _Summing:
         self._total = memory.chunk(total_slot(locals_, number), count * wide.itemsize)
         self._result = memory.chunk(result_slot(locals_, number), count * dtype.itemsize)
         self._owner = hosts[(number - service.summed) % len(hosts)]
+        self.is_owned = self._owner == service.host
         root = plan.how.root
         self._wanted = set(hosts) if root is None else {service.placement.host_of[root]}
         self._parts: dict[int, Any] = {}
         self._receiving: list[tuple[Any, int]] = []
         self._sending: list[tuple[Any, int]] = []
         mail, tag = service.mail, service.tag
-        if self._owner == service.host:
+        if self.is_owned:
             for host in hosts:
                 if host != service.host and weights[hosts.index(host)]:
                     self._parts[host] = np.empty(count * wide.itemsize, np.uint8)
@@ -479,7 +487,7 @@ class _Summing:
             self._receiving.pop()
         if self._receiving:
             return False
-        if self._owner == self._service.host:
+        if self.is_owned:
             self._combine()
         elif self._sending and self._service.host not in self._wanted:
             return self.advance_sends() and self._ended()

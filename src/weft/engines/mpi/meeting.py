@@ -394,9 +394,11 @@ class HostMeeting(Meeting):
         ]
 
     def calls_in_words(self, words: Mapping[int, str]) -> dict[int, str]:
-        """Return the call that each rank of this host has made at the last step, in words."""
-        calls = [self._call_in_words(place, words.get(place)) for place in range(len(self.local))]
-        return dict(zip(self.local, calls, strict=True))
+        """Return the call that each rank of this host has made at the next step. `words` are those
+        of its places, as far as they are known."""
+        step = self.step + 1
+        places = enumerate(self.local)
+        return {rank: self._call_in_words(at, step, words.get(at)) for at, rank in places}
 
     # subgroups, and the next generation
 

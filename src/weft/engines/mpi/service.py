@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from weft.engines.mpi.agent import Agent
 
 #: the kinds of messages
-STEP, LOST, STATES, ASK, ANSWER, REPORT, DECISION = range(7)
+STEP, LOST, ASK, ANSWER, REPORT, DECISION = range(6)
 #: seconds between two looks at who is gone
 _LOOK = 0.005
 #: seconds that a report waits for the states of other hosts, and an answer for theirs
@@ -87,8 +87,8 @@ class Service:
         self.agent, self.mail, self.meeting = agent, agent.mail, meeting
         self.placement, self.host = meeting.placement, meeting.host
         #: `tag` stands for the group in all generations; each has two tags of its own for chunks
-        self.key, self.group_tag = key_of(meeting.name), tag
-        self.tag = FIRST_TAG + 8 * tag + 2 * (meeting.generation % 4)
+        self.key, self.group_tag = key_of(f"{agent.session} {meeting.name}"), tag
+        self.tag = FIRST_TAG + 8 * tag + 2 * ((agent.session + meeting.generation) % 4)
         self.agents = dict(agents)
         self.hosts = self.placement.order
         self.at = self.hosts.index(self.host)
@@ -252,7 +252,7 @@ class Service:
         """Note the ranks whose processes in MPI have failed."""
         for rank, world in enumerate(self.placement.world):
             if world in failed and rank not in self.lost:
-                self.lost[rank] = (0, "its host or its process in MPI has ended", True)
+                self.lost[rank] = (0, "ended, as MPI tells", True)
 
     def _tell_lost(self) -> None:
         self.states[self.host] = self._states_here()
@@ -273,9 +273,7 @@ class Service:
 
     def _report(self, lost: Mapping[int, str]) -> Waiting:
         """Write why the generation ends, with everybody's states, and give it up."""
-        self.states[self.host] = self._states_here()
-        if not any(self.placement.host_of[rank] == self.host for rank in lost):
-            self._to_others(STATES, json.dumps(self.states[self.host]).encode())
+        self._tell_lost()  # whoever has noticed it: all hosts end this generation
         deadline = time.monotonic() + _STATES_SECONDS
         while len(self.states) < len(self._living_hosts()) and time.monotonic() < deadline:
             yield
@@ -313,8 +311,6 @@ class Service:
         if kind == LOST:
             news, self.states[host] = json.loads(letter.body)
             self.note_lost({int(rank): tuple(entry) for rank, entry in news.items()})
-        elif kind == STATES:
-            self.states[host] = json.loads(letter.body)
         elif kind == ASK:
             body = [self._late_here(letter.frame.number), self._states_here()]
             self._send(host, ANSWER, json.dumps(body).encode(), letter.frame.number)
@@ -368,7 +364,7 @@ class Service:
         """Show all ranks which call each has made. `words` are those of this host's calls, as far
         as they are known."""
         known = {place: text for place, text in enumerate(words) if text}
-        calls = self.meeting.calls_in_words(known, words_only=True)
+        calls = self.meeting.calls_in_words(known)
         body = json.dumps([calls, self._states_here()]).encode()
         bodies = yield from self.exchange(UNDER_WAY, body)
         rows: dict[int, str] = {}
@@ -378,7 +374,7 @@ class Service:
             rows |= {int(rank): call for rank, call in calls.items()}
             states += here
         ranks = sorted(rows)
-        lines = [f"rank {rank} {rows[rank]}" for rank in ranks]
+        lines = [f"rank {rank} called {rows[rank]}" for rank in ranks]
         text = json.dumps([lines, sorted(states)]).encode()
         if len(text) > self.meeting.memory.room:  # some of thousands of ranks are enough
             text = json.dumps([[line[:200] for line in lines[:16]], []]).encode()

@@ -418,20 +418,26 @@ class Voice:
             for host in placed.placement.order
         }
         if placed.local_rank == 0:
-            self._be_agent(placed, joined, host_agents, first=True)
+            self._be_agent(placed, joined, host_agents, session=number, first=True)
             roster.leave()
             return
         own_rank = [placed.local_rank]
         while not roster.gone(own_rank) and not self._must_leave():
             earlier = list(range(size, size + placed.local_rank))
             if len(roster.gone(earlier)) == len(earlier):
-                self._be_agent(placed, joined, host_agents, first=False)
+                self._be_agent(placed, joined, host_agents, session=number, first=False)
                 break
             time.sleep(_PAUSE)
         roster.leave()
 
     def _be_agent(
-        self, placed: Placed, joined: Any, host_agents: dict[int, int], *, first: bool
+        self,
+        placed: Placed,
+        joined: Any,
+        host_agents: dict[int, int],
+        *,
+        session: int,
+        first: bool,
     ) -> None:
         from weft.engines.mpi.agent import Agent
         from weft.engines.mpi.meeting import HostMeeting
@@ -441,6 +447,7 @@ class Voice:
         agent = Agent(
             self._comm,
             joined.roster,
+            session=session,
             host=placed.host,
             host_of=placement.host_of,
             ranks=range(size),

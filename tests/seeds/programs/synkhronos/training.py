@@ -1,4 +1,5 @@
-"""The demos that train: by rows that every call splits, and by rows that the processes keep."""
+"""The demos that train: by rows that every call splits, by rows that the processes keep, and by
+gradients in variables of the program's own."""
 
 import numpy as np
 import pytensor as theano
@@ -38,6 +39,20 @@ train_grad_kept = synk.function(
 )
 train_update = synk.function([], updates=param_updates)
 validate = synk.function([x, y], outputs=[loss, accuracy])
+# without extensions: a shared variable for each gradient, and one for the learning rate
+rate = theano.shared(np.array(0.2 / n_gpu, dtype=dtype), name="rate")
+own_grads = [theano.shared(one.get_value() * 0.0, name="own_grad") for one in params]
+columns = T.imatrix("columns")
+own_loss = -logs[T.arange(columns.shape[0]), columns.flatten()].mean()
+train_own = synk.function(
+    inputs=[x, columns],
+    outputs=own_loss,
+    updates=list(zip(own_grads, T.grad(own_loss, wrt=params), strict=True)),
+    name="train_own",
+)
+update_own = synk.function(
+    inputs=[], updates=[(p, p - rate * g) for p, g in zip(params, own_grads, strict=True)]
+)
 train_all = make_train_function(loss, params, x, y, updates.sgd, learning_rate=0.5)
 synk.distribute()
 
@@ -81,6 +96,14 @@ learned(by_split_rows, 360, 40)
 reset()
 synk.scatter([rows_of_x, rows_of_y], [x_train, y_train])
 learned(by_kept_rows, min(synk.get_lengths(rows_of_y)), 40 // n_gpu)
+reset()
+columns_train = synk.data(labels[:360].reshape(-1, 1))
+for first in list(range(0, 360, 40)) * 4:
+    rows = slice(first, first + 40)
+    before = float(train_own(x_train, columns_train, batch=rows))
+    synk.all_reduce(own_grads, op="sum")  # which the rate takes into account
+    update_own()
+    assert float(train_own.as_theano(images[rows], labels[rows].reshape(-1, 1))) < before
 reset()
 losses = [train_all(x_train, y_train) for _ in range(20)]
 assert losses[-1] < losses[0] / 1.5

@@ -375,22 +375,22 @@ class Meeting:
             self.roster.states(self.members),
         )
 
-    def _call_in_words(self, rank: int, words: str | None) -> str:
-        """Return what a rank called at the last step: as `words` has it, else as its recorder has
-        it; where, and why it refused, if it did."""
+    def _call_in_words(self, rank: int, step: int, words: str | None) -> str:
+        """Return what a rank called at a step: as `words` has it, else as its recorder has it;
+        where, and why it refused, if it did."""
         place = self.places[rank]
         entries = self.roster.entries(self.ranks[place])
         # a call is recorded with its first step: take this group's last one up to this step
-        noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + self.step)
+        noted = (e for e in reversed(entries) if self.tag < e.tag <= self.tag + step)
         entry = next(noted, None)
-        code = self._words[self._memory.arrival(self.step, place)] & 0xFF
+        code = self._words[self._memory.arrival(step, place)] & 0xFF
         called = words or (entry.operation if entry else CALLS[code & ~REFUSED])
         where, why = f" at {entry.line}" if entry else "", ""
         if code & REFUSED:
-            length_at, box = self._boxes[self.step & 1][rank]
+            length_at, box = self._boxes[step & 1][rank]
             reason = box[: self._words[length_at]].tobytes().decode(errors="replace")
             why = f", which refused: {reason}"
-        return f"rank {rank} called {called}{where}{why}"
+        return f"{called}{where}{why}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
