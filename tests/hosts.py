@@ -458,8 +458,11 @@ class Job:
 
     @property
     def pid(self) -> int:
-        """The pid of the command itself, as this process sees it."""
-        return int(wait_until(self._find_pid))
+        """The pid of the command itself, as this process sees it. Raises ProcessLookupError."""
+        pid = wait_until(lambda: self._find_pid() or not self.running)
+        if pid is True:
+            raise ProcessLookupError(f"it has ended: {self.wait()}")
+        return int(pid)
 
     @property
     def running(self) -> bool:

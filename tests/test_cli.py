@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import HANGS
 from weft import __version__, cli
+from weft._core.hosts import Host
 from weft.engines.base import Command
 from weft.errors import LaunchError
 
@@ -49,6 +50,13 @@ def parse_run(arguments: list[str]) -> Command:
         (["run", "-n", "2", "--timeout", "-1", "ok.py"], "--timeout -1: expected 0 or more"),
         (["run", "-n", "2", "--timeout", "soon", "ok.py"], "--timeout soon: expected 0 or more"),
         (["run", "-n", "2", "--fast", "ok.py"], "weft run has no option '--fast'"),
+        (["run", "--hosts", "a:0", "ok.py"], "--hosts a:0: 'a:0' is no host with a number"),
+        (["run", "--hosts", "a:2,b:1", "-n", "4", "ok.py"], "-n 4: the hosts take 3 ranks (a:2,"),
+        (["run", "--hostfile", "wrong", "ok.py"], "--hostfile wrong, line 2: 'b slosts=2' is no"),
+        (["run", "--hostfile", "none", "ok.py"], "--hostfile none cannot be read: [Errno 2]"),
+        (["run", "--hosts", "a", "--hostfile", "f", "ok.py"], "expected one of them"),
+        (["run", "--hosts", "a:2"], "no script was given"),
+        (["doctor", "--hosts", "a b"], "'a b' is no host with a number"),
         (["walk"], "invalid choice: 'walk' (choose from"),
         (["doctor", "--xml"], "weft doctor has no option '--xml'"),
         (["doctor", "--json", "now"], "weft doctor has no option 'now'"),
@@ -60,6 +68,7 @@ def test_wrong_commands(arguments: list[str], told: str, tmp_path: Path) -> None
     (tmp_path / "ok.py").write_text("print('ran')")
     (tmp_path / "broken.py").write_text("print('ran')\nif:\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "wrong").write_text("a slots=2\nb slosts=2\n")
     done = weft(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
@@ -74,7 +83,8 @@ def test_help_and_version() -> None:
         done = weft(*arguments)
         assert done.returncode == (0 if arguments else 2)
         assert "usage: weft run -n N" in done.stdout
-        assert "weft doctor [--json]" in done.stdout
+        assert "weft doctor [--json] [--hosts a,b]" in done.stdout
+        assert "weft run --hosts a:2,b:2" in done.stdout
 
 
 def test_options_in_every_spelling(tmp_path: Path) -> None:
@@ -88,6 +98,19 @@ def test_options_in_every_spelling(tmp_path: Path) -> None:
         assert (parsed.timeout, parsed.prefix) == (5.0, False)
         assert parsed.program == (str(script), "-n", "9")
     assert parse_run(["-n", "2", "--", str(script)]).program == (str(script),)
+
+
+def test_hosts_and_their_ranks(tmp_path: Path) -> None:
+    """All ranks of the hosts, or as many as -n says; from a file, too."""
+    script, file = tmp_path / "s.py", tmp_path / "hosts"
+    script.write_text("")
+    file.write_text("a slots=2\nb\n")
+    for spelling in (["--hosts", "a:2,b"], ["--hosts=a:2,b"], ["--hostfile", str(file)]):
+        parsed = parse_run([*spelling, str(script), "--hosts", "c"])
+        assert (parsed.ranks, parsed.hosts) == (3, (Host("a", 2), Host("b", 1)))
+        assert parsed.program == (str(script), "--hosts", "c")
+    assert parse_run(["--hosts", "a:2,b", "-n", "1", str(script)]).hosts == (Host("a", 1),)
+    assert parse_run(["-n", "1", str(script)]).hosts == ()
 
 
 def test_a_wrong_timeout_in_the_environment_is_one_error(

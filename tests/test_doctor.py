@@ -41,6 +41,8 @@ SOUND = Machine(
     open_files=Fact(1024),
     gpus=Fact(0),
     mpirun=Fact("Open MPI 5.0.3"),
+    mpi=Fact("Open MPI 5.0.11"),
+    mpi_threads=Fact("serialized"),
     kernels=Fact(True),
     ranks=Fact(True),
     packages=INSTALLED,
@@ -171,8 +173,28 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
         ),
         (
             made_up(packages={**INSTALLED, "mpi4py": Fact("")}),
-            "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
+            "mpirun is found but mpi4py is not: fine on one host, several need both "
             "(pip install 'weft[mpi]')",
+        ),
+        (
+            made_up(mpirun=Fact("")),
+            "mpi4py is found but mpirun is not: fine on one host, several need both "
+            "(pip install 'weft[mpi]')",
+        ),
+        (
+            made_up(mpi=Fact(None, "libmpi.so: cannot open"), mpi_threads=Fact(None, "the same")),
+            "mpi4py is installed but does not work (libmpi.so: cannot open): fine on one host, not "
+            "on several; Open MPI comes with pip install 'weft[mpi]'",
+        ),
+        (
+            made_up(mpi=Fact("MPICH 5.0.2")),
+            "mpirun is of Open MPI 5.0.3, but mpi4py loads MPICH 5.0.2: each rank would be alone; "
+            "use the mpirun of MPICH, or have mpi4py load another MPI by MPI4PY_MPIABI",
+        ),
+        (
+            made_up(mpi_threads=Fact("funneled")),
+            "the MPI library serves one thread only (funneled), weft needs MPI_THREAD_SERIALIZED "
+            "on several hosts; use one that was built for threads",
         ),
         (
             made_up(kernels=Fact(False, "why")),
@@ -200,6 +222,8 @@ def test_what_does_not_stop_ranks(machine: Machine, told: str) -> None:
         made_up(environment={"OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "60", "WEFT_FAULT": ""}),
         made_up(ptrace_scope=Fact("2"), reading=Fact(True)),  # an administrator may
         made_up(mpirun=Fact(""), packages={**INSTALLED, "mpi4py": Fact("")}),
+        made_up(mpirun=Fact("MPICH 4.2.0"), mpi=Fact("Intel MPI 2021.13")),  # of one family
+        made_up(mpirun=Fact("Open MPI 5.0.3"), mpi=Fact("Some MPI 3")),  # who knows
         made_up(open_files=Fact(-1)),  # no limit
         made_up(cores=Fact(None), memory=Fact(None), reading=Fact(None)),
     ],
@@ -351,6 +375,8 @@ def test_this_machine() -> None:
     assert known["weft"] == __version__
     assert known["cores"] == len(os.sched_getaffinity(0)) or "quota" in text.out
     assert known["ranks"] is True
+    assert known["mpirun"] == known["mpi"]
+    assert known["mpi_threads"] == "serialized"
     assert "ranks meet              yes" in text.out
     assert f"numpy                   {known['numpy']}\n" in text.out
     for warning in told["warnings"]:
@@ -412,10 +438,11 @@ def test_ranks_that_do_not_meet(fault: str, told: str) -> None:
 
 
 def test_an_empty_path(tmp_path: Path) -> None:
-    """Without nvidia-smi and mpirun there are none, and that is no problem."""
+    """Without nvidia-smi there is none, and that is no problem; mpirun lies beside Python."""
     outcome = doctor("--json", env={"PATH": str(tmp_path)})
     assert outcome.code == 0
-    assert facts(outcome)["mpirun"] == ""
+    assert facts(outcome)["gpus"] == 0
+    assert facts(outcome)["mpirun"].startswith("Open MPI ")
 
 
 def test_gpus_by_nvidia_smi(tmp_path: Path) -> None:
@@ -427,23 +454,34 @@ def test_gpus_by_nvidia_smi(tmp_path: Path) -> None:
 
 
 def test_programs_that_cannot_be_run(tmp_path: Path) -> None:
-    """A broken mpirun is unknown; a broken nvidia-smi too, unless device files tell more."""
-    broken = fake(tmp_path / "bin", "mpirun", "exit 3")
-    fake(tmp_path / "bin", "nvidia-smi", "echo broken; exit 9")
-    (tmp_path / "bin" / "mpirun").write_bytes(b"\x7fnothing that runs")
-    outcome = doctor("--json", env=broken)
+    """A broken nvidia-smi is unknown, unless device files tell more."""
+    env = fake(tmp_path / "bin", "nvidia-smi", "echo broken; exit 9")
+    outcome = doctor("--json", env=env)
     assert outcome.code == 0
-    assert facts(outcome)["mpirun"] is None
     assert "code 9: broken" in json.loads(outcome.out)["facts"]["gpus"]["why"]
+
+
+def test_where_mpirun_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside Python, then in PATH; one that does not run is unknown."""
+    beside, path = tmp_path / "beside", tmp_path / "path"
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(beside))
+    monkeypatch.setenv("PATH", str(path))
+    assert look.mpirun() == Fact("", "neither beside Python nor in PATH")
+    fake(path, "mpiexec", "echo 'HYDRA build details:'; echo '    Version:   4.2.0'")
+    assert look.mpirun() == Fact("MPICH 4.2.0", str(path / "mpiexec"))
+    fake(beside, "mpirun", "echo 'mpirun (Open MPI) 5.0.3'")
+    assert look.mpirun() == Fact("Open MPI 5.0.3", str(beside / "mpirun"))
+    (beside / "mpirun").write_bytes(b"\x7fnothing that runs")
+    assert attempt(look.mpirun).value is None
 
 
 def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
     """After a few seconds, with what it has started; the fact is unknown."""
-    env = fake(tmp_path / "bin", "mpirun", "/bin/sleep 1000; echo late")
-    outcome = doctor(env=env)
+    env = fake(tmp_path / "bin", "nvidia-smi", "/bin/sleep 1000; echo late")
+    outcome = doctor("--json", env=env)
     assert outcome.code == 0
-    told = f"mpirun                  unknown: {tmp_path}/bin/mpirun did not answer within 5 s\n"
-    assert told in outcome.out
+    told = f"{tmp_path}/bin/nvidia-smi did not answer within 5 s"
+    assert told in json.loads(outcome.out)["facts"]["gpus"]["why"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from weft._core import arguments as numbers
+from weft._core import hosts
+from weft._core.hosts import Host
 from weft._version import __version__
 from weft.engines import registry
 from weft.engines.base import Command
@@ -21,13 +23,16 @@ _MOST_RANKS = 1024
 _USAGE = """\
 usage: weft run -n N [options] script.py [arguments]
        weft run -n N [options] -m module [arguments]
+       weft run --hosts a:2,b:2 [options] script.py [arguments]
        weft open [--pipe NAME] [-n N]
        weft status
        weft close [--pipe NAME]
-       weft doctor [--json]
+       weft doctor [--json] [--hosts a,b]
        weft --version
 
   -n N          start N ranks of the program, which meet through weft.init()
+  --hosts a:2,b:2  start 2 ranks on each of these hosts, by mpirun; -n: that many of them
+  --hostfile F  read the hosts from a file with lines like `a slots=2` or `a:2`
   --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
   --no-prefix   do not begin each line of output with its rank
   --keep-going  let the other ranks go on when one fails (default: they are ended)
@@ -37,7 +42,8 @@ of this user gets up to N of them (default: one per core) by distribute(fun, nam
 weft status tells which pipes are open and how busy.
 
 weft doctor tells what this machine offers to ranks and what would go wrong; its exit code is 1
-where ranks cannot run. --json prints the same for programs.
+where ranks cannot run. --json prints the same for programs. --hosts compares the versions of
+Python, weft, NumPy, mpi4py and MPI over hosts, and tells which of them cannot run ranks.
 """
 
 
@@ -108,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command(_run)
     run.add_argument("-n", type=_whole_number, dest="ranks")
+    run.add_argument("--hosts")
+    run.add_argument("--hostfile")
     run.add_argument("--timeout", type=_seconds)
     run.add_argument("--no-prefix", action="store_false", dest="prefix")
     run.add_argument("--keep-going", action="store_true")
@@ -118,7 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     opens.add_argument("-n", type=_whole_number, dest="size")
     command(_status)
     command(_close).add_argument("--pipe", default=True)
-    command(_doctor).add_argument("--json", action="store_true")
+    doctor = command(_doctor)
+    doctor.add_argument("--json", action="store_true")
+    doctor.add_argument("--hosts")
+    doctor.add_argument("--hostfile")
     return parser
 
 
@@ -128,7 +139,9 @@ def _engine() -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return int(_engine().launch(_command(options)))
+    command = _command(options)
+    engine = registry.choose("mpi", "hosts").load() if command.hosts else _engine()
+    return int(engine.launch(command))
 
 
 def _open(options: argparse.Namespace) -> int:
@@ -150,6 +163,10 @@ def _close(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if given := _hosts(options):
+        from weft.doctor.hosts import report_hosts
+
+        return report_hosts([host.name for host in given], in_json=options.json)
     from weft.doctor.report import report
 
     return report(in_json=options.json)
@@ -157,7 +174,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _command(options: argparse.Namespace) -> Command:
     """Return the arguments of `weft run`. All after the script or module are the program's."""
-    if options.ranks is None:
+    given = _hosts(options)
+    if options.ranks is None and not given:
         raise LaunchError(
             "how many ranks? -n goes before the script, for example: weft run -n 2 script.py"
         )
@@ -167,13 +185,31 @@ def _command(options: argparse.Namespace) -> Command:
     elif program[:1] == ["--"]:
         program = program[1:]
     numbers.from_environment(os.environ)  # one error here, not one per rank
+    given = hosts.take(given, options.ranks) if given else ()
     return Command(
-        ranks=options.ranks,
+        ranks=sum(host.ranks for host in given) if given else options.ranks,
         program=tuple(_validate_program(program)),
         timeout=options.timeout,
         prefix=options.prefix,
         keep_going=options.keep_going,
+        hosts=given,
     )
+
+
+def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
+    """Return the hosts of --hosts or --hostfile; none without these."""
+    if options.hosts is not None and options.hostfile is not None:
+        raise LaunchError("--hosts and --hostfile were given; expected one of them")
+    if options.hosts is not None:
+        return hosts.parse_hosts(options.hosts)
+    if options.hostfile is None:
+        return ()
+    try:
+        with open(options.hostfile, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile {options.hostfile} cannot be read: {error}") from None
+    return hosts.parse_hostfile(text, options.hostfile)
 
 
 def _whole_number(text: str) -> int:

@@ -16,7 +16,7 @@ from weft.engines import registry
 from weft.engines.registry import ENGINES, choose
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
 
-OFFERS = {"group", "pool", "team", "share", "launch"}
+OFFERS = {"group", "pool", "team", "share", "launch", "hosts"}
 RANK = Launched(0, 2, "job", local_rank=0, local_size=2)
 
 
@@ -28,6 +28,7 @@ def test_every_row_keeps_what_it_says() -> None:
         "team": {"make_team"},
         "share": {"share"},
         "launch": {"launch", "open_pipe", "serve_pipe", "pipes", "close_pipe", "probes"},
+        "hosts": {"launch", "survey", "find_mpirun"},
     }
     for name, row in ENGINES.items():
         assert name == row.name
@@ -43,7 +44,7 @@ def test_the_default_depends_on_the_launcher() -> None:
     """A group of a process that nobody launched is serial; everything else is local."""
     assert choose(None, "group", None).name == "serial"
     assert choose(None, "group", RANK).name == "local"
-    for offer in OFFERS - {"group"}:
+    for offer in OFFERS - {"group", "hosts"}:
         assert choose(None, offer).name == "local"
 
 
@@ -65,7 +66,7 @@ def test_a_name_that_is_not_known(name: object, offer: str) -> None:
     ("name", "offer", "fit"),
     [
         ("mpi", "pool", "'local', 'serial'"),
-        ("ray", "group", "'local', 'serial'"),
+        ("ray", "group", "'local', 'mpi', 'serial'"),
         ("serial", "launch", "'local'"),
     ],
 )

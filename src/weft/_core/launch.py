@@ -41,6 +41,10 @@ class Ancestor(NamedTuple):
 
 VARIABLES = ("WEFT_RANK", "WEFT_SIZE", "WEFT_JOB", "WEFT_MEMORY", "WEFT_LAUNCHER")
 TAKEN = "WEFT_TAKEN"
+#: set by `weft run --hosts`: a rank tells in its stderr that it began, ended, or failed
+REPORT = "WEFT_REPORT"
+BEGAN, ENDED, FAILED = b"began", b"ended", b"failed"
+MARK = re.compile(rb"\x1eweft rank (\w+)\n")
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,11 @@ def launched(
     if places:
         environ[TAKEN] = "\n".join(places.values())
     return own_place
+
+
+def mark(word: bytes) -> bytes:
+    """Return the line by which a rank tells the launcher BEGAN, ENDED or FAILED."""
+    return b"\x1eweft rank %b\n" % word
 
 
 def alone() -> Launched:

@@ -3,4 +3,5 @@
 report.py    the command: facts and problems as text or JSON
 look.py      gathers the facts
 problems.py  the facts, each with its reason, and the problems that follow from them; pure
+hosts.py     the command with --hosts: what hosts have, side by side
 """

@@ -11,20 +11,22 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from weft import kernels
 from weft._core import arguments
+from weft._core import mpirun as mpi_words
 from weft._version import __version__
 from weft.doctor.problems import Fact, Machine, Value, thread_number
 from weft.engines import registry
+from weft.errors import MissingPackage
 from weft.resources import THREAD_VARIABLES, Plan, available_memory, count_cores
 
 PACKAGES = ("numpy", "torch", "jax", "keras", "pytensor", "mpi4py", "ray")
@@ -44,6 +46,8 @@ _SCOPES = {
 
 #: seconds for a program that only prints what it is
 _ANSWER = 5.0
+#: seconds for a process to load and start MPI
+_ANSWER_OF_MPI = 20.0
 #: seconds for two ranks to load NumPy and meet on a busy machine
 _TRIAL = 30.0
 #: PR_SET_PDEATHSIG
@@ -54,6 +58,10 @@ def look() -> Machine:
     """Return the facts about this machine and process. Takes about a second."""
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     cores = attempt(lambda: Fact(*count_cores()))
+    try:
+        mpi, mpi_threads = mpi_library()
+    except Exception as error:  # as in `attempt`
+        mpi = mpi_threads = Fact(None, reason(error))
     return Machine(
         weft=Fact(__version__),
         python=Fact(platform.python_version(), sys.executable or "no executable is known"),
@@ -69,6 +77,8 @@ def look() -> Machine:
         open_files=attempt(_open_files),
         gpus=attempt(gpus),
         mpirun=attempt(mpirun),
+        mpi=mpi,
+        mpi_threads=mpi_threads,
         kernels=Fact(not kernels.missing(), kernels.missing()),
         ranks=attempt(two_ranks),
         packages={name: attempt(partial(_version, name)) for name in PACKAGES},
@@ -159,21 +169,33 @@ def parse_nvidia_smi(code: int, text: str, devices: Sequence[str]) -> Fact[int]:
 
 
 def mpirun() -> Fact[str]:
-    """Return the version and the path of mpirun."""
-    program = shutil.which("mpirun")
-    if program is None:
-        return Fact("", "not in PATH")
+    """Return the version and the path of the mpirun that `weft run --hosts` uses."""
+    try:
+        program = registry.ENGINES["mpi"].load().find_mpirun()
+    except MissingPackage:
+        return Fact("", "neither beside Python nor in PATH")
     answer = ask([program, "--version"], _ANSWER)
     return Fact(mpi_version(answer.stdout + answer.stderr), program)
 
 
 def mpi_version(text: str) -> str:
     """Return `Open MPI 5.0.3` or `MPICH 4.2.0`, else the first line of the answer. Pure."""
-    if match := re.search(r"\(Open MPI\)\s+(\S+)", text):
-        return f"Open MPI {match[1]}"
-    if "HYDRA" in text and (match := re.search(r"Version:\s+(\S+)", text)):
-        return f"MPICH {match[1]}"
-    return text.strip().split("\n")[0][:60] or "it did not say which version"
+    mpi = mpi_words.of_mpirun(text)
+    return str(mpi or text.strip().split("\n")[0][:60]) or "it did not say which version"
+
+
+def mpi_library() -> tuple[Fact[str], Fact[str]]:
+    """Return the MPI library that mpi4py loads, and the thread level that weft gets of it."""
+    if _version("mpi4py").value == "":
+        return Fact("", "mpi4py is not installed"), Fact("", "mpi4py is not installed")
+    with tempfile.TemporaryDirectory(prefix="weft-doctor-") as folder:  # Open MPI leaves files
+        question = [sys.executable, "-c", mpi_words.LIBRARY_QUESTION]
+        answer = ask(question, _ANSWER_OF_MPI, {"TMPDIR": folder})
+    lines, why = answer.stdout.splitlines(), complaint(answer.stderr) or "it said nothing"
+    if not lines:
+        return Fact(None, why), Fact(None, why)
+    library = Fact(str(mpi_words.of_library(lines[0]) or lines[0][:60]), "as mpi4py loads it")
+    return library, Fact(lines[1]) if len(lines) > 1 else Fact(None, why)
 
 
 def two_ranks() -> Fact[bool]:
@@ -199,11 +221,14 @@ def complaint(text: str) -> str:
     return last.removeprefix("weft: ").removeprefix("weft run: ")[:300]
 
 
-def ask(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+def ask(
+    command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end. Raises OSError, TimeoutError. It gets a session of its own, so that
     its children can be killed with it."""
     with subprocess.Popen(
         command,
+        env={**os.environ, **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

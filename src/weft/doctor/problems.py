@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from weft._core import arguments
+from weft._core import arguments, mpirun
 from weft.errors import InvalidValue, format_bytes
 from weft.resources import THREAD_VARIABLES
 
@@ -45,6 +45,9 @@ class Machine:
     open_files: Fact[int]
     gpus: Fact[int]
     mpirun: Fact[str]
+    #: the MPI library that mpi4py loads, and the thread level that weft gets of it
+    mpi: Fact[str]
+    mpi_threads: Fact[str]
     #: whether the kernels in C were compiled
     kernels: Fact[bool]
     #: whether two ranks, started as a trial, met
@@ -183,11 +186,7 @@ def _about_gpus(machine: Machine) -> Iterator[str]:
 
 
 def _about_setup(machine: Machine) -> Iterator[str]:
-    if machine.mpirun.value and machine.packages["mpi4py"].value == "":
-        yield (
-            "mpirun is found but mpi4py is not: fine on one host, the mpi engine needs it "
-            "(pip install 'weft[mpi]')"
-        )
+    yield from _about_mpi(machine)
     if machine.kernels.value is False:
         yield (
             f"adding to tables is slower than it could be, still right: weft's loops in C are not "
@@ -198,6 +197,29 @@ def _about_setup(machine: Machine) -> Iterator[str]:
             f"WEFT_FAULT={faults} is set: ranks are killed, stopped or delayed on purpose; "
             "unset it outside of tests"
         )
+
+
+def _about_mpi(machine: Machine) -> Iterator[str]:
+    installed = machine.packages["mpi4py"].value
+    hint = "fine on one host, several need both (pip install 'weft[mpi]')"
+    if machine.mpirun.value and installed == "":
+        yield f"mpirun is found but mpi4py is not: {hint}"
+    if installed and machine.mpirun.value == "":
+        yield f"mpi4py is found but mpirun is not: {hint}"
+    if installed and machine.mpi.value is None:
+        yield (
+            f"mpi4py is installed but does not work ({machine.mpi.why}): fine on one host, not on "
+            "several; Open MPI comes with pip install 'weft[mpi]'"
+        )
+    if machine.mpi_threads.value in ("single", "funneled"):
+        yield (
+            f"the MPI library serves one thread only ({machine.mpi_threads.value}), weft needs "
+            "MPI_THREAD_SERIALIZED on several hosts; use one that was built for threads"
+        )
+    started_by = mpirun.of_text(machine.mpirun.value or "")
+    loaded = mpirun.of_text(machine.mpi.value or "")
+    if wrong := mpirun.misfit(started_by, loaded):
+        yield wrong
 
 
 def _some(count: int, thing: str) -> str:

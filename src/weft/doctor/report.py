@@ -19,6 +19,8 @@ _LABELS = {
     "reading": "process_vm_readv",
     "open_files": "open files",
     "gpus": "GPUs",
+    "mpi": "MPI library",
+    "mpi_threads": "MPI threads",
     "kernels": "loops in C",
     "ranks": "ranks meet",
 }
@@ -41,8 +43,8 @@ def as_text(machine: Machine) -> str:
         *(_line(name, text, "set") for name, text in machine.environment.items()),
     ]
     stopping, slowing = obstacles(machine), drawbacks(machine)
-    lines += _listed("weft cannot run ranks here:", stopping)
-    lines += _listed("What would go wrong:", slowing)
+    lines += listed("weft cannot run ranks here:", stopping)
+    lines += listed("What would go wrong:", slowing)
     if not stopping and not slowing:
         lines += ["", "Nothing would go wrong."]
     return "\n".join(lines)
@@ -86,5 +88,6 @@ def _line(label: str, value: str, why: str) -> str:
     return f"{label:<{_LABEL_WIDTH}}{value:<{_VALUE_WIDTH}}{reason}".rstrip()
 
 
-def _listed(title: str, items: Sequence[str]) -> list[str]:
+def listed(title: str, items: Sequence[str]) -> list[str]:
+    """Return a title and items, as lines."""
     return ["", title, *(f"  - {item}" for item in items)] if items else []

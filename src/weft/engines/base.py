@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from weft._core.arithmetic import Array
     from weft._core.calls import Call
+    from weft._core.hosts import Host
     from weft._core.items import Finished, Job
     from weft._core.tables import Ids, Interrupted, TableSpec
     from weft.engines.turns import Turns
@@ -509,6 +510,8 @@ class Command:
     prefix: bool = True
     #: whether the other ranks go on when one fails
     keep_going: bool = False
+    #: the hosts, with their numbers of ranks; none for ranks on this host
+    hosts: tuple[Host, ...] = ()
 
 
 #: the class of each collective's calls

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
 
-from weft._core.launch import Ancestor, Launched, Process, launched
+from weft._core.launch import (
+    BEGAN,
+    ENDED,
+    FAILED,
+    REPORT,
+    Ancestor,
+    Launched,
+    Process,
+    launched,
+    mark,
+)
+
+#: the process that tells its launcher how it ends; 0 if nobody asked
+_reporting = 0
 
 
 def place() -> Launched | None:
     """Return this process's place, which it takes by that; None if no launcher started it."""
-    return launched(os.environ, ancestors)
+    global _reporting
+    report = os.environ.pop(REPORT, "")
+    own_place = launched(os.environ, ancestors)
+    if report and own_place is not None:
+        _reporting = os.getpid()
+        _tell(BEGAN)
+        atexit.register(_tell_failure)  # what was registered before it is called after it
+    return own_place
+
+
+def _tell_failure() -> None:
+    if os.getpid() == _reporting and hasattr(sys, "last_type"):
+        _tell(FAILED)
+
+
+def _tell_end() -> None:
+    if os.getpid() == _reporting and not hasattr(sys, "last_type"):
+        _tell(ENDED)
+
+
+def _tell(word: bytes) -> None:
+    """Tell `weft run --hosts` something in the way that works on every host: in the output."""
+    try:
+        os.write(2, mark(word))
+    except OSError:
+        return  # nobody reads it, or the program has closed its stderr
 
 
 def ancestors() -> Iterator[Ancestor]:
@@ -40,3 +80,7 @@ def _environment(pid: int) -> dict[str, str] | None:
     except OSError:
         return None
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+# the first of all that is registered: what ends the session and the engines is called before it
+atexit.register(_tell_end)

@@ -4,7 +4,7 @@ Code that needs an engine calls `choose` and names what the engine must offer:
 
     init                   "group"       Team, function, train_step   "team"
     map, distribute        "pool"        share                        "share"
-    weft run, named pipes  "launch"
+    weft run, named pipes  "launch"      weft run --hosts             "hosts"
 
 The module of a row is imported at its first use. Of these functions it has those for what the row
 offers:
@@ -14,6 +14,7 @@ offers:
     make_team(TeamOptions) -> Team                      team
     share(array, *, readonly) -> SharedArray            share
     launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
+    launch(Command) -> exit code; survey(hosts), find_mpirun()                         hosts
     close()      end the engine's workers in this process; a later call may start new ones
     end()        the interpreter ends, and the group was left     group over hosts
 """
@@ -30,6 +31,7 @@ from typing import Any
 
 from weft._core.launch import Launched, one_host_error, spans_hosts
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
+from weft.resources import host_name
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Engine:
     name: str
     #: "" for an engine of which only the name is known
     module: str
-    #: of "group", "pool", "team", "share", "launch"
+    #: of "group", "pool", "team", "share", "launch", "hosts"
     offers: frozenset[str]
     #: the package that it imports; weft's extra of the engine's name installs it
     requires: str = ""
@@ -50,13 +52,14 @@ class Engine:
         """Import and return the engine's module."""
         return importlib.import_module(self.module)
 
-    def validate(self) -> None:
-        """Raise MissingPackage or EngineUnavailable if the engine cannot run here."""
+    def validate(self, who: str = "") -> None:
+        """Raise MissingPackage or EngineUnavailable if the engine cannot run here; `who` wants it,
+        if it was not asked for by name."""
         reason = self.obstacle()
         if self.requires and importlib.util.find_spec(self.requires) is None:
             raise MissingPackage(
-                f"{reason or f'engine={self.name!r}'}. It will need the package {self.requires}, "
-                f"which is not installed:\n    pip install 'weft[{self.name}]'"
+                f"{reason or who or f'engine={self.name!r}'}. It needs the package "
+                f"{self.requires}, which is not installed:\n    pip install 'weft[{self.name}]'"
             )
         if reason:
             raise EngineUnavailable(reason)
@@ -92,7 +95,7 @@ ENGINES = {
         Engine(
             "mpi",
             "weft.engines.mpi.engine",
-            frozenset({"group"}),
+            frozenset({"group", "hosts"}),
             requires="mpi4py",
             obstacle=system_obstacle,
         ),
@@ -119,7 +122,7 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
         row = ENGINES["serial"]
     elif offer == "group" and place is not None and place.speaks_mpi and spans_hosts(place):
         row = ENGINES["mpi"]
-        row.validate()
+        row.validate(f"rank {place.rank} on host {host_name()}: its ranks span hosts")
     else:
         row = ENGINES["local"]
         alone = place is None or place.size == 1

@@ -6,10 +6,13 @@ speaker.py       the process that takes a rank's place in MPI, from start to end
 memory.py        the memory that the ranks of a host share with their agent, and the bell
 meeting.py       a step of the ranks of a host and their agent, as a rank makes it
 collectives.py   how a rank carries out a collective
+packing.py       how what agents say is packed
 mail.py          messages between agents
 agent.py         the loop of a host's agent
 service.py       what the agent does for one group: its steps, its losses, its next generation
 exchange.py      the agent's part in a collective
 group.py         MpiGroup
 launcher.py      `weft run --hosts`
+survey.py        what hosts have: Python, packages, names
+programs.py      the mpirun of this environment
 """

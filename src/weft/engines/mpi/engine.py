@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from weft._core.launch import Launched
-    from weft.engines.base import Group
+    from weft._core.survey import Answer
+    from weft.engines.base import Command, Group
     from weft.engines.mpi.speaker import Speaker
 
 #: what stands for this process in MPI, from its first session on
@@ -50,3 +52,25 @@ def end() -> None:
     speaker, _speaker = _speaker, None
     if speaker is not None:
         speaker.end(failed=hasattr(sys, "last_type"))
+
+
+def launch(command: Command) -> int:
+    """Carry out `weft run --hosts`; return its exit code. Raises LaunchError, MissingPackage,
+    EngineUnavailable."""
+    from weft.engines.mpi import launcher
+
+    return launcher.run(command)
+
+
+def survey(hosts: Sequence[str]) -> list[Answer]:
+    """Ask hosts, over ssh, for what `weft doctor --hosts` compares."""
+    from weft.engines.mpi import survey
+
+    return survey.ask(hosts, full=True)
+
+
+def find_mpirun() -> str:
+    """Return the path of the mpirun that `launch` uses. Raises MissingPackage."""
+    from weft.engines.mpi import programs
+
+    return programs.find_mpirun()

@@ -309,8 +309,9 @@ class Voice:
         self._command: Any = None
         self.has_lost = False
         world = MPI.COMM_WORLD
-        self._trouble = self._misfit(world)
-        if self._trouble:
+        #: why this process cannot speak for its rank, or ""
+        self.trouble = self._misfit(world)
+        if self.trouble:
             return
         #: for messages, for joining, and for ending: a user's own traffic cannot meet these
         self._comm, self._joining, self._ending = world.Dup(), world.Dup(), world.Dup()
@@ -335,14 +336,14 @@ class Voice:
             command, argument = self._next_command()
             if command == "end":
                 return bool(argument)
-            if self._trouble:
-                self._conversation.say(["unavailable", self._trouble])
+            if self.trouble:
+                self._conversation.say(["unavailable", self.trouble])
                 continue
             self._session(argument)
 
     def await_all_ends(self, seconds: float) -> bool:
         """Wait until all ranks end, so long at most. Return whether they do."""
-        if self._trouble:
+        if self.trouble:
             return True
         deadline = time.monotonic() + seconds
         pause = _SHORT_PAUSE

@@ -53,10 +53,10 @@ class Stream:
             line.decode(errors="replace").rstrip("\r\n") for line in lines if line.strip()
         )
         self._target.flush()
-        _write_all(self._target.fileno(), b"".join(self._prefix + line for line in lines))
+        write_all(self._target.fileno(), b"".join(self._prefix + line for line in lines))
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
     """Write all bytes, even to a terminal that another process has made non-blocking."""
     while data:
         try:
