@@ -111,7 +111,8 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
     """Return the named row, or without a name the one for this place and system.
 
     That is local, but mpi for a group whose ranks an MPI launcher has started on several hosts, and
-    serial for the group of a process that no launcher started. Where the local engine cannot run, serial takes over what one process can do, with one warning.
+    serial for the group of a process that no launcher started. Where the local engine cannot run,
+    serial takes over what one process can do, with one warning.
 
     Raises UnknownEngine, MissingPackage, EngineUnavailable.
     """

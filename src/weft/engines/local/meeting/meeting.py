@@ -366,7 +366,7 @@ class Meeting:
         """Return the error of ranks whose calls at the last step do not match. It shows each rank's
         call: as `words` has it, else as the rank's recorder has it."""
         calls = [
-            self._call_in_words(rank, self.step, (words or {}).get(rank))
+            f"rank {rank} called {self._call_in_words(rank, self.step, (words or {}).get(rank))}"
             for rank in range(len(self.places))
         ]
         return Disagreement(
