@@ -151,24 +151,26 @@ _CALLS, _SECONDS, _PART = 8, 1e-3, 0.2
 def _costly(fun: Callable[..., Any], name: str, cost: _Cost, *, takes_whole: bool) -> str:
     """Return the text of the warning, which names the largest value that the function uses."""
     try:
-        used = inspect.getclosurevars(fun)
-        sizes = {
-            variable: fingerprint(value).size
-            for variable, value in (*used.globals.items(), *used.nonlocals.items())
-        }
+        closure = inspect.getclosurevars(fun)
+        used = {**closure.globals, **closure.nonlocals}
+        sizes = {variable: fingerprint(value).size for variable, value in used.items()}
     except Exception:  # it is no function, or uses what only workers have
-        sizes = {}
+        used, sizes = {}, {}
     largest = max(sizes, key=sizes.__getitem__, default="w")
     size = f", most of all {largest}, {sizes[largest]:,} bytes" if sizes else ""
-    argument = f"    weft.function(..., whole=[{largest!r}])  # an argument: sent, not compared\n"
+    lines = [f"weft.replicate({largest})  # each rank has a copy of its own"]
+    if takes_whole:
+        line = f"weft.function(..., whole=[{largest!r}])  # an argument: sent, not compared"
+        lines.insert(0, line)
+    if hasattr(used.get(largest, cost), "setflags"):
+        lines += [
+            f"{largest} = weft.share({largest}, readonly=True)  # all ranks see one array",
+            f"{largest}.setflags(write=False)  # an array that nobody changes any more",
+        ]
     return (
         f"{cost.part:.0%} of the time of {name}'s calls went into comparing the values that it "
         f"uses besides its arguments with those that the workers have, and sending what had "
-        f"changed{size}. One of these avoids it:\n"
-        f"{argument if takes_whole else ''}"
-        f"    weft.replicate({largest})  # each rank has a copy of its own\n"
-        f"    {largest} = weft.share({largest}, readonly=True)  # all ranks see one array\n"
-        f"    {largest}.setflags(write=False)  # an array that nobody changes any more"
+        f"changed{size}. One of these avoids it:" + "".join(f"\n    {line}" for line in lines)
     )
 
 
