@@ -3,13 +3,14 @@ process, on a few rows."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
 
-from weft._core.checks import Comparison, compare, is_close, sample
+from weft._core.checks import Comparison, Trial, compare, fits_well, sample, vary
 from weft._core.functions import Modes, Partial
 from weft._core.partition import count, leaves
 from weft.engines.generators import kept
@@ -18,6 +19,10 @@ from weft.errors import InvalidType
 
 #: shapes that are checked; a program with more has rows of any length
 _SHAPES = 64
+
+#: how often a function whose parts differ from the whole is tried, after how many trials it is
+#: seen whether that is enough, and for how many seconds
+_TRIALS, _SOME, _LONGEST = 40, 8, 1.0
 
 
 class Schedule:
@@ -36,20 +41,20 @@ class Schedule:
         self._calls: dict[Hashable, int | None] = {}
 
     def is_due(self, shape: Hashable) -> bool:
-        """Note a call with inputs of this shape. Return whether it is to be checked."""
+        """Return whether a call with inputs of this shape is to be checked."""
         if self.check is not False:
             return self.check is True
         if len(self._calls) >= _SHAPES and shape not in self._calls:
             return False
         calls = self._calls.get(shape, 0)
-        if calls is None:
-            return False
-        self._calls[shape] = calls + 1
-        return (calls + 1) & calls == 0
+        return calls is not None and (calls + 1) & calls == 0
 
-    def settle(self, shape: Hashable) -> None:
-        """Note that inputs of this shape need no further check."""
-        self._calls[shape] = None
+    def note(self, shape: Hashable, *, settled: bool = False) -> None:
+        """Note a call with inputs of this shape, checked or not, that was not refused: one that was
+        is checked again. If the matter is settled, none is."""
+        calls = self._calls.get(shape, 0)
+        if len(self._calls) < _SHAPES or shape in self._calls:
+            self._calls[shape] = None if settled or calls is None else calls + 1
 
 
 def shape_of(inputs: Iterable[tuple[Any, Any, bool]]) -> Hashable:
@@ -73,26 +78,36 @@ def check_parts(
     """Compare what a function gives for a few rows with the parts of them.
 
     `evaluate` calls it with some rows, without an effect on the program; random generators are as
-    before afterwards. What raises an error, or gives other numbers the next time, differs in
-    nothing. Raises InvalidType and InvalidValue for outputs that the modes cannot join.
+    before afterwards. What raises an error differs in nothing. What differs is tried again and
+    again, as it may be random: then it differs only if that cannot be chance. Raises InvalidType
+    and InvalidValue for outputs that the modes cannot join.
     """
     few, parts = sample(rows)
+
+    def evaluated() -> Trial:
+        whole = evaluate(few)
+        return Trial(whole, [Partial(evaluate(part), count(part)) for part in parts])
+
     with kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            whole = evaluate(few)
-            pieces = [Partial(evaluate(part), count(part)) for part in parts]
+            trials = [evaluated()]
         except Exception as error:  # perhaps so few rows are not enough
             if by_signal_handler(error):
                 raise
             return Comparison(None, settled=False)
-        compared = compare(whole, pieces, modes)
+        compared = compare(trials, modes)
         if compared.difference is None:
             return compared
+        until = time.monotonic() + _LONGEST
         try:
-            alike = is_close(whole, evaluate(few))
+            while len(trials) < 2 or (len(trials) < _TRIALS and time.monotonic() < until):
+                trials.append(evaluated())
+                some = len(trials) % _SOME == 0
+                if some and (not vary(trials) or fits_well(trials, modes)):
+                    break
+            return compare(trials, modes)._replace(settled=True)
         except Exception as error:  # its state has changed
             if by_signal_handler(error):
                 raise
-            alike = False
-    return compared if alike else Comparison(None, settled=True)
+            return Comparison(None, settled=True)

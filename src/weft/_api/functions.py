@@ -282,11 +282,11 @@ class Function:
             return
         shape = (call.wanted, shape_of(self._inputs(call)))
         if not self._schedule.is_due(shape):
+            self._schedule.note(shape)
             return
         difference, settled = self._compared(call, rows, modes)
         if difference is None:
-            if settled:
-                self._schedule.settle(shape)
+            self._schedule.note(shape, settled=settled)
             return
         fitting = " or ".join(f"collect={mode!r}" for mode in difference.fitting)
         raise Mismatch(

@@ -156,13 +156,15 @@ class _TrainStep:
             self._warn_of_batchnorm()
             self._signatures.add(signature)
         shape = shape_of((key, value, True) for key, value in (*enumerate(batch), *named.items()))
-        if count(rows) > 1 and self._schedule.is_due(shape):
+        if count(rows) < 2:
+            return
+        settled = False
+        if self._schedule.is_due(shape):
             difference, settled = self._compared(batch, named, rows)
             if difference is not None:
                 kind = "a sum" if "sum" in difference.fitting else "no mean"
                 raise Mismatch(_LOSS.format(kind, describe(difference, few(rows))))
-            if settled:
-                self._schedule.settle(shape)
+        self._schedule.note(shape, settled=settled)
 
     def _compared(self, batch: tuple[Any, ...], named: dict[str, Any], rows: Any) -> Comparison:
         given = self._loss_given, self._model
