@@ -41,7 +41,8 @@ class Rescue:
         """Have the chunk that begins answered for, should it not end after SIGINT."""
         if self._pipe is None:
             self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            threading.Thread(target=self._run, name="weft rescue", daemon=True).start()
+            given = [self._pipe[0]]
+            threading.Thread(target=self._run, args=given, name="weft rescue", daemon=True).start()
         signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         with self._changed:
             self._answer = answer
@@ -57,11 +58,10 @@ class Rescue:
             signal.pause()
         signal.set_wakeup_fd(-1)
 
-    def _run(self) -> None:
-        assert self._pipe is not None
+    def _run(self, signals: int) -> None:
         while not self._answered:
-            select.select([self._pipe[0]], [], [])
-            came = os.read(self._pipe[0], 4096)
+            select.select([signals], [], [])
+            came = os.read(signals, 4096)
             with self._changed:
                 answer = self._answer
                 if answer is None or signal.SIGINT not in came:
