@@ -223,6 +223,15 @@ def test_what_costs_nothing() -> None:
         assert counting.calls == calls + 1
 
 
+def test_the_warning_is_of_what_is_large() -> None:
+    """A busy machine may take a millisecond for anything; the advice would save nothing."""
+    cost = _Cost()
+    for size, told in ((86, False), (1_000_000, True)):
+        for _ in range(10):
+            cost.looked(1.0, 1.0, size)
+        assert cost.is_notable(2.0) is told
+
+
 def test_the_warning_has_lines_that_fit() -> None:
     """Only what is an array can be made read-only."""
     table = {str(number): float(number) for number in range(1000)}

@@ -74,7 +74,8 @@ class RegisteredFunction:
             return self._send(now)
         if now != self._sent:
             number = self._send(now)
-        self._cost.looked(time.perf_counter() - began, time.thread_time() - used)
+        size = 0 if now is None else now.size
+        self._cost.looked(time.perf_counter() - began, time.thread_time() - used, size)
         return number
 
     def called(self, seconds: float) -> None:
@@ -122,6 +123,8 @@ class _Cost:
         self.looks, self.looking, self.calling = 0, 0.0, 0.0
         #: the thread's own time: on a busy machine much else passes while it looks
         self._computing = 0.0
+        #: the most bytes that were compared
+        self._size = 0
         self._told = False
 
     @property
@@ -129,24 +132,27 @@ class _Cost:
         """Return which part of the calls' time that was."""
         return self.looking / max(self.calling, self.looking, 1e-9)
 
-    def looked(self, seconds: float, computing: float) -> None:
+    def looked(self, seconds: float, computing: float, size: int) -> None:
         self.looks += 1
+        self._size = max(self._size, size)
         self.looking += seconds
         self._computing += computing
 
     def is_notable(self, seconds: float) -> bool:
-        """Note a call. Return, once, whether it is worth a warning: a fifth of the time, and so
-        long at each call that it is not the call's own cost."""
+        """Note a call. Return, once, whether it is worth a warning: a fifth of the time, and of so
+        much, and so long at each call, that it is not the call's own cost."""
         self.calling += seconds
         short = self.looks < _CALLS or self._computing < self.looks * _SECONDS
+        short = short or self._size < _BYTES
         if self._told or short or self.part < _PART:
             return False
         self._told = True
         return True
 
 
-#: from how many calls on, seconds of each, and part of their time comparing is notable
-_CALLS, _SECONDS, _PART = 8, 1e-3, 0.2
+#: from how many calls and bytes on, seconds of each call, and part of their time comparing is
+#: notable
+_CALLS, _BYTES, _SECONDS, _PART = 8, 100_000, 1e-3, 0.2
 
 
 def _costly(fun: Callable[..., Any], name: str, cost: _Cost, *, takes_whole: bool) -> str:
