@@ -112,6 +112,8 @@ class Schedule:
         self._items: Iterator[Any] = iter(items)
         #: whether items can be drawn without waiting
         self.at_hand = at_hand(items)
+        #: whether `total` is more than what the items say of themselves
+        self._is_sure = self.at_hand
         #: draws items that may be slow to come; no method of this object, which would hold itself
         self._draw = feed(self._items) if feed is not None and not self.at_hand else None
         #: whether the next item was asked for and has not come yet, or may not be drawn yet
@@ -149,7 +151,7 @@ class Schedule:
         if items is None:
             return None
         if not items:
-            self.total = self._taken
+            self.total, self._is_sure = self._taken, True
             return None
         chunk = Chunk(self._taken, items)
         self._taken += len(items)
@@ -174,7 +176,9 @@ class Schedule:
     @property
     def exhausted(self) -> bool:
         """Return whether no chunk is left, as far as is known."""
-        return not self._again and self.total is not None and self._taken >= self.total
+        if self._again or self.total is None or not self._is_sure:
+            return False
+        return self._taken >= self.total
 
     @property
     def taken(self) -> int:
