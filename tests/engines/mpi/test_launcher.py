@@ -78,7 +78,7 @@ print("no end", end="", file=sys.stderr)
 
 
 def test_a_hostfile_and_no_prefix(two_hosts: Hosts, tmp_path: Path) -> None:
-    """The program may be a module, and reads standard input in rank 0."""
+    """The program may be a module."""
     (tmp_path / "hosts").write_text("host1 slots=1  # first\nhost2:1\n")
     file = str(tmp_path / "hosts")
     line = weft("run", "--hostfile", file, "--no-prefix", "-m", "platform", "--terse")
@@ -87,6 +87,16 @@ def test_a_hostfile_and_no_prefix(two_hosts: Hosts, tmp_path: Path) -> None:
     first, second = outcome.out.splitlines()
     assert first == second
     assert first.startswith("Linux")
+
+
+def test_standard_input(two_hosts: Hosts) -> None:
+    """Lines reach rank 0; without any its end is seen at once, and others have none."""
+    program = "import sys; print(repr(sys.stdin.readline()))"
+    line = " ".join(weft("run", "--hosts", "host1,host2", str(write_script(program))))
+    given = two_hosts.run_on(HUB, f"echo hello | {line}")
+    assert sorted(given.out.splitlines()) == ["[0 host1] 'hello\\n'", "[1 host2] ''"]
+    without = two_hosts.run_on(HUB, f"{line} < /dev/null")
+    assert sorted(without.out.splitlines()) == ["[0 host1] ''", "[1 host2] ''"], without
 
 
 @pytest.mark.parametrize(
