@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ Seconds = dict[int, dict[str, dict[str, list[float]]]]
 def main() -> None:
     given = command.options(__doc__, rounds=5, quick_rounds=2, peers=PEERS, roles=ROLES)
     if given.role:
-        measure_all(ROLES[given.role](*given.place), quick=given.quick)
+        measure_all(ROLES[given.role](*given.place), ROWS, quick=given.quick)
         return
     present, skipped = peers.looked_for(PEERS, given.peers)
     seconds = {ranks: measured(ranks, given.rounds, present, given.quick) for ranks in ASKED}
@@ -158,10 +158,10 @@ def lines(seconds: Seconds) -> list[Line]:
 # what each process of a job does, whoever its peer
 
 
-def measure_all(peer: Peer, *, quick: bool) -> None:
+def measure_all(peer: Peer, rows: Sequence[Row], *, quick: bool) -> None:
     """Rank 0 prints the seconds of each row as one line of JSON."""
     found = {}
-    for row in ROWS:
+    for row in rows:
         found[row.name] = measure(peer, row, row.repetitions // 2 if quick else row.repetitions)
     if peer.rank == 0:
         print(json.dumps(found), flush=True)
@@ -362,14 +362,14 @@ class Mpi:
 class Gloo:
     separate_output = False
 
-    def __init__(self, rank: str, ranks: str, meet: str) -> None:
+    def __init__(self, rank: str, ranks: str, meet: str, *, scheme: str = "file") -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
         self.torch, self.dist, self.rank, self.size = torch, dist, int(rank), int(ranks)
         dist.init_process_group(
-            "gloo", init_method=f"file://{meet}", rank=self.rank, world_size=self.size
+            "gloo", init_method=f"{scheme}://{meet}", rank=self.rank, world_size=self.size
         )
         self.barrier: Call = dist.barrier
 

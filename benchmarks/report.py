@@ -68,6 +68,15 @@ BENCHMARKS = (
         "that joblib maps, an array that Pool's processes inherited; `in the call`: a plain "
         "array. `distribute()` is that of synkhronos, of five PyTensor functions.",
     ),
+    Benchmark(
+        "machines",
+        "Machines",
+        "float32 arrays between two hosts, which are namespaces of this machine, joined by a "
+        "bridge: they share its processor, and bytes between them pass through its memory, so "
+        "only ratios count. The time of the slowest rank for one call. Peers run in turn, each as "
+        "a job of its own, started by the same mpirun with the same options. mpi4py's calls are "
+        "those for buffers. gloo's all_reduce works in place.",
+    ),
 )
 
 HEAD = """\

@@ -312,6 +312,39 @@ def test_the_total_is_known_when_it_can_be() -> None:
     assert schedule.total == 1
 
 
+class Lazy(list[int]):
+    """A list that says how many items it has, and is wrong."""
+
+    def __init__(self, said: int) -> None:
+        super().__init__([0] * said)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+@pytest.mark.parametrize("said", [0, 2, 3, 10])
+def test_a_length_may_be_wrong(said: int, at_hand: bool) -> None:
+    """Whatever it says, all items are run, and then their number is known."""
+
+    class Other:
+        def __len__(self) -> int:
+            return said
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    schedule = Schedule(Lazy(said) if at_hand else Other(), 2)
+    assert (schedule.total, schedule.at_hand) == (said, at_hand)
+    items = []
+    while (chunk := schedule.next()) is not None:
+        items += chunk.items
+        assert schedule.total is None or schedule.total >= len(items)
+        schedule.done(len(chunk.items), 1e-6, 10)
+    assert items == [0, 1, 2]
+    assert (schedule.total, schedule.left()) == (3, [])
+
+
 def test_items_that_are_slow_to_come_are_not_waited_for() -> None:
     """However short their runs were, a chunk is given out when drawing it takes long; items that
     come at once go in chunks as before."""
@@ -383,6 +416,16 @@ def test_a_stream_draws_no_more_than_its_window_allows(
             break
     assert not schedule.waiting
     assert consumed == drawn == len(seconds)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_stream_whose_items_have_all_been_drawn_waits_for_nobody(known: bool) -> None:
+    """If it is known how many there are: it ends whether its results are consumed or not."""
+    schedule = Schedule([1, 2] if known else iter([1, 2]), 2, window=Window(2))
+    assert [schedule.next(), schedule.next()] == [Chunk(0, [1]), Chunk(1, [2])]
+    assert schedule.next() is None
+    assert schedule.waiting is not known
+    assert schedule.exhausted is known
 
 
 def test_a_stream_begins_with_single_items_however_many_there_are() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import collectives
 import functions
 import ground
+import machines
 import pytest
 import report
 import tables
@@ -59,6 +60,23 @@ def test_tables() -> None:
     assert [line.asked for line in lines] == [0.85, 6, 1 / 1.05]
     assert [line.yardstick for line in lines] == [True, False, True]
     assert lines[-1].unit == BYTES
+
+
+def test_machines() -> None:
+    """What was asked depends on the ranks of a host; waiting has a limit, and no peer."""
+    row = {"weft": [1.0], "mpi": [1.5], "gloo": [2.0]}
+    rows = dict.fromkeys(("all_reduce 1 KB", "all_reduce 1 MB", "broadcast 1 MB"), row)
+    lines = machines.lines(
+        {
+            "2 hosts, 1 rank each": rows,
+            "2 hosts, 2 ranks each": rows,
+            "waiting": {machines.WAITING_RANK: {"weft": [0.01]}},
+        }
+    )
+    one, two = lines[:6], lines[6:12]
+    assert [line.asked for line in one] == [1 / 4, None, 1 / 1.4, 1, 1 / 1.4, 1]
+    assert [line.asked for line in two] == [1 / 3, None, 1.4, 1, None, 1]
+    assert (lines[12].unit, lines[12].limit, lines[12].holds) == (CORES, 0.02, True)
 
 
 def test_map() -> None:

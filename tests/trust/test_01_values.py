@@ -214,29 +214,49 @@ def test_what_costs_nothing() -> None:
         assert f(x).tolist() == [4, 4, 3, 3]  # each rank has its own
 
 
+class Slow:
+    """An object of few bytes, which takes long to pickle."""
+
+    def __getstate__(self) -> dict[str, int]:
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+        return {"value": 0}
+
+
 def test_a_warning_where_comparing_takes_long(team: weft.Team) -> None:
     """Once for each function, naming the value and the lines to write; then none."""
-    weights = np.ones(4_000_000)
-    f = weft.function(lambda x: x.mean() + weights[0], collect="mean", team=team)
-    x = np.ones(4)
+    weights, slow = np.ones(4_000_000), Slow()
+    text = told_of(lambda x: x.mean() + weights[0], team)
+    assert "weights, 32,000,0" in text
+    for line in ("whole=['weights']", "weft.replicate(weights)", "readonly=True", "setflags"):
+        assert line in text
+    assert "whole=['slow']" in told_of(lambda x: x.mean() + (slow is None), team)
+
+
+def told_of(fun: Any, team: weft.Team) -> str:
+    """The text of the one warning that calls of a function give."""
+    f = weft.function(fun, collect="mean", team=team)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         end = time.monotonic() + 60
         while not told and time.monotonic() < end:
-            f(x)
+            f(np.ones(4))
         for _ in range(10):
-            f(x)
+            f(np.ones(4))
     (one,) = told
-    text = str(one.message)
-    assert "weights, 32,000,0" in text
-    for line in ("whole=['weights']", "weft.replicate(weights)", "readonly=True", "setflags"):
-        assert line in text
     assert one.filename == __file__
-    small = weft.function(lambda x: x.mean() + team.size, collect="mean", team=weft.Team(1))
+    return str(one.message)
+
+
+def test_no_warning_where_there_is_little_to_compare(team: weft.Team) -> None:
+    """A small value that changes from call to call, so that it is sent with each."""
+    number = 0
+    f = weft.function(lambda x: x.mean() + number, collect="mean", team=team)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(200):
-            small(x)
+        for number in range(200):
+            assert f(np.zeros(4)) == number
 
 
 def test_without_kernels() -> None:

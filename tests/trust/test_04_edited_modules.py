@@ -423,9 +423,10 @@ for slope in (2.0, 3.0, 4.0):
 
 def test_data_that_cannot_be_sent() -> None:
     """Workers keep their own, and a warning says so once; an object of a library that cannot be
-    compared, and random generators, are each process's own without a word."""
+    compared, random generators, and containers of nothing else are each process's own without a
+    word."""
     (Path(os.environ["WEFT_TEST_FOLDER"]) / "held.py").write_text("""
-import random, threading
+import random, threading, weakref
 import numpy as np
 
 class Service:
@@ -436,30 +437,96 @@ service = Service()
 table = {"lock": threading.Lock(), "rate": 1}
 event = threading.Event()
 generators = np.random.default_rng(), random.Random()
+held, by_name, nested = [], {}, [[]]
 
 def rates(x):
-    return service.rate, table["rate"], event.is_set()
+    own = len(held), len(by_name), len(nested[0])
+    return service.rate, table["rate"], event.is_set(), own
 """)
     succeeds(
         START
         + """
-import warnings
+import warnings, weakref
 import held
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     check(held.rates)
     held.event.set(), [one.random() for one in held.generators]
+    held.held.append(weakref.ref(held.service)), held.by_name.update(a=held.event)
+    held.nested[0].append(held.event), held.nested.append(held.nested)
     check(lambda x: 1), weft.map(held.rates, [1, 2], n=2)
     assert not caught, caught[0].message
     for _ in range(3):
         held.service.rate += 1
         held.table["rate"] += 1
         found = weft.map(held.rates, [1, 2], n=2)
-assert found == [(1, 1, False)] * 2, found
+assert found == [(1, 1, False, (0, 0, 0))] * 2, found
 told = sorted(str(one.message) for one in caught)
 assert len(told) == 2 and "held.service" in told[0] and "held.table" in told[1], told
 assert all("lock" in one and "argument" in one for one in told), told
 assert {one.filename for one in caught} == {__file__}
+"""
+    )
+
+
+@pytest.mark.parametrize("call", ["weft.map(held.rate, [1.0, 2.0], n=2)[-1]", "f(np.ones(2))[-1]"])
+def test_that_warning_as_an_error(call: str) -> None:
+    """It is raised in the driver, once for each attribute, and is no worker's failure: the next
+    call has the workers."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "held.py").write_text("""
+import threading
+
+first = {"lock": threading.Lock(), "rate": 1}
+second = {"lock": threading.Lock(), "rate": 1}
+
+def rate(x):
+    return x * 0 + first["rate"]
+""")
+    succeeds(
+        START
+        + f"""
+import warnings
+import numpy as np
+import held
+warnings.simplefilter("error")
+held.first["rate"] = held.second["rate"] = 2
+told = []
+with weft.Team(2) as team:
+    f = weft.function(held.rate, collect="gather", team=team, check=None)
+    for _ in range(4):
+        try:
+            last = {call}
+        except RuntimeWarning as error:
+            assert error.__cause__ is None, error.__cause__
+            told.append(str(error).partition(" ")[0])
+assert last == 1
+assert 1 <= len(told) == len(set(told)) and set(told) <= {{"held.first", "held.second"}}, told
+"""
+    )
+
+
+def test_code_that_cannot_be_sent() -> None:
+    """Each call of a team is refused with the path, until the driver's code can be sent again."""
+    succeeds(
+        START
+        + """
+import threading
+import numpy as np
+with weft.Team(2) as team:
+    f = weft.function(mod.total, collect="sum", team=team, check=None)
+    x = np.arange(4.0)
+    assert f(x) == 6
+    sent = helper.g
+    helper.g = lambda x, lock=threading.Lock(): 3 * x
+    for _ in range(3):
+        try:
+            f(x)
+        except weft.InvalidType as error:
+            assert "helper.g.__defaults__[0]" in str(error), error
+        else:
+            raise AssertionError
+    helper.g = sent
+    assert f(x) == 6
 """
     )
 

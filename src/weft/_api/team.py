@@ -73,7 +73,8 @@ class RegisteredFunction:
             return self._send(now)
         if now != self._sent:
             number = self._send(now)
-        self._cost.looked(time.perf_counter() - began, time.thread_time() - used)
+        size = 0 if now is None else now.size
+        self._cost.looked(time.perf_counter() - began, time.thread_time() - used, size)
         return number
 
     def called(self, seconds: float) -> None:
@@ -118,9 +119,10 @@ class _Cost:
     """How long it took to compare what a function uses, and to send it again, in all its calls."""
 
     def __init__(self) -> None:
-        self.looks, self.looking, self.calling = 0, 0.0, 0.0
-        #: the thread's own time: on a busy machine much else passes while it looks
-        self._computing = 0.0
+        self.looking, self.calling = 0.0, 0.0
+        self._looks = 0
+        #: of these, how many took long
+        self._long = 0
         self._told = False
 
     @property
@@ -128,24 +130,30 @@ class _Cost:
         """Return which part of the calls' time that was."""
         return self.looking / max(self.calling, self.looking, 1e-9)
 
-    def looked(self, seconds: float, computing: float) -> None:
-        self.looks += 1
+    def looked(self, seconds: float, computing: float, size: int) -> None:
+        """Note that it took so many seconds, so many of them the thread's own, in which so many
+        bytes were compared."""
+        self._looks += 1
         self.looking += seconds
-        self._computing += computing
+        self._long += computing >= (_SECONDS if size >= _BYTES else _SECONDS_OF_LITTLE)
 
     def is_notable(self, seconds: float) -> bool:
-        """Note a call. Return, once, whether it is worth a warning: a fifth of the time, and so
-        long at each call that it is not the call's own cost."""
+        """Note a call. Return, once, whether it is worth a warning: a fifth of the time, and more
+        than the call's own cost, in most of the calls. One or two of them may take long on a busy
+        machine, where the thread's own time is longer too."""
         self.calling += seconds
-        short = self.looks < _CALLS or self._computing < self.looks * _SECONDS
-        if self._told or short or self.part < _PART:
+        is_rare = self._long < _CALLS or 2 * self._long < self._looks
+        if self._told or is_rare or self.part < _PART:
             return False
         self._told = True
         return True
 
 
-#: from how many calls on, seconds of each, and part of their time comparing is notable
-_CALLS, _SECONDS, _PART = 8, 1e-3, 0.2
+#: in how many calls, and from which part of their time on, comparing is notable
+_CALLS, _PART = 8, 0.2
+#: the thread's own seconds from which on a comparison takes long, and those for fewer bytes: to
+#: compare next to nothing, and send it, takes 0.4 ms, on a busy machine several times as long
+_SECONDS, _BYTES, _SECONDS_OF_LITTLE = 1e-3, 10_000, 1e-2
 
 
 def _costly(fun: Callable[..., Any], name: str, cost: _Cost, *, takes_whole: bool) -> str:

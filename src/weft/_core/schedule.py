@@ -107,7 +107,8 @@ class Schedule:
         an iterator, for items that may be slow to come; what it has drawn when it raises was not
         drawn.
         """
-        #: how many items there are in all; None while that is not known
+        #: how many items there are in all; None while that is not known. Until the iterator has
+        #: ended it is what their length says, which may be wrong
         self.total = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] = iter(items)
         #: whether items can be drawn without waiting
@@ -124,6 +125,8 @@ class Schedule:
         # of items that may be slow to come the first is run at once
         self._expected = expected if self.at_hand else UNKNOWN
         self._taken = 0
+        #: whether the iterator has ended
+        self._ended = False
         self._again: deque[Chunk] = deque()
         #: how often an item that is run again has been run
         self._runs: dict[int, int] = {}
@@ -138,21 +141,26 @@ class Schedule:
         """Return the next chunk; None if there is none left, or while `waiting`."""
         if self._again:
             return self._again.popleft()
-        if self.exhausted:
+        if self._ended:
             return None
-        size = self._size()
-        if self._window is not None and not self._has_room(self._window, size):
-            self.waiting = True
-            return None
+        if self.exhausted:  # as its length says: one more is only asked for
+            size = 1
+        else:
+            size = self._size()
+            if self._window is not None and not self._has_room(self._window, size):
+                self.waiting = True
+                return None
         items = self._draw(size) if self._draw is not None else self._draw_here(size)
         self.waiting = items is None
         if items is None:
             return None
         if not items:
-            self.total = self._taken
+            self.total, self._ended = self._taken, True
             return None
         chunk = Chunk(self._taken, items)
         self._taken += len(items)
+        if self.total is not None and self._taken > self.total:  # it was too small
+            self.total = None
         return chunk
 
     def put_back(self, chunk: Chunk) -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 from weft._core.launch import Launched, one_host_error, spans_hosts
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
+from weft.resources import host_name
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,14 @@ class Engine:
         """Import and return the engine's module."""
         return importlib.import_module(self.module)
 
-    def validate(self) -> None:
-        """Raise MissingPackage or EngineUnavailable if the engine cannot run here."""
+    def validate(self, who: str = "") -> None:
+        """Raise MissingPackage or EngineUnavailable if the engine cannot run here; `who` wants it,
+        if it was not asked for by name."""
         reason = self.obstacle()
         if self.requires and importlib.util.find_spec(self.requires) is None:
             raise MissingPackage(
-                f"{reason or f'engine={self.name!r}'}. It will need the package {self.requires}, "
-                f"which is not installed:\n    pip install 'weft[{self.name}]'"
+                f"{reason or who or f'engine={self.name!r}'}. It needs the package "
+                f"{self.requires}, which is not installed:\n    pip install 'weft[{self.name}]'"
             )
         if reason:
             raise EngineUnavailable(reason)
@@ -109,7 +111,8 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
     """Return the named row, or without a name the one for this place and system.
 
     That is local, but mpi for a group whose ranks an MPI launcher has started on several hosts, and
-    serial for the group of a process that no launcher started. Where the local engine cannot run, serial takes over what one process can do, with one warning.
+    serial for the group of a process that no launcher started. Where the local engine cannot run,
+    serial takes over what one process can do, with one warning.
 
     Raises UnknownEngine, MissingPackage, EngineUnavailable.
     """
@@ -120,7 +123,7 @@ def choose(engine: str | None, offer: str, place: Launched | None = None) -> Eng
         row = ENGINES["serial"]
     elif offer == "group" and place is not None and place.speaks_mpi and spans_hosts(place):
         row = ENGINES["mpi"]
-        row.validate()
+        row.validate(f"rank {place.rank} on host {host_name()}: its ranks span hosts")
     else:
         row = ENGINES["local"]
         alone = place is None or place.size == 1

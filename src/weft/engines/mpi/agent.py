@@ -123,7 +123,6 @@ class Agent:
                 self._bell.nap(seen, seconds)
         finally:
             self._bell.end_nap()
-        self._turn()
 
     def _turn(self) -> None:
         """Do what can be done now."""

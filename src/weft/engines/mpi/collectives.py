@@ -70,15 +70,6 @@ class HostCollectives:
             self._move(call, deadline)
         call.finish()
 
-    def persistent(self, value: Any, op: Any, out: Any) -> None:
-        """Return None: no reduction is prepared."""
-
-    def make_persistent(self, call: Call) -> None:
-        """Prepare nothing."""
-
-    def close(self) -> None:
-        """Hold nothing."""
-
     def _settle(self, call: Call, owns: Sequence[bytes], deadline: float) -> Any:
         try:
             return call.settle(owns)
@@ -95,8 +86,6 @@ class HostCollectives:
         order, plan = self._known.get(call.common) or self._describe(call)
         text = pack([call.common, call.own, order])
         if plan.how.is_small:
-            if faults.armed:
-                faults.reach("collective.filled")
             reply = self._meeting.converse(
                 COLLECTIVE, text, deadline, size=plan.layout.size, fill=lambda at: _fill(at, call)
             )
@@ -156,7 +145,9 @@ class HostCollectives:
                 self._memory.chunk(at, mine.nbytes, mine.dtype)[...] = mine
                 meeting.publish_count(GIVEN, number + 1)
             if number % here == me:
-                self._sum_here(plan, chunk.array, mine, number, weights, deadline)
+                self._sum_here(
+                    plan, chunk.array, mine, number=number, weights=weights, deadline=deadline
+                )
         self._summed = base + len(chunks)
 
     def _sum_here(
@@ -164,6 +155,7 @@ class HostCollectives:
         plan: SumPlan,
         array: int,
         mine: Array,
+        *,
         number: int,
         weights: Sequence[float] | None,
         deadline: float,
@@ -197,8 +189,6 @@ class HostCollectives:
 
         if size <= self._eager:
             fill = fill_eager
-            if faults.armed:
-                faults.reach("collective.filled")
         reply = self._meeting.converse(COLLECTIVE, text, deadline, size=64 + size, fill=fill)
         if faults.armed:
             faults.reach("collective.met")

@@ -180,7 +180,7 @@ def continue_collective(service: Service) -> Waiting:
 
 
 def _slots(service: Service, places: Sequence[int]) -> list[Any]:
-    """Return the arrays of each rank of this host, as they lie in the slots; empty if they do not."""
+    """Return the arrays of each rank of this host that lie in its slot, and nothing else."""
     memory, step = service.meeting.memory, service.meeting.step + 1
     slots = [memory.slot(step, place) for place in range(len(places))]
     return [slot[at:] if at else slot[:0] for slot, at in zip(slots, places, strict=True)]
@@ -358,7 +358,7 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
         for index, out in enumerate(plan.views(whole[at:])):
             terms = [views[index] for views in totals]
             _combine(plan, index, terms, weights, out)
-    yield from service.reply(COLLECTIVE, memoryview(whole))
+    yield from service.reply(COLLECTIVE, whole)
 
 
 def _combine(

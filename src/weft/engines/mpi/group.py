@@ -7,6 +7,8 @@ its host, who comes to each step when all other hosts have come (meeting.py).
 from __future__ import annotations
 
 import json
+import time
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +36,13 @@ if TYPE_CHECKING:
     from weft._core.calls import Call
     from weft._core.tables import TableSpec
     from weft.engines.base import Store
+    from weft.engines.mpi.collectives import HostCollectives
     from weft.engines.mpi.speaker import Placed
 
 
 def join(placed: Placed, *, timeout: float, start_timeout: float) -> MpiGroup:
     """Return the world group once every rank has joined. Raises MissingRank, Refused, PeerLost,
     SetupError."""
-    import time
-
     deadline = time.monotonic() + start_timeout
     size = placed.local_size
     identity = rendezvous.Identity(placed.local_rank, 2 * size, placed.launch)
@@ -70,7 +71,7 @@ def set_up(meeting: HostMeeting, deadline: float, before: HostMeeting | None = N
         if answer:
             handle, *rest = unpack(answer)
             if before is not None:
-                meeting.take_placement(before.placement.part(_members(*rest, deadline)))
+                meeting.take_placement(before.placement.part(_members(*rest, deadline=deadline)))
             meeting.attach_memory(_attach(handle, deadline))
     except TROUBLES as error:
         trouble = in_words(error)
@@ -79,7 +80,7 @@ def set_up(meeting: HostMeeting, deadline: float, before: HostMeeting | None = N
         raise _setup_error(meeting.name, bytes(troubles).decode(errors="replace"))
 
 
-def _members(handle: Any, length: Any, deadline: float) -> list[int]:
+def _members(handle: Any, length: Any, *, deadline: float) -> list[int]:
     text = _attach(handle, deadline)
     size = int.from_bytes(length, "little")
     members: list[int] = json.loads(memoryview(text.buffer).cast("B")[:size].tobytes())
@@ -108,6 +109,9 @@ class MpiGroup(LocalGroup):
         self.rank = meeting.group_rank
         self.size = len(meeting.placement.world)
         self.hosts = meeting.placement.hosts
+        self._host_collectives: HostCollectives | None = None
+        if not world:
+            weakref.finalize(self, meeting.drop).atexit = False
 
     @property
     def plan(self) -> Plan:
@@ -115,14 +119,13 @@ class MpiGroup(LocalGroup):
         return meeting.roster.plan(meeting.members[: len(meeting.local)])
 
     def survivors(self, *, timeout: float | None = None) -> MpiGroup:
-        import time
-
         seconds = self.timeout if timeout is None else validate_seconds(timeout)
         deadline = time.monotonic() + seconds
         with self._calling("survivors", after_giving_up=True):
             places = self._meeting.agree_on_survivors(seconds)
             following = self._meeting.following(places)
             set_up(following, deadline, before=self._meeting)
+            self._meeting.superseded = True
             successor = MpiGroup(following, self._recorder, timeout=self.timeout, world=self._world)
             self._succeed(successor)
             return successor
@@ -138,15 +141,13 @@ class MpiGroup(LocalGroup):
         return super(LocalGroup, self).allocate(shape, dtype, device)
 
     def _exchange(self, call: Call, seconds: float) -> None:
-        if self._collectives is None:
+        if self._host_collectives is None:
             from weft.engines.mpi.collectives import HostCollectives
 
-            self._collectives = HostCollectives(self._meeting)
-        self._collectives.carry_out(call, seconds)
+            self._host_collectives = HostCollectives(self._meeting)
+        self._host_collectives.carry_out(call, seconds)
 
     def _split(self, color: int | None, key: int, seconds: float) -> LocalGroup | None:
-        import time
-
         meeting = self._meeting
         deadline = time.monotonic() + seconds
         reply = meeting.converse(SPLIT, COLOR.pack(color is not None, color or 0, key), deadline)

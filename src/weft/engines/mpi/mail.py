@@ -19,6 +19,8 @@ from mpi4py import MPI
 #: of messages; chunks have the tags of their groups, from FIRST_TAG on
 _TAG, FIRST_TAG = 1, 16
 _FRAME = struct.Struct("=QIHHQ")
+#: what MPI says of a peer that has ended, where it goes on (ULFM)
+_FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 class Frame(NamedTuple):
@@ -59,8 +61,8 @@ class Mail:
         message = _FRAME.pack(*frame) + body
         try:
             self._sending.append((self.comm.Isend([message, MPI.BYTE], to, _TAG), message, to))
-        except MPI.Exception:
-            self.failed.add(to)
+        except MPI.Exception as error:
+            self._note_failure(error, to)
 
     def poll(self) -> list[Letter]:
         """Return the messages that have come, and let those go on that are under way."""
@@ -84,8 +86,8 @@ class Mail:
         """Return whether a request has ended; so has one whose peer has failed."""
         try:
             return bool(request.Test())
-        except MPI.Exception:
-            self.failed.add(peer)
+        except MPI.Exception as error:
+            self._note_failure(error, peer)
             return True
 
     def send_chunk(self, array: Any, to: int, tag: int) -> Any:
@@ -105,6 +107,12 @@ class Mail:
                 ranks = failed.Translate_ranks(None, everybody)
                 self.failed.update(rank for rank in ranks if rank >= 0)
             failed.Free()
+
+    def _note_failure(self, error: Any, peer: int) -> None:
+        """Note that a peer has failed; raise any other error of MPI again."""
+        if error.Get_error_class() not in _FAILURES:
+            raise error
+        self.failed.add(peer)
 
     def _sent(self, entry: tuple[Any, bytes, int]) -> bool:
         return self.test(entry[0], entry[2])

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from weft import faults
 from weft._core.arguments import seconds_until
 from weft.engines.local.meeting.meeting import DECIDED, LEFT, PRESENT, UNDER_WAY, Meeting
 from weft.engines.local.meeting.roster import Roster
@@ -79,6 +80,8 @@ class HostMeeting(Meeting):
         self.host = host
         #: how often the group was split
         self.splits = 0
+        #: whether there is a later generation
+        self.superseded = False
         #: the place in the launch of the agent of this generation
         self.agent = self.members[-1]
         if placement is not None:
@@ -133,6 +136,8 @@ class HostMeeting(Meeting):
             at = 0
         else:
             fill(slot[at : at + size])
+        if faults.armed:
+            faults.reach("collective.filled")
         collected: list[bytes] = []
         while True:
             part = text[sent : sent + len(slot)]
@@ -295,6 +300,12 @@ class HostMeeting(Meeting):
         self.memory.answer = answer
         self.publish_count(ASKED, sum(asked[:-1]))
 
+    def drop(self) -> None:
+        """Leave a group that nothing in this process refers to any more, so that its agent can end
+        serving it. Safe in finalizers."""
+        if not self.superseded and self.roster.is_here:
+            self._words[self._memory.head(self._place, LEFT)] = 1
+
     # what went wrong, on whichever host
 
     def _gone_places(self, places: Sequence[int]) -> list[int]:
@@ -348,7 +359,7 @@ class HostMeeting(Meeting):
         )
 
     def stalled_error(self, ranks: Iterable[int]) -> Stalled:
-        """Return the error of ranks that have not come by the deadline, after asking the agent where
+        """Return the error of ranks that have not come by the deadline. The agent is asked where
         those of other hosts are."""
         answer = self._ask()
         if answer is not None:

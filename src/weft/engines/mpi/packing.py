@@ -35,5 +35,5 @@ def packed_size(packed: Any) -> int:
     """Return the length of what `pack` has made, which may be followed by more."""
     view = memoryview(packed).cast("B")
     (count,) = _COUNT.unpack_from(view)
-    lengths = struct.unpack_from(f"={count}Q", view, _COUNT.size)
-    return _COUNT.size + 8 * count + sum(lengths)
+    lengths: tuple[int, ...] = struct.unpack_from(f"={count}Q", view, _COUNT.size)
+    return _COUNT.size + 8 * len(lengths) + sum(lengths)

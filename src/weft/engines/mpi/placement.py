@@ -91,8 +91,8 @@ class SumChunk(NamedTuple):
 def cut_sum(
     counts: Sequence[int], widths: Sequence[int], *, hosts: int, largest: int
 ) -> list[SumChunk]:
-    """Cut arrays of so many numbers, of so many bytes each while they are summed, into chunks: small
-    enough that each host sums one, and not smaller than pays."""
+    """Cut arrays of so many numbers, of so many bytes each while they are summed, into chunks:
+    small enough that each host sums some, and not smaller than pays."""
     total = sum(count * width for count, width in zip(counts, widths, strict=True))
     size = max(_SMALLEST, min(largest, total // (2 * hosts)))
     chunks = []
@@ -158,8 +158,8 @@ def rounds(hosts: int) -> int:
 
 
 def sends_to(hosts: int, place: int, turn: int) -> list[int]:
-    """Return the places that a host, at `place` in the order of hosts, sends to in a round. It sends
-    what it has, which is its own part and after n rounds those of the 2**n - 1 hosts before it."""
+    """Return the places that a host, at `place` in the order of hosts, sends to in a round. It
+    sends what it has: its own part and after n rounds those of the 2**n - 1 hosts before it."""
     if hosts <= DIRECT:
         return [other for other in range(hosts) if other != place]
     return [(place + (1 << turn)) % hosts]

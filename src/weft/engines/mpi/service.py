@@ -29,6 +29,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.engines.local.meeting.meeting import (
@@ -106,8 +107,6 @@ class Service:
         self.formed: list[int] | None = None
         #: how many chunks of reductions and of movements have gone through the ring
         self.summed = self.moved = 0
-        #: made by this service, for as long as the group may use them
-        self._blocks: list[Block] = []
 
     # life
 
@@ -131,18 +130,21 @@ class Service:
         """Make the memory of this generation, with the ranks of this host."""
         meeting = self.meeting
         yield from self.gather()
-        trouble, handle = b"", b""
+        trouble, handles = b"", b""
+        made: list[Block] = []  # until the ranks have attached them
         try:
-            handle = self._make_memory(meeting)
+            handles = self._make_memory(made)
         except TROUBLES as error:
             trouble = in_words(error)
-        meeting.arrive_with(UNDER_WAY, handle)
+        meeting.arrive_with(UNDER_WAY, handles)
         yield from self.gather()
         said = [box for box in meeting.messages()[:-1] if box]
         troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *said]))
         meeting.arrive_with(UNDER_WAY, self._troubles_in_words(troubles))
 
-    def _make_memory(self, meeting: HostMeeting) -> bytes:
+    def _make_memory(self, made: list[Block]) -> bytes:
+        """Make the memory, and a text with the members of a later generation. Return handles."""
+        meeting = self.meeting
         most = meeting.placement.most_on_a_host
         size = HostMemory.bytes_for(
             places=len(meeting.places),
@@ -152,14 +154,13 @@ class Service:
         )
         block = blocks.allocate(size)
         block.clear()
-        self._blocks.append(block)
         meeting.attach_memory(block)
         handles = [blocks.export(block.buffer, owned=False).encode()]
         if self.formed is not None:
             members = json.dumps(self.formed).encode()
             text = blocks.allocate(len(members))
             memoryview(text.buffer).cast("B")[: len(members)] = members
-            self._blocks.append(text)
+            made.append(text)
             handles += [blocks.export(text.buffer, owned=False).encode(), _number(len(members))]
         return pack(handles)
 
@@ -349,7 +350,7 @@ class Service:
                 self._send(self.hosts[other], STEP, body, self.number, turn)
             sources = [self.hosts[i] for i in placement.receives_from(size, at, turn)]
             wanted = [(STEP, self.number, turn, host) for host in sources]
-            yield from self.until(lambda wanted=wanted: all(key in self._inbox for key in wanted))
+            yield from self.until(partial(self._have_come, wanted))
             for key in wanted:
                 body = self._inbox.pop(key).body
                 if direct:
@@ -359,6 +360,9 @@ class Service:
                     for number, part in zip(parts[::2], parts[1::2], strict=True):
                         have[int.from_bytes(number, "little")] = part
         return [have[i] for i in range(size)]
+
+    def _have_come(self, keys: Sequence[tuple[int, int, int, int]]) -> bool:
+        return all(key in self._inbox for key in keys)
 
     def differ(self, words: Sequence[str | None]) -> Waiting:
         """Show all ranks which call each has made. `words` are those of this host's calls, as far
@@ -446,6 +450,7 @@ class Service:
         parts = exchange.parts_of_split(answers)
         handles: dict[str, bytes] = {}
         trouble, services = b"", []
+        made: list[Block] = []  # until the ranks have attached them
         try:
             for color, ranks in parts.items():
                 part = self.placement.part(ranks)
@@ -455,7 +460,7 @@ class Service:
                 members = self.meeting.launch_places(part_here(part, ranks, self.host))
                 block = blocks.allocate(8 * words_for(len(members) + spans))
                 block.clear()
-                self._blocks.append(block)
+                made.append(block)
                 handles[str(color)] = blocks.export(block.buffer, owned=False).encode()
                 if spans:
                     below = self.meeting.subgroup(block, color, part, members)
@@ -513,12 +518,11 @@ class Service:
         self.states[self.host] = self._states_here()
         silent = []
         for key in keys:
-            letter = self._inbox.pop(key, None)
-            if letter is None:
+            if key not in self._inbox:
                 silent.append(key[3])
                 late += self.placement.ranks_on(key[3])
             else:
-                theirs, self.states[key[3]] = json.loads(letter.body)
+                theirs, self.states[key[3]] = json.loads(self._inbox.pop(key).body)
                 late += theirs
         late = sorted(set(late)) or [r for h in others for r in self.placement.ranks_on(h)]
         self.meeting.answer(asked, [self._stall_in_words(late, silent), late, self._all_states()])
@@ -527,9 +531,9 @@ class Service:
         names = ", ".join(self.placement.names[host] for host in silent)
         why = f"; host {names} does not answer" if silent else ""
         return (
-            f"{ranks_in_words(late)} of group {self.meeting.name!r} did not come in time{why}. Every "
-            "rank must make the call, also those that are not the master; if they are only slow, "
-            "raise timeout="
+            f"{ranks_in_words(late)} of group {self.meeting.name!r} did not come in time{why}. "
+            "Every rank must make the call, also those that are not the master; if they are only "
+            "slow, raise timeout="
         )
 
     def _late_here(self, position: int) -> list[int]:
@@ -587,9 +591,9 @@ class Service:
                 if reported_to != (first, self.agents[first]):
                     self._send(first, REPORT, json.dumps([present, self.formed]).encode())
                     reported_to = first, self.agents[first]
-                letter = self._inbox.pop((DECISION, 0, 0, first), None)
-                if letter is not None:
-                    ranks, agents = json.loads(letter.body)
+                decision = DECISION, 0, 0, first
+                if decision in self._inbox:
+                    ranks, agents = json.loads(self._inbox.pop(decision).body)
                     self.agents = dict(agents)
                     return ranks
             formed = self.agent.formed_elsewhere(self.key, self.meeting.generation + 1)

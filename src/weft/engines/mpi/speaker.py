@@ -2,7 +2,7 @@
 
     rank                                      its speaker
       start it, before anybody calls MPI_Init   MPI_Init in the rank's place, with what it inherits
-      Join                             ---->    all speakers: who is on which host, with what versions
+      Join                             ---->    all speakers: who is on which host, what versions
                                        <----    Placed, or Refused
       join the launch of this host              join it too, behind its ranks
                                                 the first of a host is the agent (agent.py), the
@@ -177,8 +177,8 @@ class Speaker:
         except Gone:
             how = f": {end_as_text(self._process.wait())}" if self._process else ""
             raise PeerLost(
-                f"the process that stands for {who} in MPI ended while the group was starting{how}; "
-                "what it printed before says why",
+                f"the process that stands for {who} in MPI ended while the group was starting{how};"
+                " what it printed before says why",
                 [place.rank],
             ) from None
         if kind == "refused":
@@ -309,8 +309,9 @@ class Voice:
         self._command: Any = None
         self.has_lost = False
         world = MPI.COMM_WORLD
-        self._trouble = self._misfit(world)
-        if self._trouble:
+        #: why this process cannot speak for its rank, or ""
+        self.trouble = self._misfit(world)
+        if self.trouble:
             return
         #: for messages, for joining, and for ending: a user's own traffic cannot meet these
         self._comm, self._joining, self._ending = world.Dup(), world.Dup(), world.Dup()
@@ -324,8 +325,8 @@ class Voice:
         library = self._mpi.Get_library_version().split(",")[0].strip("\0\n ")
         return (
             f"mpi4py is built for another MPI ({library}) than the one whose mpirun started this "
-            f"job: it is rank {rank} of {size} there, and rank {self._rank} of {self._size} of this "
-            "job. Use the mpirun that belongs to it, or install the other's mpi4py"
+            f"job: it is rank {rank} of {size} there, and rank {self._rank} of {self._size} of "
+            "this job. Use the mpirun that belongs to it, or install the other's mpi4py"
         )
 
     def serve(self) -> bool:
@@ -335,14 +336,14 @@ class Voice:
             command, argument = self._next_command()
             if command == "end":
                 return bool(argument)
-            if self._trouble:
-                self._conversation.say(["unavailable", self._trouble])
+            if self.trouble:
+                self._conversation.say(["unavailable", self.trouble])
                 continue
             self._session(argument)
 
     def await_all_ends(self, seconds: float) -> bool:
         """Wait until all ranks end, so long at most. Return whether they do."""
-        if self._trouble:
+        if self.trouble:
             return True
         deadline = time.monotonic() + seconds
         pause = _SHORT_PAUSE

@@ -366,7 +366,8 @@ class Meeting:
         """Return the error of ranks whose calls at the last step do not match. It shows each rank's
         call: as `words` has it, else as the rank's recorder has it."""
         calls = [
-            self._call_in_words(rank, (words or {}).get(rank)) for rank in range(len(self.places))
+            f"rank {rank} called {self._call_in_words(rank, self.step, (words or {}).get(rank))}"
+            for rank in range(len(self.places))
         ]
         return Disagreement(
             f"the ranks of group {self.name!r} made different calls: {'; '.join(calls)}. "

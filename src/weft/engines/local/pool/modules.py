@@ -93,13 +93,13 @@ def _warn(seconds: float, name: str, value: Any) -> None:
 _own_told: set[str] = set()
 
 
-def _warn_of_own(name: str, error: Exception) -> None:
+def _warn_of_own(name: str, reason: str) -> None:
     """Warn that workers keep what they have, once for each attribute."""
     if name in _own_told:
         return
     _own_told.add(name)
     warn_caller(
-        f"{name} is not in the workers what it is here: it cannot be sent to them ({error}), so "
+        f"{name} is not in the workers what it is here: it cannot be sent to them ({reason}), so "
         "each has the one that its import of the module made. Pass what the function needs as an "
         "argument, or give the class a __getstate__ that leaves out what cannot be pickled"
     )
@@ -119,6 +119,8 @@ class SentModules:
 
     def __init__(self) -> None:
         self._known: dict[str, ModuleDigests] = {}
+        #: the attributes that it has as its own import made them, and why they cannot be sent
+        self._unsent: dict[str, str] = {}
 
     def messages(self, modules: Mapping[str, ModuleDigests]) -> list[Modules | Update]:
         """Return the messages after which the worker has these modules."""
@@ -133,7 +135,7 @@ class SentModules:
                 changes[name, attribute] = Change.between(before, now, attribute)
         messages: list[Modules | Update] = []
         if changes or deleted:
-            messages.append(make_update(changes, deleted))
+            messages.append(self._update(changes, deleted))
         new = {name: now.contents for name, now in modules.items() if name not in self._known}
         return [*messages, Modules(new)] if new else messages
 
@@ -150,7 +152,25 @@ class SentModules:
             for attribute in outdated.attributes.get(name, ())
             if attribute in now.digests
         }
-        return make_update(changes, [], first=True)
+        return self._update(changes, [], first=True)
+
+    def _update(
+        self,
+        changes: Mapping[Attribute, Change],
+        deleted: list[Attribute],
+        *,
+        first: bool = False,
+    ) -> Update:
+        update, unsent = make_update(changes, deleted, first=first)
+        self._unsent.update(unsent)
+        return update
+
+    def warn(self) -> None:
+        """Warn of what could not be sent. Called when the messages are sent: the program's rules
+        for warnings may raise them."""
+        unsent, self._unsent = self._unsent, {}
+        for name, reason in unsent.items():
+            _warn_of_own(name, reason)
 
     def forget(self) -> None:
         """Compare all modules again: something went wrong in the worker."""
@@ -169,7 +189,7 @@ class Change(NamedTuple):
     @property
     def partly(self) -> bool:
         """Return whether it is compared, but for something in it."""
-        return self.opaque and digest(self.value) != type_digest(self.value)
+        return self.opaque and _holds_data(self.value, [])
 
     @classmethod
     def between(cls, before: ModuleDigests, now: ModuleDigests, attribute: str) -> Change:
@@ -185,35 +205,49 @@ class Change(NamedTuple):
         return cls(value, now.is_opaque(attribute), value is old or followed)
 
 
+def _holds_data(value: Any, around: list[Any]) -> bool:
+    """Return whether there is anything in a value that is compared: not in a lock, a connection or
+    a weak reference, nor in a list of such, in which each process has its own as well."""
+    if any(one is value for one in around):
+        return False
+    if type(value) in (list, tuple, set, frozenset, dict):
+        parts = value.values() if type(value) is dict else value
+        return any(_holds_data(part, [*around, value]) for part in list(parts))
+    return digest(value) != type_digest(value)
+
+
 def make_update(
     changes: Mapping[Attribute, Change], deleted: list[Attribute], *, first: bool = False
-) -> Update:
+) -> tuple[Update, dict[str, str]]:
     """Return the message with these changes, or with the reason why they cannot be sent.
 
     Values that are not compared and cannot be sent are left out; so are, when a worker has just
-    imported a module, foreign functions: their state is each process's own.
+    imported a module, foreign functions: their state is each process's own. Return also those of
+    which a part is compared, with the reason why they cannot be sent.
     """
     try:
-        payload, changes = _pack(changes, first)
+        payload, changes, unsent = _pack(changes, first)
     except Exception as error:  # a class's own pickling may raise anything
         if is_interrupt(error):
             raise
-        return Update(b"", {}, deleted, describe(error))
+        return Update(b"", {}, deleted, describe(error)), {}
     digests: dict[Attribute, bytes] = {}
     for attribute, change in changes.items():
         reader = Reader(_by_signal_handler)
         content = reader.digest(change.value)  # as it is now: another thread may have changed it
         if not reader.is_opaque and not reader.has_library_objects:
             digests[attribute] = content
-    return Update(payload.data, digests, deleted, None)
+    return Update(payload.data, digests, deleted, None), unsent
 
 
 def _pack(
     changes: Mapping[Attribute, Change], first: bool
-) -> tuple[Payload, Mapping[Attribute, Change]]:
-    """Pack new values. Return also those that were packed."""
+) -> tuple[Payload, Mapping[Attribute, Change], dict[str, str]]:
+    """Pack new values. Return also those that were packed, and those of the others of which a part
+    is compared, with the reason."""
+    unsent: dict[str, str] = {}
     try:
-        return _packed(changes), changes
+        return _packed(changes), changes, unsent
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -223,11 +257,11 @@ def _pack(
             if not (change.opaque or (first and is_foreign(change.value))):
                 raise unpicklable_error(change.value, f"{module}.{name}", error) from error
             if change.partly:
-                _warn_of_own(f"{module}.{name}", error)
+                unsent[f"{module}.{name}"] = str(error)
         if not left_out:
             raise
     changes = {one: change for one, change in changes.items() if one not in left_out}
-    return _packed(changes), changes
+    return _packed(changes), changes, unsent
 
 
 def _packed(changes: Mapping[Attribute, Change], only: Attribute | None = None) -> Payload:

@@ -106,6 +106,7 @@ class Worker:
         self._with_classes.clear()
         self._modules.note(modules)
         self._latest = modules
+        self._modules.warn()
 
     @property
     def computes(self) -> bool:
@@ -182,6 +183,7 @@ class Worker:
                 reissue(message)
             else:
                 self.frames.send(self._modules.answer(message))
+                self._modules.warn()
         if isinstance(message, Unreadable) and message.about_function:  # the next try begins anew
             self._modules.forget()
             self._latest = None

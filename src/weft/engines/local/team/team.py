@@ -493,7 +493,8 @@ class TeamCall:
             raise
         for _, payload in payloads:
             self._team_workers.modules |= payload.modules
-        used = modules.look(self._team_workers.modules)
+        # what cannot be sent of them was told in the call that failed
+        used = {} if function is renew else modules.look(self._team_workers.modules)
         self.sent = True
         for rank, payload in payloads:
             worker = self._team_workers.workers[rank - 1]
