@@ -129,6 +129,7 @@ def test_a_rank_that_is_lost_while_others_go_on(two_hosts: Hosts) -> None:
 def test_a_host_that_is_cut_off(two_hosts: Hosts) -> None:
     """mpirun notices, ends the job, and ends with 0; weft run does not."""
     job = start(two_hosts, "signal.pause()")
+    wait_until(lambda: all(map(two_hosts.is_quiet, (HUB, 1, 2))))
     two_hosts.cut(2)
     outcome = job.wait()
     assert outcome.code == 1, outcome
