@@ -77,6 +77,28 @@ print("no end", end="", file=sys.stderr)
     assert two_hosts.leave_nothing() == []
 
 
+def test_ranks_form_a_group(two_hosts: Hosts) -> None:
+    """They meet, add, and end; if one exits early, the others are told."""
+    program = """
+import sys, weft
+group = weft.init()
+print(weft.all_reduce(group.rank), group.hosts)
+if len(sys.argv) > 1 and group.rank == 1: raise SystemExit(5)
+weft.barrier()
+"""
+    script = str(write_script(program))
+    outcome = two_hosts.run_on(HUB, weft("run", "--hosts", "host1,host2:2", script))
+    assert outcome.code == 0, outcome
+    assert sorted(outcome.out.splitlines()) == [
+        f"[{rank} {host}] 3 ('host1', 'host2', 'host2')"
+        for rank, host in enumerate(("host1", "host2", "host2"))
+    ]
+    failed = two_hosts.run_on(HUB, weft("run", "--hosts", "host1,host2", script, "fail"))
+    assert failed.code in (1, 5), failed  # of the one that ended first
+    assert "[0 host1] weft.errors.PeerLost: group 'world' lost rank 1" in failed.err
+    assert two_hosts.leave_nothing() == []
+
+
 def test_a_hostfile_and_no_prefix(two_hosts: Hosts, tmp_path: Path) -> None:
     """The program may be a module."""
     (tmp_path / "hosts").write_text("host1 slots=1  # first\nhost2:1\n")
