@@ -139,9 +139,9 @@ def _engine() -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    command = _command(options)
-    engine = registry.choose("mpi", "hosts").load() if command.hosts else _engine()
-    return int(engine.launch(command))
+    on_hosts = options.hosts is not None or options.hostfile is not None
+    engine = registry.choose("mpi", "hosts").load() if on_hosts else _engine()
+    return int(engine.launch(_command(options)))
 
 
 def _open(options: argparse.Namespace) -> int:
