@@ -228,8 +228,8 @@ def test_the_warning_is_of_what_is_large() -> None:
     cost = _Cost()
     for size, told in ((86, False), (1_000_000, True)):
         for _ in range(10):
-            cost.looked(1.0, 1.0, size)
-        assert cost.is_notable(2.0) is told
+            cost.looked(0.005, 0.005, size)
+        assert cost.is_notable(0.01) is told
 
 
 def test_the_warning_has_lines_that_fit() -> None:
