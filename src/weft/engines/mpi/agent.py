@@ -3,9 +3,9 @@
     forever
       messages that have come        -> the generation that each is for
       each service                   advances as far as it can
-      nothing happened?              look again for a millisecond, then nap: a fiftieth of the time
-                                     since something happened, ten milliseconds at most. A rank of
-                                     this host that comes to a step rings
+      nothing happened?              look again for some milliseconds, then nap: a fiftieth of the
+                                     time since something happened, ten milliseconds at most. A rank
+                                     of this host that comes to a step rings
 
 After a nap everything is looked at twice: MPI reads its sockets at one look, and sees what came at
 the next. The loop ends when all ranks of this host have left the launch.
@@ -26,7 +26,7 @@ from weft.engines.mpi.memory import Bell
 from weft.engines.mpi.service import REPORT, TAGS, Service, Waiting
 
 #: seconds without news in which the loop does not nap, and of the longest nap
-_HOT, _LONGEST_NAP = 0.001, 0.01
+_HOT, _LONGEST_NAP = 0.005, 0.01
 #: the part of the time since the last news that a nap takes
 _NAP_PART = 1 / 50
 #: seconds between two looks at who has left the launch
@@ -106,8 +106,8 @@ class Agent:
             waited = now - news
             if waited < _HOT:
                 os.sched_yield()
-                continue
-            self._nap(min(_LONGEST_NAP, waited * _NAP_PART))
+            else:
+                self._nap(min(_LONGEST_NAP, waited * _NAP_PART))
 
     def flush(self, seconds: float) -> None:
         """Let messages go that are being sent."""

@@ -56,7 +56,7 @@ def join(placed: Placed, *, timeout: float, start_timeout: float) -> MpiGroup:
         host=placed.host,
         name="world",
         generation=0,
-        free_cores=joined.roster.plan(range(size)).free_cores,
+        free_cores=False,  # no exchange between hosts is as short as a rank would spin
     )
     set_up(meeting, deadline)
     return MpiGroup(meeting, joined.roster.open_recorder(), timeout=timeout, world=True)

@@ -41,7 +41,7 @@ from weft.engines.mpi.placement import Ring
 GIVEN, SUMMED, FILLED, DONE, ASKED = range(5)
 _LINE = 8
 #: bytes of a slot, and of the texts: of each rank of a group, and at least
-_ROOM, _ALL_ROOMS = 128 << 10, 64 << 20
+_ROOM, _ALL_ROOMS = 512 << 10, 64 << 20
 _STATE_BYTES, _TEXT_BYTES = 512, 64 << 10
 
 

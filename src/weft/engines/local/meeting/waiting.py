@@ -32,7 +32,7 @@ On processors with a weaker order rule 2 fails, and the engine refuses to start.
 
 Sleeping in slices bounds the time until a death is noticed, and makes even a
 lost wake-up a delay of 20 ms and not a hang. A slice costs some 0.2 ms of CPU:
-a waiting rank uses under 1 % of a core. Nobody calls sched_yield: Linux charges
+a waiting rank uses under 1 % of a core. No rank calls sched_yield: Linux charges
 each yield as a time slice of some milliseconds, and beside busy processes a rank
 that had yielded 200 times was not run for half a second.
 """
