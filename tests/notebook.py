@@ -13,6 +13,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from tests.pages import ROOT
+from tests.support import HANGS
 
 TOUR = ROOT / "examples" / "tour.ipynb"
 
@@ -21,7 +22,7 @@ def main(target: str) -> None:
     """A cell that raises raises here."""
     notebook = nbformat.read(TOUR, as_version=4)
     # as a front end does it: of a bar only what stands at last
-    NotebookClient(notebook, timeout=60, kernel_name="python3", coalesce_streams=True).execute()
+    NotebookClient(notebook, timeout=HANGS, kernel_name="python3", coalesce_streams=True).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}

@@ -81,7 +81,7 @@ AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1
 #: files of one pytest, where they are short: each start of it takes a second
 BUNDLE = 12
 #: seconds after which a part is ended; every test has a limit of its own, which comes first
-LIMIT = 900
+LIMIT = 1800
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rfE", "--continue-on-collection-errors")
 #: how pytest ends if all tests passed, and if some failed; else not all may have run
 PASSED, FAILED = 0, 1

@@ -19,7 +19,7 @@ import cloudpickle
 
 MARK = "WEFT_TEST_MARK"
 #: seconds after which whatever was started is taken to hang; no test measures anything by it
-HANGS = 120.0
+HANGS = 240.0
 
 #: what each rank of `run_ranks` executes: join, call, keep the result. Helpers of other files of
 #: tests are found as pytest finds them

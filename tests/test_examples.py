@@ -67,7 +67,7 @@ def run_shown(one: Shown, folder: Path, code: int) -> Outcome:
     """Run a command of the index from the project's folder, as its reader does."""
     program = {"python": [sys.executable], "weft": [sys.executable, "-m", "weft"]}[one.command[0]]
     env = {**FLAGS, "TMPDIR": str(traces_in(folder))}
-    outcome = run_command([*program, *one.command[1:]], env=env, limit=100, folder=ROOT)
+    outcome = run_command([*program, *one.command[1:]], env=env, folder=ROOT)
     assert outcome.code == code, outcome
     return outcome
 
@@ -77,9 +77,9 @@ def run_example(
 ) -> Outcome:
     env, path = {"TMPDIR": str(traces_in(folder)), **variables}, FOLDER / name
     if launcher == "python":
-        outcome = run_command([sys.executable, str(path), *arguments], env=env, limit=100)
+        outcome = run_command([sys.executable, str(path), *arguments], env=env)
     else:
-        outcome = launch(path, workers, env=env, limit=100, launcher=launcher)
+        outcome = launch(path, workers, env=env, launcher=launcher)
     assert outcome.code == 0, outcome
     return outcome
 

@@ -318,8 +318,8 @@ except weft.PeerLost as error:
 
 
 @pytest.mark.parametrize("engine", [None, "local"])
-def test_ranks_that_span_hosts_are_told_so(engine: str | None) -> None:
-    """At once, on every rank, each time, and with the variables that say so."""
+def test_ranks_of_torchrun_that_span_hosts_are_told_so(engine: str | None) -> None:
+    """At once, on every rank, each time, and with the variables that say so; others meet by MPI."""
     code = f"""
 import weft, weft.errors
 for _ in range(2):
@@ -329,13 +329,13 @@ for _ in range(2):
         print(error)
 print("alone", weft.init(engine="serial").size)
 """
-    place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
-    outcome = run_python(code, env={**place, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    env = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    outcome = run_python(code, env=env)
     alone, told, again = lines(outcome)
     assert (alone, again) == ("alone 1", told)
     assert told.startswith(
-        "this job's 4 ranks span hosts (OMPI_COMM_WORLD_LOCAL_SIZE=2, OMPI_COMM_WORLD_SIZE=4): "
-        "ranks of several hosts need the mpi engine"
+        "this job's 4 ranks span hosts (LOCAL_WORLD_SIZE=2, WORLD_SIZE=4), and meet there by MPI; "
+        "start them by mpirun, srun or `weft run --hosts`"
     )
 
 

@@ -18,9 +18,7 @@ def test_the_notebook_prints_what_it_shows(tmp_path: Path) -> None:
         name: str(tmp_path / name)
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
     }
-    outcome = run_command(
-        [sys.executable, "-m", "tests.notebook", str(ran)], env=env, limit=100, folder=ROOT
-    )
+    outcome = run_command([sys.executable, "-m", "tests.notebook", str(ran)], env=env, folder=ROOT)
     assert outcome.code == 0, outcome
     assert printed(ran) == printed(TOUR)
     assert len(printed(TOUR)) > 5

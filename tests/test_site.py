@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import weft
+from tests.support import HANGS
 from weft import errors
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANGS,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # an advertisement, not a warning
     )
     assert built.returncode == 0, built.stdout + built.stderr

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import weft
-from weft._core.arguments import wrong_keyword
+from weft._core.arguments import keyword_error
 from weft.errors import InvalidType, InvalidValue, WeftError
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
             error.args = tuple(map(_translate, error.args))
             raise
         except TypeError:
-            wrong = wrong_keyword(call, args, options)
+            wrong = keyword_error(call, args, options)
             if wrong is None:
                 raise
         raise wrong

@@ -75,37 +75,6 @@ if TYPE_CHECKING:
         WorkerLost,
     )
 
-#: the module of each public name
-_HOMES = {
-    name: home
-    for home, names in {
-        "weft._api.collectives": "all_gather all_reduce broadcast gather reduce scatter",
-        "weft._api.distributing": "DistributedFunction distribute",
-        "weft._api.functions": "Function function",
-        "weft._api.mapping": "MapHandle map map_async",
-        "weft._api.streaming": "imap",
-        "weft._api.models": "ModelTable",
-        "weft._api.replicas": "Replica replicate same",
-        "weft._api.session": "barrier device group init is_master rank shutdown size",
-        "weft._api.sharing": "SharedArray share",
-        "weft._api.tables": "ArrayTable MatrixTable load save_all",
-        "weft._api.team": "Team",
-        "weft._api.training": "train_step",
-        "weft._core": "updaters",
-        "weft._core.tables": "Interrupted ssp",
-        "weft.adapters.holder": "Holder",
-        "weft.engines.base": "Group Handle",
-        "weft.errors": """
-            AlreadyFinished AlreadyInitialized Cancelled DamagedFile Disagreement
-            EngineUnavailable InvalidType InvalidValue LaunchError Mismatch MissingPackage
-            MissingRank ModuleDiffers NestedTooDeep NoSuchPipe NotInitialized OutOfDescriptors
-            OutOfMemory PeerLost Refused RemoteError RemoteTraceback SegmentGone SetupError Stalled
-            TeamBroken UnknownEngine UsageError UsedAfterFork UsedConcurrently WeftError WorkerLost
-        """,
-    }.items()
-    for name in names.split()
-}
-
 __all__ = [
     "AlreadyFinished",
     "AlreadyInitialized",
@@ -181,6 +150,32 @@ __all__ = [
     "train_step",
     "updaters",
 ]
+
+
+#: the module of each public name; of errors `weft.errors`
+_HOMES = dict.fromkeys(__all__, "weft.errors") | {
+    name: home
+    for home, names in {
+        "weft._version": "__version__",
+        "weft._api.collectives": "all_gather all_reduce broadcast gather reduce scatter",
+        "weft._api.distributing": "DistributedFunction distribute",
+        "weft._api.functions": "Function function",
+        "weft._api.mapping": "MapHandle map map_async",
+        "weft._api.streaming": "imap",
+        "weft._api.models": "ModelTable",
+        "weft._api.replicas": "Replica replicate same",
+        "weft._api.session": "barrier device group init is_master rank shutdown size",
+        "weft._api.sharing": "SharedArray share",
+        "weft._api.tables": "ArrayTable MatrixTable load save_all",
+        "weft._api.team": "Team",
+        "weft._api.training": "train_step",
+        "weft._core": "updaters",
+        "weft._core.tables": "Interrupted ssp",
+        "weft.adapters.holder": "Holder",
+        "weft.engines.base": "Group Handle",
+    }.items()
+    for name in names.split()
+}
 
 
 def __getattr__(name: str) -> Any:

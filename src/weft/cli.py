@@ -139,9 +139,10 @@ def _engine() -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # first: where no ranks can run, it does not matter which
+    here = _engine() if options.hosts is None and options.hostfile is None else None
     command = _command(options)
-    engine = registry.choose("mpi", "hosts").load() if command.hosts else _engine()
-    return int(engine.launch(command))
+    return int((here or registry.choose("mpi", "hosts").load()).launch(command))
 
 
 def _open(options: argparse.Namespace) -> int:

@@ -436,6 +436,8 @@ def test_teams_that_cannot_be_made(arguments: Any, options: Any, error: type[Exc
 # what a function mentions
 
 
+# it is sent at almost each of its calls, which a slow machine is told of
+@pytest.mark.filterwarnings("ignore:.*calls went into comparing the values")
 def test_what_it_mentions_may_change(team: weft.Team) -> None:
     """All ranks see an array changed in place, another number, an attribute, a list: the result is
     what the function gives here."""

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.support import run_python, run_script, wait_until, within
+from tests.support import deadline, run_python, run_script, wait_until, within
 from weft._api.mapping import share_of_cores
 from weft.errors import (
     Cancelled,
@@ -326,8 +326,11 @@ def test_what_workers_log_is_logged_here(caplog: pytest.LogCaptureFixture) -> No
 def test_a_deadline_names_who_has_what() -> None:
     """Stalled says how long, which worker, which items; and the workers can be used again."""
     weft.map(abs, [-1, -2], n=2)  # until they have started nobody has an item
-    with pytest.raises(Stalled, match=r"0\.5 s have passed.*\n  worker \d \(pid \d+\) has item"):
-        weft.map(time.sleep, [0, 60, 60], n=2, timeout=0.5)
+    limit = deadline(0.5)
+    with pytest.raises(
+        Stalled, match=rf"{limit} s have passed.*\n  worker \d \(pid \d+\) has item"
+    ):
+        weft.map(time.sleep, [0, 60, 60], n=2, timeout=limit)
     assert weft.map(abs, [-1], n=2, timeout=math.inf) == [1]
 
 

@@ -150,7 +150,7 @@ def test_other_libraries(traces: dict[str, str]) -> None:
         end = [layers.get_weights()[0], shared[0].get_value(), np.asarray(holder.value["a"])]
         return start, end, np.asarray(holder.value["b"][0]).tolist()
 
-    ranks = run_ranks(2, body, env=traces, limit=100)
+    ranks = run_ranks(2, body, env=traces)
     for start, end, nested in ranks:
         for before, after, masters in zip(start, end, ranks[0][0], strict=True):
             assert np.array_equal(before, masters)

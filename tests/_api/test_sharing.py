@@ -240,6 +240,7 @@ def test_memory_is_reused_at_once() -> None:
     outcome = run_python(
         LIFETIME
         + """
+arena.WARM_SECONDS = blocks.WARM_SECONDS = 60.0  # and on a busy machine no loop takes that long
 addresses = set()
 for _ in range(20):
     shared = weft.share(np.ones(5_000_000))
@@ -576,7 +577,7 @@ sys.stdout.flush()
 sys.stdin.buffer.readline()
 '''
 owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1)
-blocks.WARM_SECONDS = 0.5
+blocks.WARM_SECONDS = 1000
 first, again, last = pickle.load(owner.stdout)
 
 def mapped():
@@ -591,6 +592,8 @@ print(bool(before), mapped() == before)
 array = pickle.loads(again)
 print(array.sum(), mapped() == before)
 del array
+blocks.WARM_SECONDS = 0.1
+blocks._here.client.wake()  # it would sleep for longer
 end = time.monotonic() + 60
 while mapped() and time.monotonic() < end:
     time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 
 import weft
 from tests.support import HANGS, wait_until, within
+from weft._api import team as team_module
 
 pytestmark = pytest.mark.alone
 
@@ -56,21 +56,16 @@ def test_a_team_that_another_thread_closes(end: Callable[[weft.Team], None]) -> 
     team.close()
 
 
-#: in the driver; workers, which load this module themselves, have none
-_teams: list[weft.Team] = []
-
-
 def closes(x: Any) -> float:
-    if _teams:
-        _teams[0].close()
+    if teams := list(team_module._teams):  # the driver's
+        teams[0].close()
     else:  # until it is ended
         time.sleep(HANGS)
     return float(x.sum())
 
 
-def test_a_function_that_closes_its_own_team(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_closes_its_own_team() -> None:
     team = weft.Team(2, timeout=20.0)
-    monkeypatch.setattr(sys.modules[__name__], "_teams", [team])
     f = weft.function(closes, collect="sum", team=team, check=None)
     with pytest.raises(weft.TeamBroken, match="closed in the middle of a call"):
         f(np.ones(4))

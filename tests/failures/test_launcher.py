@@ -16,6 +16,7 @@ import pytest
 from tests.support import (
     HANGS,
     command,
+    deadline,
     launch,
     marked_processes,
     run_python,
@@ -226,6 +227,7 @@ def _read_all(descriptor: int) -> str:
 @pytest.mark.parametrize("spare", range(12))
 def test_a_full_descriptor_table_is_an_error_that_says_so(spare: int) -> None:
     """However few descriptors are left: a rank starts and works, or says what is missing."""
+    seconds = deadline(5.0)
     outcome = launch(
         f"""
 import resource, sys, os
@@ -235,7 +237,7 @@ from weft.engines.local.memory import blocks
 used = max(map(int, os.listdir("/proc/self/fd")))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + {spare}, used + {spare}))
 try:
-    group = weft.init(timeout=5)
+    group = weft.init(timeout={seconds})
     group.barrier()
     block = blocks.allocate(100)
     half = group.split(0)
@@ -245,7 +247,7 @@ except weft.WeftError as error:
     sys.exit(9)
 """,
         2,
-        options=("--timeout", "5"),
+        options=("--timeout", str(seconds)),
     )
     assert outcome.code in (0, 9), outcome
     if outcome.code == 9:

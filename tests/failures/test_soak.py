@@ -95,7 +95,7 @@ def kill(kills: int) -> dict[str, list[float]]:
     latencies: dict[str, list[float]] = {}
     for seed in range(-(-kills // 3)):
         options = ("--keep-going", "--no-prefix")
-        outcome = launch(PROGRAM, 4, str(seed), options=options, limit=120)
+        outcome = launch(PROGRAM, 4, str(seed), options=options)
         ends, losses = {}, []
         for line in outcome.out.splitlines():
             what, kind, generation, moment = line.split()

@@ -137,9 +137,7 @@ tell(done=group.rank)
 
 def run_series(attempts: list[tuple[Any, ...]], size: int) -> tuple[list[Any], list[Any]]:
     """What the ranks told of their attempts, and of the tables in the end."""
-    outcome = launch(
-        SERIES, size, json.dumps(attempts), options=("--keep-going", "--no-prefix"), limit=100
-    )
+    outcome = launch(SERIES, size, json.dumps(attempts), options=("--keep-going", "--no-prefix"))
     told = [json.loads(line) for line in outcome.out.splitlines()]
     deaths = sum(action == "kill" for *_, action in attempts)
     assert outcome.code == (137 if deaths else 0), outcome

@@ -448,7 +448,7 @@ def test_with_several_workers(workers: int, launcher: str) -> None:
         for check in CHECKS:
             check(group)
 
-    run_ranks(workers, body, launcher=launcher, limit=100)
+    run_ranks(workers, body, launcher=launcher)
 
 
 def test_advice_to_who_waits_in_vain(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def run_script(path: Path, folder: Path, **variables: str) -> Outcome:
     traces = folder / "traces"  # frameworks leave things in the temporary folder
     traces.mkdir(exist_ok=True)
     env = {"TMPDIR": str(traces), "PYTENSOR_FLAGS": QUICK, **variables}
-    outcome = run_command([sys.executable, str(path)], env=env, limit=100)
+    outcome = run_command([sys.executable, str(path)], env=env)
     assert outcome.code == 0, outcome
     return outcome
 
@@ -101,7 +101,7 @@ def test_apart(name: str, tmp_path: Path) -> None:
         "JAX_PLATFORMS": "cpu",
     }
     line = [sys.executable, "-m", "pytest", "-q", str(path), *options]
-    outcome = run_command(line, env=env, limit=110)
+    outcome = run_command(line, env=env)
     assert outcome.code == 0, outcome
     assert " passed" in outcome.out, outcome
 

@@ -137,6 +137,9 @@ def test_equal_rows_settle_nothing(pair: weft.Team) -> None:
         f(np.arange(10.0))
 
 
+# it counts its calls in a global variable, and so is sent at each of them, which a slow machine is
+# told of
+@pytest.mark.filterwarnings("ignore:.*of the time of mean's calls went into comparing")
 def test_when_it_is_checked(pair: weft.Team) -> None:
     """Once for each shape, dtype and set of arguments; at every call with check=True."""
     from tests.trust import counting

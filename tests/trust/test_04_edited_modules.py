@@ -759,13 +759,21 @@ with warnings.catch_warnings(record=True) as caught:
 assert len(caught) == 1 and caught[0].filename == __file__, caught
 assert "big.TABLE (" in str(caught[0].message), caught[0].message
 assert "big.TABLE.flags.writeable = False" in str(caught[0].message)
-big.TABLE.flags.writeable = False
-assert check(big.f) == 0
+
+def look():  # the least of this thread's own seconds that a look takes
+    seconds = []
+    for _ in range(5):
+        began = time.thread_time()
+        modules.look(["big"])
+        seconds.append(time.thread_time() - began)
+    return min(seconds)
+
 from weft.engines.local.pool import modules
 import time
-began = time.perf_counter()
-modules.look(["big"])
-assert time.perf_counter() - began < 0.01
+compared = look()
+big.TABLE.flags.writeable = False
+assert check(big.f) == 0
+assert look() < compared / 3
 """
     )
 

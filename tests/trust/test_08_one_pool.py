@@ -9,7 +9,7 @@ from tests.support import run_script
 #: what each program begins with: two cores, whatever the machine has; `most()` returns how many
 #: descendants there were at once while its block ran
 BEGIN = """
-import contextlib, os, queue, random, signal, sys, threading, time
+import contextlib, itertools, os, queue, random, signal, sys, threading, time
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 import weft
 from weft.engines.local.pool import workers as pool
@@ -97,33 +97,47 @@ def work(number):
 assert count_most(lambda: in_threads(4, work)) <= CORES + 1
 """,
     "a short map beside a long one": """
+begun, short_ended = threading.Event(), []
+
+def items():  # of the long one: it ends when the short ones have
+    for item in itertools.count():
+        if item == 10:
+            begun.set()
+        if len(short_ended) == 2:
+            return
+        yield item
+
 def work(number):
-    global ended
     if number == 0:
-        assert weft.map(slowly, range(200)) == squares(0, 200)
-        ended = time.monotonic()
+        results = weft.map(slowly, items())
+        assert results == squares(0, len(results)) and len(results) > 10
     else:
-        time.sleep(0.1)
+        begun.wait()
         for start in range(5):
             assert weft.map(square, range(start, start + 4)) == squares(start, 4)
-        short_ended.append(time.monotonic())
+        short_ended.append(number)
 
-short_ended = []
 in_threads(3, work)
-assert max(short_ended) < ended
 """,
     "the rest of the pool for who is left": """
 def pid_slowly(x): time.sleep(0.01); return os.getpid()
 
+left = threading.Event()
+
 def work(number):
     if number:
         weft.map(slowly, range(4))
-    else:
-        pids.extend(weft.map(pid_slowly, range(100)))
+        left.set()
+        return
+    pids = set()  # those of the workers since the other has left
+    with weft.imap(pid_slowly, itertools.count()) as results:
+        for pid in results:
+            if left.is_set():
+                pids.add(pid)
+            if len(pids) == CORES:
+                return
 
-pids = []
 in_threads(2, work)
-assert len(set(pids[-50:])) == CORES
 """,
     "workers that are killed": """
 def work(number):

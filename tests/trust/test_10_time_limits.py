@@ -145,8 +145,9 @@ def test_nothing_has_begun() -> None:
 
 def test_without_on_error_the_limit_is_raised_and_says_how_to_keep_results() -> None:
     """As before: who has which items, and what to write."""
-    with pytest.raises(Stalled, match=r"0\.3 s have passed(.|\n)*worker \d+ \(pid \d+\) has item"):
-        weft.map(sleeps_at(1), range(4), n=1, timeout=0.3)
+    limit = deadline(0.5)
+    with pytest.raises(Stalled, match=rf"{limit} s have passed(.|\n)*worker \d+ \(pid \d+\) has"):
+        weft.map(sleeps_at(1), range(4), n=1, timeout=limit)
     with pytest.raises(Stalled, match='on_error="return" to get the results of the others'):
         weft.map(sleeps_at(1), range(4), engine="serial", timeout=0.3)
 
@@ -161,8 +162,10 @@ def test_arrays_of_finished_items_are_whole() -> None:
             time.sleep(60)
         return np.full(50_000, x)
 
-    limit = deadline(2)  # the workers load NumPy
-    found = weft.map(function, range(10), n=2, timeout=limit, on_error="return")
+    weft.map(function, range(4), n=2)  # the workers load NumPy
+    one_by_one = {"timeout_each": 60}  # else those in one chunk with the one that hangs do not run
+    limit = deadline(1)
+    found = weft.map(function, range(10), n=2, timeout=limit, on_error="return", **one_by_one)
     assert isinstance(found[5], Stalled)
     for x, value in enumerate(found):
         if not isinstance(value, (Stalled, Cancelled)):
@@ -175,25 +178,25 @@ def test_arrays_of_finished_items_are_whole() -> None:
 
 def test_an_item_that_runs_too_long_is_ended_alone() -> None:
     """Its worker is ended and replaced; the others have results, and no more processes run."""
-    began = time.monotonic()
+    began, each = time.monotonic(), deadline(0.5)
     found = weft.map(
         lambda x: (time.sleep(60 if x == 4 else 0.01), os.getpid())[1],
         range(10),
         n=2,
-        timeout_each=0.4,
+        timeout_each=each,
         on_error="return",
     )
     assert time.monotonic() - began < within(10)
     assert isinstance(found[4], Stalled)
     text = str(found[4])
-    assert "item 4 has run for more than 0.4 s; worker" in text
+    assert f"item 4 has run for more than {each} s; worker" in text
     assert "(pid " in text
     assert "timeout_each=" in text
     ended = int(text.partition("(pid ")[2].partition(")")[0])
     assert not Path(f"/proc/{ended}").exists()
     assert len({pid for pid in found if isinstance(pid, int)}) <= 3
-    with pytest.raises(Stalled, match=r"item 1 has run for more than 0\.2 s"):
-        weft.map(sleeps_at(1), range(4), n=2, timeout_each=0.2)
+    with pytest.raises(Stalled, match=f"item 1 has run for more than {each} s"):
+        weft.map(sleeps_at(1), range(4), n=2, timeout_each=each)
 
 
 def test_a_stopped_worker_is_no_reason_to_wait() -> None:
@@ -204,7 +207,7 @@ def test_a_stopped_worker_is_no_reason_to_wait() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return x
 
-    found = weft.map(function, range(4), n=2, timeout_each=0.4, on_error="return")
+    found = weft.map(function, range(4), n=2, timeout_each=deadline(0.5), on_error="return")
     assert kinds(found) == [int, Stalled, int, int]
 
 
@@ -220,7 +223,8 @@ def test_retries_count_for_items_that_run_too_long(tmp_path: Path) -> None:
             time.sleep(60)
         return x
 
-    found = weft.map(function, range(4), n=2, timeout_each=0.4, retries=1, on_error="return")
+    options = {"timeout_each": deadline(0.5), "retries": 1, "on_error": "return"}
+    found = weft.map(function, range(4), n=2, **options)
     assert kinds(found) == [int, Stalled, int, int]
     assert "for the 2. time" in str(found[1])
     assert [(tmp_path / str(x)).read_text().count("run") for x in range(4)] == [1, 2, 2, 1]
@@ -243,21 +247,24 @@ class SlowToLoad:
 def test_the_time_counts_from_the_items_beginning() -> None:
     """Neither loading the function nor unpickling the item, nor waiting for a free worker, is the
     item's own time."""
-    assert weft.map(SlowToLoad(0.8), range(3), n=1, timeout_each=0.4) == [0, 1, 2]
-    slow = SlowToLoad(0.8)
-    assert len(weft.map(lambda item: item.seconds, [slow], n=1, timeout_each=0.4)) == 1
-    assert len(weft.map(time.sleep, [0.15] * 6, n=1, timeout_each=0.6)) == 6
+    each = deadline(0.5)
+    slow = SlowToLoad(2 * each)
+    assert weft.map(slow, range(3), n=1, timeout_each=each) == [0, 1, 2]
+    assert weft.map(lambda item: item.seconds, [slow], n=1, timeout_each=each) == [2 * each]
+    assert len(weft.map(time.sleep, [each / 4] * 6, n=1, timeout_each=each)) == 6
 
 
 def test_a_driver_that_draws_slowly_does_not_punish_its_items() -> None:
     """While it waits for the next item nobody reads the answers, which have come all the same."""
 
+    each = deadline(0.4)
+
     def items() -> Iterator[int]:
         for x in range(3):
             yield x
-            time.sleep(0.5)
+            time.sleep(2 * each)
 
-    assert weft.map(lambda x: x, items(), n=2, timeout_each=0.2) == [0, 1, 2]
+    assert weft.map(lambda x: x, items(), n=2, timeout_each=each) == [0, 1, 2]
 
 
 def test_serial_interrupts_its_own_calls() -> None:
@@ -272,12 +279,14 @@ def test_serial_interrupts_its_own_calls() -> None:
         time.sleep(60 if x == 1 else 0)
         return x
 
+    each = deadline(0.4)
+    options: Any = {"engine": "serial", "timeout_each": each}
     for function in (asleep, busy):
-        found = weft.map(function, range(3), engine="serial", timeout_each=0.3, on_error="return")
+        found = weft.map(function, range(3), **options, on_error="return")
         assert kinds(found) == [int, Stalled, int]
-        assert "item 1 has run for more than 0.3 s in this process" in str(found[1])
+        assert f"item 1 has run for more than {each} s in this process" in str(found[1])
     with pytest.raises(Stalled, match="item 1"):
-        weft.map(sleeps_at(1), range(3), engine="serial", timeout_each=0.3)
+        weft.map(sleeps_at(1), range(3), **options)
 
 
 def test_both_limits_at_once() -> None:
@@ -298,12 +307,13 @@ def test_both_limits_at_once() -> None:
 
 def test_streams_and_distributed_functions_have_limits_for_items() -> None:
     """The same option, the same errors."""
-    results = weft.imap(sleeps_at(3), itertools.count(), n=2, timeout_each=0.4, on_error="return")
+    each = deadline(0.5)
+    results = weft.imap(sleeps_at(3), itertools.count(), n=2, timeout_each=each, on_error="return")
     found = list(itertools.islice(results, 6))
     assert kinds(found) == [int, int, int, Stalled, int, int]
     results.close()
-    with pytest.raises(Stalled, match=r"item 2 has run for more than 0\.4 s"):
-        weft.distribute(sleeps_at(2), max_cpu=2, timeout_each=0.4)([0, 1, 2, 3])
+    with pytest.raises(Stalled, match=f"item 2 has run for more than {each} s"):
+        weft.distribute(sleeps_at(2), max_cpu=2, timeout_each=each)([0, 1, 2, 3])
 
 
 # exceptions after which an item is run again

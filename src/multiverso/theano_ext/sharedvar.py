@@ -36,7 +36,7 @@ class MVSharedVariable:
         from pytensor.compile.sharedvalue import SharedVariable
 
         if not isinstance(svobj, SharedVariable):
-            raise _refused(
+            raise _refused_error(
                 InvalidType(
                     f"MVSharedVariable({svobj!r}): expected a shared variable of PyTensor:\n"
                     "    MVSharedVariable(pytensor.shared(value))"
@@ -75,10 +75,10 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
         validate_keywords(kwargs, _OPTIONS, "mv_shared")
         variable = pytensor.shared(*args, **kwargs)
     except InvalidType as error:
-        raise _refused(error) from None
+        raise _refused_error(error) from None
     except TypeError as error:  # an option that a value of this kind does not have
         what = InvalidType(f"mv_shared takes what pytensor.shared takes: {error}")
-        raise _refused(what) from None
+        raise _refused_error(what) from None
     shared = MVSharedVariable(variable)
     variable.mv_sync = shared._sync
     _session.shared_variables.append(shared)
@@ -89,7 +89,7 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
 mv_shared.shared_vars = _session.shared_variables  # type: ignore[attr-defined]
 
 
-def _refused(error: InvalidType) -> InvalidType:
+def _refused_error(error: InvalidType) -> InvalidType:
     """Return the error, once the others do not wait for this worker's table any more."""
     weft.group().refuse("ModelTable", error)
     return error

@@ -4,12 +4,12 @@ process, on a few rows."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from weft._core.checks import Comparison, compare, is_close, sample
+from weft._core.checks import Comparison, Difference, compare, is_close, isolate, sample
 from weft._core.functions import Modes, Partial
 from weft._core.partition import count, leaves
 from weft.engines.generators import kept
@@ -31,14 +31,22 @@ class Schedule:
                 f"check={check!r}: expected True (check every call), False (the first call of each "
                 "shape) or None (none)"
             )
-        self.check = check
+        self.option = check
         #: by shape, the number of calls that have not settled it; None once one has
         self._calls: dict[Hashable, int | None] = {}
 
-    def is_due(self, shape: Hashable) -> bool:
-        """Note a call with inputs of this shape. Return whether it is to be checked."""
-        if self.check is not False:
-            return self.check is True
+    def check(self, shape: Hashable, compare: Callable[[], Comparison]) -> Difference | None:
+        """Note a call with inputs of this shape, and compare if it is due."""
+        if not self._is_due(shape):
+            return None
+        difference, settled = compare()
+        if difference is None and settled:
+            self._calls[shape] = None
+        return difference
+
+    def _is_due(self, shape: Hashable) -> bool:
+        if self.option is not False:
+            return self.option is True
         if len(self._calls) >= _SHAPES and shape not in self._calls:
             return False
         calls = self._calls.get(shape, 0)
@@ -46,10 +54,6 @@ class Schedule:
             return False
         self._calls[shape] = calls + 1
         return (calls + 1) & calls == 0
-
-    def settle(self, shape: Hashable) -> None:
-        """Note that inputs of this shape need no further check."""
-        self._calls[shape] = None
 
 
 def shape_of(inputs: Iterable[tuple[Any, Any, bool]]) -> Hashable:
@@ -68,21 +72,27 @@ def shape_of(inputs: Iterable[tuple[Any, Any, bool]]) -> Hashable:
 
 
 def check_parts(
-    evaluate: Callable[[Any], Any], rows: slice | np.ndarray[Any, Any], modes: Modes
+    used: Any,
+    evaluate: Callable[[Any, Any], Any],
+    rows: slice | np.ndarray[Any, Any],
+    modes: Modes,
+    shared: Sequence[Any] = (),
 ) -> Comparison:
     """Compare what a function gives for a few rows with the parts of them.
 
-    `evaluate` calls it with some rows, without an effect on the program; random generators are as
-    before afterwards. What raises an error, or gives other numbers the next time, differs in
-    nothing. Raises InvalidType and InvalidValue for outputs that the modes cannot join.
+    `evaluate` calls it with a copy of what it uses, but for the objects in `shared`, and some rows,
+    so that there is no effect on the program; random generators are as before afterwards. What
+    cannot be copied, raises an error, or gives other numbers the next time, differs in nothing.
+    Raises InvalidType and InvalidValue for outputs that the modes cannot join.
     """
     few, parts = sample(rows)
     with kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            whole = evaluate(few)
-            pieces = [Partial(evaluate(part), count(part)) for part in parts]
-        except Exception as error:  # perhaps so few rows are not enough
+            isolated = isolate(used, shared)
+            whole = evaluate(isolated, few)
+            pieces = [Partial(evaluate(isolated, part), count(part)) for part in parts]
+        except Exception as error:  # it cannot be sent either, or so few rows are not enough
             if by_signal_handler(error):
                 raise
             return Comparison(None, settled=False)
@@ -90,7 +100,7 @@ def check_parts(
         if compared.difference is None:
             return compared
         try:
-            alike = is_close(whole, evaluate(few))
+            alike = is_close(whole, evaluate(isolated, few))
         except Exception as error:  # its state has changed
             if by_signal_handler(error):
                 raise

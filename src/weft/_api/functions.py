@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from weft._api.checking import Schedule, check_parts, shape_of
 from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
 from weft._core.arguments import validate_count, whole
-from weft._core.checks import Comparison, describe, few, isolate
+from weft._core.checks import Comparison, describe, few
 from weft._core.functions import (
     Common,
     Modes,
@@ -26,7 +25,6 @@ from weft._core.items import validate_callable
 from weft._core.partition import Batch, choose, common_length, count, part_of_rows, slice_rows
 from weft.engines.base import Member
 from weft.engines.generators import SeedSource
-from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, InvalidValue, Mismatch
 
 #: what a call takes besides the function's own arguments
@@ -198,7 +196,7 @@ class Function:
         if wanted is not None and isinstance(modes, (list, tuple, Mapping)):
             modes = select(modes, wanted)
         call = _Call(number, arguments, keywords, split.keys(), slices, wanted)
-        self._check(call, rows, modes)
+        self._validate(call, rows, modes)
         joined = self._on_team(call, rows, modes)
         self._registered_now().called(time.perf_counter() - began)
         if single:
@@ -216,7 +214,7 @@ class Function:
         """Leave out the team: in a worker whose function uses this one, it has none yet. And what
         its calls have left: the function that uses it would be sent again after each."""
         fresh: dict[str, Any] = {"_team": None, "_registered": None, "_splits": {}}
-        fresh["_schedule"] = Schedule(self._schedule.check)
+        fresh["_schedule"] = Schedule(self._schedule.option)
         fresh["_seeds"] = self._seeds and SeedSource(self._seeds.seed)
         return {**self.__dict__, **fresh}
 
@@ -247,9 +245,7 @@ class Function:
         self, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> dict[int | str, Any]:
         """Return the split arguments by position or name. Raises InvalidValue for none."""
-        given: Iterable[tuple[int | str, Any]]
-        given = itertools.chain(enumerate(arguments), keywords.items())
-        split = {key: value for key, value in given if self._is_split(key)}
+        split = {key: x for key, x in _given(arguments, keywords) if self._is_split(key)}
         if not split:
             raise InvalidValue(
                 f"{self.name!r} was called without an argument to split; give it one, or call "
@@ -275,18 +271,14 @@ class Function:
             call.wanted,
         )
 
-    def _check(self, call: _Call, rows: Any, modes: Modes) -> None:
+    def _validate(self, call: _Call, rows: Any, modes: Modes) -> None:
         """Raise Mismatch if this call is to be checked and the modes do not say what the outputs
         are."""
         if count(rows) < 2 or modes is None:
             return
         shape = (call.wanted, shape_of(self._inputs(call)))
-        if not self._schedule.is_due(shape):
-            return
-        difference, settled = self._compared(call, rows, modes)
+        difference = self._schedule.check(shape, lambda: self._compared(call, rows, modes))
         if difference is None:
-            if settled:
-                self._schedule.settle(shape)
             return
         fitting = " or ".join(f"collect={mode!r}" for mode in difference.fitting)
         raise Mismatch(
@@ -298,24 +290,24 @@ class Function:
         )
 
     def _compared(self, call: _Call, rows: Any, modes: Modes) -> Comparison:
-        try:
-            fun, common = isolate((self._fun, self._common(call)))
-        except Exception as error:  # what cannot be copied cannot be sent either
-            if by_signal_handler(error):
-                raise
-            return Comparison(None, settled=False)
-
-        def evaluate(rows: Any) -> Any:
+        def evaluate(isolated: Any, rows: Any) -> Any:
+            fun, common = isolated
             task = self._task(call._replace(slices=1), rows).with_common(common)
             return compute(fun, task.with_own_rows(), modes).outputs
 
-        return check_parts(evaluate, rows, modes)
+        return check_parts((self._fun, self._common(call)), evaluate, rows, modes)
 
     def _inputs(self, call: _Call) -> Iterator[tuple[str, Any, bool]]:
         """Yield the arguments of a call, each with its name and whether it is split."""
-        given: Iterable[tuple[int | str, Any]]
-        given = itertools.chain(enumerate(call.arguments), call.keywords.items())
+        given = _given(call.arguments, call.keywords)
         return ((self._name_of(key), value, key in call.split) for key, value in given)
+
+
+def _given(
+    arguments: Iterable[Any], keywords: Mapping[str, Any]
+) -> Iterator[tuple[int | str, Any]]:
+    yield from enumerate(arguments)
+    yield from keywords.items()
 
 
 #: what to do about a function that no mode describes

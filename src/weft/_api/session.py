@@ -57,9 +57,9 @@ def init(
     """Join this program's group and return it.
 
     Under `weft run -n N script.py` the group is the N ranks that were started, and `init` returns
-    when all have called it. The same holds on one host under mpirun (of Open MPI, MPICH, Intel
-    MPI), srun and torchrun. Without a launcher the group is this process alone, and everything
-    works the same.
+    when all have called it. The same holds under mpirun (of Open MPI, MPICH, Intel MPI) and srun,
+    also on several hosts, and on one host under torchrun. Without a launcher the group is this
+    process alone, and everything works the same.
 
     >>> import weft
     >>> group = weft.init()
@@ -67,8 +67,8 @@ def init(
     (0, 1)
     >>> weft.shutdown()
 
-    engine   "local" (processes of this machine) or "serial" (this process alone); by default what
-             the launcher implies.
+    engine   "local" (processes of this machine), "mpi" (of several hosts) or "serial" (this process
+             alone); by default what the launcher implies.
     timeout  seconds that any wait may take; by default WEFT_TIMEOUT, else 1800. The ranks have as
              long to find each other, but 120 seconds if neither is given.
     seed     seeds the random generators of each rank from (seed, rank).

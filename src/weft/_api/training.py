@@ -13,7 +13,7 @@ from typing import Any
 from weft._api.checking import Schedule, check_parts, shape_of
 from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
 from weft._core.arguments import validate_count
-from weft._core.checks import Comparison, describe, few, isolate
+from weft._core.checks import Comparison, describe, few
 from weft._core.failures import warn_caller
 from weft._core.fingerprint import Fingerprint, fingerprint
 from weft._core.items import validate_callable
@@ -22,7 +22,6 @@ from weft.adapters import models
 from weft.adapters.holder import Holder
 from weft.engines.base import Member
 from weft.engines.generators import SeedSource
-from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType, InvalidValue, Mismatch
 
 
@@ -156,27 +155,19 @@ class _TrainStep:
             self._warn_of_batchnorm()
             self._signatures.add(signature)
         shape = shape_of((key, value, True) for key, value in (*enumerate(batch), *named.items()))
-        if count(rows) > 1 and self._schedule.is_due(shape):
-            difference, settled = self._compared(batch, named, rows)
-            if difference is not None:
-                kind = "a sum" if "sum" in difference.fitting else "no mean"
-                raise Mismatch(_LOSS.format(kind, describe(difference, few(rows))))
-            if settled:
-                self._schedule.settle(shape)
+        if count(rows) < 2:
+            return
+        difference = self._schedule.check(shape, lambda: self._compared(batch, named, rows))
+        if difference is not None:
+            kind = "a sum" if "sum" in difference.fitting else "no mean"
+            raise Mismatch(_LOSS.format(kind, describe(difference, few(rows))))
 
     def _compared(self, batch: tuple[Any, ...], named: dict[str, Any], rows: Any) -> Comparison:
-        given = self._loss_given, self._model
-        try:
-            loss, model = isolate(given, self._framework.constants(self._model))
-        except Exception as error:  # what cannot be copied cannot be sent either
-            if by_signal_handler(error):
-                raise
-            return Comparison(None, settled=False)
+        def evaluate(isolated: Any, rows: Any) -> Any:
+            return self._framework.evaluate(*isolated, *_taken(batch, named, rows))
 
-        def evaluate(rows: Any) -> Any:
-            return self._framework.evaluate(loss, model, *_taken(batch, named, rows))
-
-        return check_parts(evaluate, rows, "mean")
+        used, constants = (self._loss_given, self._model), self._framework.constants(self._model)
+        return check_parts(used, evaluate, rows, "mean", constants)
 
     def _warn_of_batchnorm(self) -> None:
         layer = self._framework.batchnorm(self._model)

@@ -65,7 +65,7 @@ def validate_keywords(given: Iterable[str], known: Collection[str], where: str) 
     nearest one that exists."""
     for name in given:
         if name not in known:
-            raise _no_such_argument(name, known, where)
+            raise _no_such_argument_error(name, known, where)
 
 
 def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
@@ -85,7 +85,7 @@ def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*arguments, **keywords)
         except TypeError:
-            error = wrong_keyword(call, arguments, keywords)
+            error = keyword_error(call, arguments, keywords)
             if error is None:
                 raise
         raise error
@@ -93,7 +93,7 @@ def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
     return explained
 
 
-def wrong_keyword(
+def keyword_error(
     call: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> InvalidType | None:
     """Return what is wrong with the keywords of a call that has failed; None if it was not they."""
@@ -115,11 +115,11 @@ def wrong_keyword(
             where = (
                 call.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2].lstrip("_")
             )
-            return _no_such_argument(wrong[0], known, where)
+            return _no_such_argument_error(wrong[0], known, where)
     return None
 
 
-def _no_such_argument(name: str, known: Collection[str], where: str) -> InvalidType:
+def _no_such_argument_error(name: str, known: Collection[str], where: str) -> InvalidType:
     import difflib  # needed for this only
 
     if not known:

@@ -213,11 +213,16 @@ def validate_out(
     name: str, given: Sequence[Leaf], expected: Sequence[Leaf], whose: str = "out="
 ) -> None:
     """Raise InvalidValue unless the arrays given for the results can take them."""
-    if len(given) != len(expected) or not all(map(Leaf.matches, given, expected)):
+    if not alike(given, expected):
         raise InvalidValue(
             f"{name}: {whose} is {as_text(given)}, the result is {as_text(expected)}; they must "
             "have the same shape and dtype"
         )
+
+
+def alike(given: Sequence[Leaf], expected: Sequence[Leaf]) -> bool:
+    """Return whether arrays can take the values of others."""
+    return len(given) == len(expected) and all(map(Leaf.matches, given, expected))
 
 
 def as_text(leaves: Sequence[Leaf]) -> str:

@@ -25,6 +25,7 @@ from weft._core.calls import (
     Copy,
     Movement,
     UnlikeArrays,
+    alike,
     as_text,
     layout_of,
     out_arrays,
@@ -106,7 +107,7 @@ class _FromRoot(_Move):
         ranks: list[_Own] = [pickle.loads(own) for own in owns]
         offer = ranks[self._root].offer or _Offer()
         given = {rank: own.offer.leaves for rank, own in enumerate(ranks) if own.offer is not None}
-        if offer.leaves and not all(_alike(leaves, offer.leaves) for leaves in given.values()):
+        if offer.leaves and not all(alike(leaves, offer.leaves) for leaves in given.values()):
             raise UnlikeArrays(given)
         for rank, own in enumerate(ranks):
             if own.out is not None:
@@ -290,10 +291,6 @@ def _arrays_of(value: Any) -> Arrays | None:
 def _as_bytes(lengths: Sequence[int]) -> list[Leaf]:
     """Return descriptions of arrays that hold pickles of these lengths."""
     return [Leaf("numpy", "uint8", np.dtype(np.uint8), (length,)) for length in lengths]
-
-
-def _alike(leaves: Sequence[Leaf], expected: Sequence[Leaf]) -> bool:
-    return len(leaves) == len(expected) and all(map(Leaf.matches, leaves, expected))
 
 
 def _joined(leaves: Sequence[Leaf]) -> Leaf:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -90,4 +91,4 @@ def set_class_state(kind: type, state: ClassState) -> None:
 
 
 def _this_process() -> str:
-    return f"{os.uname().nodename} {os.getpid()}"
+    return f"{platform.node()} {os.getpid()}"

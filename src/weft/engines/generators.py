@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -136,20 +136,11 @@ def _states() -> list[bytes | None]:
     return [None if module is None else read(module) for module, read in modules]
 
 
-def _read_random(random: Any) -> bytes:
-    return pickle.dumps(random.getstate())
-
-
-def _read_numpy(numpy: Any) -> bytes:
-    return pickle.dumps(numpy.get_state())
-
-
-def _read_torch(torch: Any) -> bytes:
-    state: bytes = torch.default_generator.get_state().numpy().tobytes()
-    return state
-
-
-_READERS = (_read_random, _read_numpy, _read_torch)
+_READERS: tuple[Callable[[Any], bytes], ...] = (
+    lambda random: pickle.dumps(random.getstate()),
+    lambda numpy: pickle.dumps(numpy.get_state()),
+    lambda torch: torch.default_generator.get_state().numpy().tobytes(),
+)
 
 
 def _hash(state: bytes) -> int:

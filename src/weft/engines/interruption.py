@@ -6,7 +6,7 @@ ComputationGuard    interrupts the driver's own part of a call when a worker fai
                     while: short calls pay nothing for it. When a worker has failed, the thread has
                     `ComputationInterrupted` raised in the computing one: in the main thread by a
                     signal, which ends sleeps and other system calls too, elsewhere by Python,
-                    between two bytecodes.
+                    between two bytecodes. So it is everywhere on systems without real-time signals.
 run_until           interrupts an action of this thread at a deadline.
 start               starts a thread whole or not at all, wherever a signal handler raises.
 by_signal_handler   tells exceptions that signal handlers raised, in the middle of whatever was
@@ -33,8 +33,8 @@ _LOOK = 0.05
 #: seconds without a guard after which the thread ends
 _REST = 0.3
 
-#: a signal that neither programs nor libraries use
-_SIGNAL = signal.SIGRTMIN + 11
+#: a signal that neither programs nor libraries use; 0: macOS and Windows have none
+_SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else 0
 
 
 class ComputationInterrupted(BaseException):
@@ -56,7 +56,8 @@ class ComputationGuard:
         self._failed = failed
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
-        self._by_signal = threading.current_thread() is threading.main_thread()
+        in_main = threading.current_thread() is threading.main_thread()
+        self._by_signal = in_main and _SIGNAL > 0
         self._open = True
         self.raised = False
         #: what `failed` has raised

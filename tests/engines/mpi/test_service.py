@@ -131,7 +131,7 @@ def test_a_host_is_cut_off(two_hosts: Hosts) -> None:
     wait_until(lambda: job.out.count("ready") == 4)
     two_hosts.cut(2)
     job.wait(40)
-    assert two_hosts.leave_nothing() == []
+    assert two_hosts.leave_nothing(within=10) == []  # the daemon there notices by itself
     assert two_hosts.processes(HUB) == []
 
 

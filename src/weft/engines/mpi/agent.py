@@ -100,6 +100,8 @@ class Agent:
             if now - looked >= _LOOK:
                 looked = now
                 if self._leave() or self._all_have_left():
+                    for service, _ in self._services.values():
+                        service.say_who_is_gone()
                     return
             waited = now - news
             if waited < _HOT:
@@ -147,5 +149,4 @@ class Agent:
                 del self._services[key]
 
     def _all_have_left(self) -> bool:
-        gone = set(self.roster.gone(self._ranks))
-        return len(gone) == len(self._ranks) and self.mail.all_sent
+        return len(self.roster.gone(self._ranks)) == len(self._ranks)

@@ -23,6 +23,10 @@ _FRAME = struct.Struct("=QIHHQ")
 _FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
+class PeerFailed(Exception):
+    """MPI tells that a peer has failed."""
+
+
 class Frame(NamedTuple):
     """What a message is about."""
 
@@ -52,6 +56,7 @@ class Mail:
         #: the ranks in MPI that are known to have failed
         self.failed: set[int] = set()
         self._sending: list[tuple[Any, bytes, int]] = []
+        self._status = MPI.Status()
         self._coming: deque[tuple[int, Any, bytearray]] = deque()
 
     def send(self, to: int, frame: Frame, body: bytes) -> None:
@@ -68,12 +73,19 @@ class Mail:
         """Return the messages that have come, and let those go on that are under way."""
         if self._sending:
             self._sending = [entry for entry in self._sending if not self._sent(entry)]
-        with contextlib.suppress(_Failed):
+        with contextlib.suppress(PeerFailed):  # told once; the next poll goes on
             while (message := self._probe()) is not None:
                 self._coming.append(message)
         letters: list[Letter] = []
-        while self._coming and self.test(self._coming[0][1], self._coming[0][0]):
-            sender, _, data = self._coming.popleft()
+        while self._coming:
+            sender, request, data = self._coming[0]
+            try:
+                if not self.test(request, sender):
+                    break
+            except PeerFailed:
+                self._coming.popleft()
+                continue
+            self._coming.popleft()
             frame = Frame(*_FRAME.unpack_from(data))
             letters.append(Letter(sender, frame, bytes(data[_FRAME.size :])))
         return letters
@@ -83,12 +95,12 @@ class Mail:
         return not self._sending
 
     def test(self, request: Any, peer: int) -> bool:
-        """Return whether a request has ended; so has one whose peer has failed."""
+        """Return whether a request has ended. Raises PeerFailed."""
         try:
             return bool(request.Test())
         except MPI.Exception as error:
             self._note_failure(error, peer)
-            return True
+            raise PeerFailed from None
 
     def send_chunk(self, array: Any, to: int, tag: int) -> Any:
         """Start to send bytes; return the request."""
@@ -115,10 +127,13 @@ class Mail:
         self.failed.add(peer)
 
     def _sent(self, entry: tuple[Any, bytes, int]) -> bool:
-        return self.test(entry[0], entry[2])
+        try:
+            return self.test(entry[0], entry[2])
+        except PeerFailed:
+            return True
 
     def _probe(self) -> tuple[int, Any, bytearray] | None:
-        status = MPI.Status()
+        status = self._status
         try:
             message = self.comm.Improbe(MPI.ANY_SOURCE, _TAG, status)
         except MPI.Exception:
@@ -126,12 +141,8 @@ class Mail:
             self.look_for_failures()
             with contextlib.suppress(MPI.Exception, NotImplementedError, AttributeError):
                 self.comm.Ack_failed()
-            raise _Failed from None
+            raise PeerFailed from None
         if message is None:
             return None
         data = bytearray(status.Get_count(MPI.BYTE))
         return status.Get_source(), message.Irecv([data, MPI.BYTE]), data
-
-
-class _Failed(Exception):
-    """MPI has told of a failure instead of a message."""

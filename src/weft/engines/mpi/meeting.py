@@ -80,6 +80,7 @@ class HostMeeting(Meeting):
         self.host = host
         #: how often the group was split
         self.splits = 0
+        self.has_memory = False
         #: whether there is a later generation
         self.superseded = False
         #: the place in the launch of the agent of this generation
@@ -105,6 +106,7 @@ class HostMeeting(Meeting):
 
     def attach_memory(self, block: Block) -> None:
         """Use the generation's memory, which the agent has made."""
+        self.has_memory = True
         self.memory = HostMemory(
             block,
             places=len(self.places),
@@ -292,6 +294,8 @@ class HostMeeting(Meeting):
 
     def asks(self) -> bool:
         """Return whether a rank has asked where everybody is, and has no answer."""
+        if not self.has_memory:
+            return False
         *asked, answered = self.asked()
         return sum(asked) > answered
 

@@ -44,7 +44,7 @@ from weft.engines.local.meeting.meeting import (
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block
 from weft.engines.mpi import exchange, placement
-from weft.engines.mpi.mail import FIRST_TAG, Frame, Letter
+from weft.engines.mpi.mail import FIRST_TAG, Frame, Letter, PeerFailed
 from weft.engines.mpi.meeting import DIFFERENT, DONE, MORE, TROUBLE, HostMeeting, ranks_in_words
 from weft.engines.mpi.memory import HostMemory
 from weft.engines.mpi.packing import pack, unpack
@@ -95,7 +95,7 @@ class Service:
         self.at = self.hosts.index(self.host)
         #: counts the exchanges; twice that, and one more after an exchange, is how far this host is
         self.number = 0
-        self._in_exchange = False
+        self._in_exchange = self._gathering = False
         #: by rank: where it will be missed first, how it was lost, and whether for good
         self.lost: dict[int, tuple[int, str, bool]] = {}
         #: by host: where its ranks are
@@ -117,6 +117,9 @@ class Service:
             while True:
                 codes = yield from self.gather()
                 yield from self._step(codes)
+        except PeerFailed:
+            self.note_failed(self.mail.failed)
+            yield from self._report(self._how_lost())
         except Broken as broken:
             yield from self._report(broken.lost)
         yield from self._go_on()
@@ -183,27 +186,29 @@ class Service:
 
     def look(self) -> None:
         """Raise Broken if a rank is lost that is needed here and now."""
-        self._look_for_lost_here()
-        mine = self.position
-        lost = {rank: how for rank, (first, how, _) in self.lost.items() if first <= mine}
-        if lost:
-            raise Broken(lost)
+        now = time.monotonic()
+        if now - self._looked >= _LOOK:
+            self._looked = now
+            self._look_for_lost_here()
+        if self.lost:
+            mine = self.position
+            lost = {rank: how for rank, (first, how, _) in self.lost.items() if first <= mine}
+            if lost:
+                raise Broken(lost)
 
     @property
     def position(self) -> int:
-        """Return how far this host is."""
+        """Return what this host waits for: twice the number of an exchange for that exchange or the
+        ranks of this host to come to it, and one more for what follows it."""
+        if self._gathering:
+            return 2 * (self.number + 1)
         return 2 * self.number + (not self._in_exchange)
 
     def _look_for_lost_here(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < _LOOK:
-            return
-        self._looked = now
         lost = {}
         for rank, (how, gone) in self.meeting.missing_here().items():
-            # in the middle of a call it is missed at once, unless it has left, after its part of it
-            between = self._gathering or self.meeting.has_left(rank)
-            first = 2 * (self.number + 1) if between else self.position
+            # who has left in the middle of a call has done its part of it
+            first = 2 * (self.number + 1) if self.meeting.has_left(rank) else self.position
             if rank not in self.lost or gone > self.lost[rank][2]:
                 lost[rank] = (first, how, gone)
         if lost:
@@ -213,34 +218,24 @@ class Service:
     def _look_for_gone_here(self) -> None:
         """Note ranks of this host that have left or ended, whatever they have come to before."""
         now = time.monotonic()
-        if now - self._looked < _LOOK:
-            return
-        self._looked = now
+        if now - self._looked >= _LOOK:
+            self._looked = now
+            self.say_who_is_gone()
+
+    def say_who_is_gone(self) -> None:
+        """Tell the other hosts which ranks of this one have left or ended, if that is news."""
         gone = self.meeting.gone_here()
-        news = {rank: (0, how, True) for rank, how in gone.items()}
+        news = {rank: (self.position, how, True) for rank, how in gone.items()}
         if any(rank not in self.lost or not self.lost[rank][2] for rank in news):
             self.note_lost(news)
             self._tell_lost()
 
-    _gathering = False
-
     def gather(self) -> Waiting:
         """Wait until the ranks of this host have come to the next step; return their codes."""
         self._gathering = True
-        meeting = self.meeting
-        while not meeting.all_arrived():
-            gone = self._gone_for_good()
-            if gone:
-                raise Broken(gone)
-            yield
+        yield from self.until(self.meeting.all_arrived)
         self._gathering = False
-        self.agent.progress += 1
-        return meeting.codes()
-
-    def _gone_for_good(self) -> dict[int, str]:
-        self._look_for_lost_here()
-        following = 2 * (self.number + 1)
-        return {rank: how for rank, (first, how, _) in self.lost.items() if first <= following}
+        return self.meeting.codes()
 
     # news of losses
 
@@ -254,6 +249,9 @@ class Service:
         for rank, world in enumerate(self.placement.world):
             if world in failed and rank not in self.lost:
                 self.lost[rank] = (0, "ended, as MPI tells", True)
+
+    def _how_lost(self) -> dict[int, str]:
+        return {rank: how for rank, (_, how, _) in self.lost.items()}
 
     def _tell_lost(self) -> None:
         self.states[self.host] = self._states_here()
@@ -493,20 +491,13 @@ class Service:
 
     def attend(self) -> None:
         """Answer ranks of this host that ask where everybody is."""
-        memory = getattr(self.meeting, "memory", None)
-        if memory is None:
-            return
         if self._answers is None and self.meeting.asks():
             self._answers = self._answer()
-        if self._answers is not None:
-            try:
-                next(self._answers)
-            except StopIteration:
-                self._answers = None
+        if self._answers is not None and next(self._answers, self) is self:
+            self._answers = None
 
     def _answer(self) -> Waiting:
-        position = 2 * (self.number + 1) if self._gathering else self.position
-        asked = self.meeting.asked()
+        position, asked = self.position, self.meeting.asked()
         others = [host for host in self.hosts if host != self.host]
         for host in others:
             self._send(host, ASK, b"", position)
@@ -538,7 +529,7 @@ class Service:
 
     def _late_here(self, position: int) -> list[int]:
         """Return the ranks of this host that have not come to an exchange."""
-        return self.meeting.late_here() if self._gathering and position > self.position else []
+        return self.meeting.late_here() if self._gathering and position >= self.position else []
 
     # the next generation
 
@@ -549,6 +540,7 @@ class Service:
         while True:
             living = meeting.living_here()
             if not living:
+                self.say_who_is_gone()
                 return
             waiting = [index for index in living if meeting.present(meeting.places[index])]
             if waiting and len(waiting) == len(living):

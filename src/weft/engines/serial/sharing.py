@@ -27,39 +27,10 @@ class SharedArray(shared.SharedArray):
 
 def share(source: NDArray[Any], *, readonly: bool) -> SharedArray:
     """Return a copy in the same memory order, or a view of an array that is shared already."""
-    if _is_shared(source):
+    if isinstance(source, SharedArray) and isinstance(shared.memory_of(source), _Memory):
         array = source.view(SharedArray)
     else:
         validate_memory("a shared array", source.nbytes, "share less")
-        fortran = source.flags.f_contiguous and not source.flags.c_contiguous
-        array = _over(_Memory(source.nbytes), source, order="F" if fortran else "C")
+        array = shared.like(SharedArray, source, _Memory(source.nbytes))
         array[...] = source
-    return _read_only(array) if readonly else array
-
-
-def _read_only(array: SharedArray) -> SharedArray:
-    """Return the array over a buffer that NumPy cannot make writable again."""
-    memory = _memory_of(array)
-    whole = np.frombuffer(memory, np.uint8)
-    offset = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    return _over(
-        np.frombuffer(memoryview(memory).toreadonly(), np.uint8),
-        array,
-        offset=offset,
-        strides=array.strides,
-    )
-
-
-def _over(buffer: Any, like: NDArray[Any], **layout: Any) -> SharedArray:
-    return np.ndarray.__new__(SharedArray, like.shape, like.dtype, buffer=buffer, **layout)
-
-
-def _is_shared(array: NDArray[Any]) -> bool:
-    return isinstance(array, SharedArray) and isinstance(_memory_of(array), _Memory)
-
-
-def _memory_of(array: Any) -> Any:
-    """Return the object that an array's memory belongs to, behind all its bases."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return array.obj if isinstance(array, memoryview) else array
+    return shared.read_only(array, shared.memory_of(array)) if readonly else array

@@ -23,8 +23,7 @@ _LARGE = 16 << 20
 def copy_in(source: NDArray[Any]) -> SharedArray:
     """Copy an array into a new block, in the same memory order. Raises OutOfMemory."""
     block = blocks.allocate(source.nbytes)
-    fortran = source.flags.f_contiguous and not source.flags.c_contiguous
-    array = _over(block.buffer, source.shape, source.dtype, order="F" if fortran else "C")
+    array = shared.like(SharedArray, source, block.buffer)
     _copy(array, source)
     return array
 
@@ -46,16 +45,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
 
 def read_only(array: SharedArray) -> SharedArray:
     """Return the same array over a buffer that NumPy cannot make writable again."""
-    buffer = buffer_of(array)
-    offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer)
-    return _over(
-        # frombuffer keeps the read-only view as its base; ndarray would use the buffer under it
-        np.frombuffer(memoryview(buffer).cast("B").toreadonly(), np.uint8),
-        array.shape,
-        array.dtype,
-        offset=offset,
-        strides=array.strides,
-    )
+    return shared.read_only(array.view(SharedArray), buffer_of(array))
 
 
 class SharedArray(shared.SharedArray):
@@ -74,7 +64,7 @@ class SharedArray(shared.SharedArray):
 
 def describe(array: SharedArray, handle: BlockHandle) -> tuple[Any, ...]:
     """Return the arguments with which `attach` makes the array again from its block's handle."""
-    offset = array.__array_interface__["data"][0] - ctypes.addressof(buffer_of(array))
+    offset = address(array) - ctypes.addressof(buffer_of(array))
     return handle, array.shape, array.dtype, offset, array.strides, array.flags.writeable
 
 
@@ -88,12 +78,8 @@ def attach(  # noqa: PLR0917  pickle calls it with positions only
 ) -> SharedArray:
     """Attach a shared array. Unpickling calls it. Raises SegmentGone, Stalled."""
     block = blocks.attach(handle)
-    array = _over(block.buffer, shape, dtype, offset=offset, strides=strides)
+    array = shared.over(SharedArray, block.buffer, shape, dtype, offset=offset, strides=strides)
     return array if writeable else read_only(array)
-
-
-def _over(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], **layout: Any) -> SharedArray:
-    return np.ndarray.__new__(SharedArray, shape, dtype, buffer=buffer, **layout)
 
 
 def block_of(array: Array) -> tuple[int, int]:
@@ -106,9 +92,5 @@ def block_of(array: Array) -> tuple[int, int]:
 
 def buffer_of(array: Array) -> Any:
     """Return the buffer of the block an array lies in; None if it lies in ordinary memory."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    return base if blocks.name_of(base) else None
+    memory = shared.memory_of(array)
+    return memory if blocks.name_of(memory) else None
