@@ -38,6 +38,7 @@ SLOW = (
     "_api/test_models.py",
     "contracts/test_collectives.py",
     "failures/test_giving_up.py",
+    "engines/mpi/test_launcher.py",
     "engines/local/collectives/test_pipelined_memory.py",
     "failures/test_functions.py",
     "seeds/test_multiverso.py",

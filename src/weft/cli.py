@@ -139,10 +139,10 @@ def _engine() -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    # first: where no ranks can run, it does not matter which
-    here = _engine() if options.hosts is None and options.hostfile is None else None
-    command = _command(options)
-    return int((here or registry.choose("mpi", "hosts").load()).launch(command))
+    # the engine first: where no ranks can run, it does not matter which
+    on_hosts = options.hosts is not None or options.hostfile is not None
+    engine = registry.choose("mpi", "hosts").load() if on_hosts else _engine()
+    return int(engine.launch(_command(options)))
 
 
 def _open(options: argparse.Namespace) -> int:

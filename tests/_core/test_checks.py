@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft._core.checks import compare, is_close, isolate, sample
+from weft._core.checks import Trial, compare, is_close, isolate, sample
 from weft._core.functions import Partial
 
 
@@ -28,9 +28,10 @@ def test_a_sample_is_spread_and_has_two_parts(rows: Any) -> None:
 def test_what_fits_is_known() -> None:
     """For each output apart; a single mode that fits settles it."""
     parts = [Partial((1.0, np.ones(2), 3), 3), Partial((5.0, np.zeros(1), 4), 5)]
-    right = compare((3.5, np.array([1, 1, 0.0]), 7), parts, ["mean", "gather", "sum"])
+    trial = [Trial((3.5, np.array([1, 1, 0.0]), 7), parts)]
+    right = compare(trial, ["mean", "gather", "sum"])
     assert (right.difference, right.settled) == (None, True)
-    wrong = compare((3.5, np.array([1, 1, 0.0]), 7), parts, ["mean", "gather", "max"]).difference
+    wrong = compare(trial, ["mean", "gather", "max"]).difference
     assert wrong is not None
     assert (wrong.name, wrong.mode, wrong.joined, wrong.fitting) == (
         "the output[2]",
@@ -38,13 +39,32 @@ def test_what_fits_is_known() -> None:
         4,
         ["sum"],
     )
-    zeros = compare(0.0, [Partial(0.0, 3), Partial(0.0, 5)], "sum")
+    zeros = compare([Trial(0.0, [Partial(0.0, 3), Partial(0.0, 5)])], "sum")
     assert (zeros.difference, zeros.settled) == (None, False)
-    alike = compare(np.ones(3), [Partial(np.ones(1), 1), Partial(np.ones(2), 2)], "gather")
+    ones = Trial(np.ones(3), [Partial(np.ones(1), 1), Partial(np.ones(2), 2)])
+    alike = compare([ones], "gather")
     assert (alike.difference, alike.settled) == (None, False)
-    assert compare("any", [Partial("thing", 1), Partial(3, 2)], None).difference is None
+    anything = Trial("any", [Partial("thing", 1), Partial(3, 2)])
+    assert compare([anything], None).difference is None
     with pytest.raises(weft.InvalidValue, match=r"the output\['b'\] is there for all rows"):
-        compare({"a": 1, "b": 2}, [Partial({"a": 1}, 1), Partial({"a": 0}, 1)], "sum")
+        compare([Trial({"a": 1, "b": 2}, [Partial({"a": 1}, 1), Partial({"a": 0}, 1)])], "sum")
+
+
+def test_what_fits_random_numbers() -> None:
+    """One output that parts make on average does not hide another that they do not."""
+    rng = np.random.default_rng(0)
+
+    def trial() -> Trial:
+        parts = [rng.normal(10.0, 3.0, size) for size in (3, 5)]
+        whole = rng.normal(10.0, 3.0, 8)
+        each = [Partial((part.mean(), part.sum(), part), len(part)) for part in parts]
+        return Trial((whole.mean(), whole.sum(), whole), each)
+
+    trials = [trial() for _ in range(40)]
+    assert compare(trials, ["mean", "sum", "gather"]).difference is None
+    wrong = compare(trials, ["mean", "mean", "gather"]).difference
+    assert wrong is not None
+    assert (wrong.name, wrong.fitting) == ("the output[1]", ["sum"])
 
 
 def test_rounding_is_allowed_for() -> None:

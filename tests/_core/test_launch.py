@@ -218,7 +218,7 @@ def test_ranks_on_several_hosts_are_an_obstacle(name: str) -> None:
     assert (place.size, place.local_size) == (2, 1)
     error = str(one_host_error(place))
     assert error.startswith(f"this job's 2 ranks span hosts ({HERE[name]}=1")
-    assert "need the mpi engine" in error
+    assert "meet there by MPI; start them by mpirun, srun or `weft run --hosts`" in error
 
 
 @pytest.mark.parametrize(

@@ -61,18 +61,18 @@ def test_whose_library_it_is(text: str, mpi: Mpi | None) -> None:
 
 def test_what_open_mpi_is_told() -> None:
     """Ranks fill the hosts, bound to no cores; each line of output is marked."""
-    told = arguments(Mpi(OPEN_MPI, "5.0.1"), HOSTS, "f", ["WEFT_TIMEOUT"], keep_going=False)
+    told = arguments(Mpi(OPEN_MPI, "5.0.1"), HOSTS, "f", ["WEFT_TIMEOUT"])
     assert " ".join(told) == (
         "--host a:2,b:1 -np 3 --map-by slot --bind-to none --output tag -x WEFT_TIMEOUT"
     )
-    told = arguments(Mpi(OPEN_MPI, "4.1.6"), HOSTS, "f", [], keep_going=True)
-    assert " ".join(told).endswith("--bind-to none --tag-output --with-ft ulfm")
+    told = arguments(Mpi(OPEN_MPI, "4.1.6"), HOSTS, "f", [], keep_going=True, has_stdin=False)
+    assert " ".join(told).endswith("--bind-to none --tag-output --with-ft ulfm --stdin none")
 
 
 @pytest.mark.parametrize("name", [MPICH, INTEL_MPI])
 def test_what_hydra_is_told(name: str) -> None:
     """Its hosts stand in a file; variables need no names, as it passes on all of them."""
-    told = arguments(Mpi(name, "4"), HOSTS, "f", ["WEFT_TIMEOUT"], keep_going=False)
+    told = arguments(Mpi(name, "4"), HOSTS, "f", ["WEFT_TIMEOUT"])
     assert told == ["-machinefile", "f", "-n", "3", "-prepend-rank"]
     assert machine_file(HOSTS) == "a:2\nb:1\n"
     assert "-disable-auto-cleanup" in arguments(Mpi(name, "4"), HOSTS, "f", [], keep_going=True)

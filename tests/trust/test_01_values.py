@@ -13,6 +13,8 @@ import pytest
 
 import weft
 from tests.support import run_script
+from tests.trust import counting
+from weft._api.team import _Cost, _costly
 
 
 @pytest.fixture
@@ -212,6 +214,32 @@ def test_what_costs_nothing() -> None:
         assert looked.size < 2000
         replica += 1
         assert f(x).tolist() == [4, 4, 3, 3]  # each rank has its own
+        # what a function of a module changes there is no reason to send the function again
+        counted = weft.function(counting.mean, collect="mean", team=team, check=None)
+        counted.send()
+        number, calls = counted._registered_now().number(), counting.calls
+        assert counted(x) == 1
+        assert counted._registered_now().number() == number
+        assert counting.calls == calls + 1
+
+
+def test_the_warning_is_of_what_is_large() -> None:
+    """A busy machine may take a millisecond for anything; the advice would save nothing."""
+    cost = _Cost()
+    for size, told in ((86, False), (1_000_000, True)):
+        for _ in range(10):
+            cost.looked(0.005, 0.005, size)
+        assert cost.is_notable(0.01) is told
+
+
+def test_the_warning_has_lines_that_fit() -> None:
+    """Only what is an array can be made read-only."""
+    table = {str(number): float(number) for number in range(1000)}
+    text = _costly(lambda x: x + table["1"], "f", _Cost(), takes_whole=True)
+    assert "most of all table, " in text
+    assert "whole=['table']" in text
+    assert "setflags" not in text
+    assert "weft.share" not in text
 
 
 class Slow:
@@ -384,6 +412,17 @@ assert list(with_cache(np.arange(4.0))) == [0, 3, 6, 9]
 SCALE = 4
 cached.cache_clear()
 assert list(with_cache(np.arange(4.0))) == [0, 4, 8, 12]
+
+class Lazy:
+    @functools.cached_property
+    def value(self):
+        return SCALE
+
+lazy = weft.function(lambda x: x * Lazy().value, collect="gather", team=team)
+assert weft.map(lambda x: x * Lazy().value, [1, 2], n=2) == [4, 8]
+assert list(lazy(np.arange(4.0))) == [0, 4, 8, 12]
+Lazy.value.func.__code__ = (lambda self: SCALE + 1).__code__
+assert list(lazy(np.arange(4.0))) == [0, 5, 10, 15]
 print("done")
 """)
     assert (outcome.code, outcome.out) == (0, "done\n"), outcome

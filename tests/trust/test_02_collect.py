@@ -129,6 +129,19 @@ def test_zeros_settle_nothing(pair: weft.Team) -> None:
         f(np.ones(10))
 
 
+def test_what_was_refused_is_refused_again(pair: weft.Team) -> None:
+    """In a notebook a cell is run again; also where calls before it could not tell."""
+    f = weft.function(np.sum, collect="mean", team=pair)
+    for _ in range(5):
+        with pytest.raises(weft.Mismatch):
+            f(np.ones(10))
+    f = weft.function(np.sum, collect="mean", team=pair)
+    f(np.zeros(10))
+    for _ in range(5):
+        with pytest.raises(weft.Mismatch):
+            f(np.ones(10))
+
+
 def test_equal_rows_settle_nothing(pair: weft.Team) -> None:
     """A first call with ones, to try it: rows that depend on each other show at the next one."""
     f = weft.function(lambda x: x - x.mean(), collect="gather", team=pair)
@@ -222,6 +235,69 @@ def test_random_generators_are_as_before(pair: weft.Team) -> None:
         f = weft.function(noisy, collect="mean", team=pair, check=check)
         outcomes.append((f(X), np.random.rand(), random.random(), float(torch.rand(1))))
     assert outcomes[0] == outcomes[1]
+
+
+def dropped(x: Any) -> Any:
+    return x * (np.random.random(x.shape) < 0.5)
+
+
+RANDOM_AND_WRONG = [
+    (lambda x: dropped(x).sum(), "mean", "'sum'.* would fit"),
+    (lambda x: dropped(x).mean(), "sum", "'mean'.* would fit"),
+    (
+        lambda x: (dropped(x).mean(), dropped(x).sum()),
+        "mean",
+        r"output\[1\] is .*'sum'.* would fit",
+    ),
+    (lambda x: np.random.rand(len(x)).sum(), "gather", "'sum'.* would fit"),
+    (lambda x: x + np.random.rand(*x.shape), "mean", "collect='gather'"),
+]
+
+
+@pytest.mark.parametrize(("function", "mode", "text"), RANDOM_AND_WRONG)
+def test_random_functions_with_a_wrong_mode(
+    pair: weft.Team, function: Any, mode: Any, text: str
+) -> None:
+    """They are tried several times: what the mode makes of the parts is never near the whole."""
+    np.random.seed(0)
+    f = weft.function(function, collect=mode, team=pair)
+    with pytest.raises((weft.Mismatch, weft.InvalidValue), match=text):
+        f(np.abs(X) + 1)
+
+
+RANDOM_AND_RIGHT = [
+    (lambda x: dropped(x).mean(), "mean"),
+    (lambda x: dropped(x).sum(0), "sum"),
+    (lambda x: x * np.random.normal(), "gather"),
+    (lambda x: (x + np.random.normal() * 100).mean(), "mean"),
+    (lambda x: x[np.random.random(len(x)) < 0.7], "gather"),
+    (lambda x: dropped(x).max(), "max"),
+    (lambda x: {"loss": dropped(x).mean(), "n": len(x)}, {"loss": "mean", "n": "sum"}),
+    (lambda x: [str(np.random.rand()) for _ in x], "gather"),
+]
+
+
+@pytest.mark.parametrize(("function", "mode"), RANDOM_AND_RIGHT)
+def test_random_functions_with_a_mode_that_fits(pair: weft.Team, function: Any, mode: Any) -> None:
+    """Never an alarm, whatever they draw."""
+    for seed in range(30):
+        np.random.seed(seed)
+        weft.function(function, collect=mode, team=pair)(X)
+
+
+def test_a_random_loss_that_is_a_sum(pair: weft.Team) -> None:
+    """Dropout that the model's evaluation mode does not switch off hides nothing."""
+    torch = pytest.importorskip("torch")
+    model, optimizer = linear(torch)
+    x, y = torch.randn(20, 3), torch.randn(20, 1) + 3
+    drop = torch.nn.functional.dropout
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return torch.nn.functional.mse_loss(drop(model(x)), y, reduction="sum")
+
+    with pytest.raises(weft.Mismatch, match="the loss is a sum"):
+        weft.train_step(loss, model, optimizer, team=pair)(x, y)
+    weft.train_step(lambda m, x, y: loss(m, x, y) / len(x), model, optimizer, team=pair)(x, y)
 
 
 def test_functions_that_need_many_rows(pair: weft.Team) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from tests.support import Outcome, run_script
 
 #: modules are edited within a second: bytecode files could not tell the versions apart
@@ -268,6 +269,10 @@ class Settings:
     def __init__(self):
         self.rate = 1
 
+    @functools.cached_property  # has a lock until Python 3.12
+    def double(self):
+        return 2 * self.rate
+
 settings = Settings()
 
 @functools.lru_cache
@@ -302,6 +307,9 @@ assert weft.map(state.cached_rate, [5], n=1) == [15]
 edit("state.py", "x * settings.rate", "x * settings.rate + 1")
 importlib.reload(state)
 assert weft.map(state.cached_rate, [5], n=1) == [6]
+
+state.Settings.factor = 5
+assert weft.map(lambda x: state.Settings().double * state.Settings.factor, [0], n=1) == [10]
 
 import numpy as np
 with weft.Team(2) as team:  # what the driver's part of a call changes is sent with the next one
@@ -828,6 +836,21 @@ for thread in threads:
 assert not mixed, mixed[0]
 """
     )
+
+
+# in one line, as pytest compiles this module in its own way
+OPERATIONS = {"one": lambda x: x + 1, "other": lambda x: x - 1}
+
+
+def operate(x: int) -> int:
+    return OPERATIONS["one"](x)
+
+
+def test_a_module_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is patched there is patched in the workers."""
+    assert weft.map(operate, range(3), n=2) == [1, 2, 3]
+    monkeypatch.setitem(OPERATIONS, "one", OPERATIONS["other"])
+    assert weft.map(operate, range(3), n=2) == [-1, 0, 1]
 
 
 def test_autoreload_of_ipython() -> None:

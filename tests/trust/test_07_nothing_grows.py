@@ -108,6 +108,40 @@ def test_functions_that_are_gone_are_dropped_by_the_team() -> None:
     assert outcome.code == 0, outcome
 
 
+TRAINING = """
+import torch
+
+torch.manual_seed(0)
+team = weft.Team(2)
+x = torch.randn(8, 1500)
+
+def train():
+    model = torch.nn.Linear(1500, 1500)  # 9 MB
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = lambda model, x: model(x).square().mean()
+    step = weft.train_step(loss, model, optimizer, team=team)
+    used_too = weft.train_step(loss, model, torch.optim.SGD(model.parameters(), lr=0.2), team=team)
+    first = step(x)
+    del step
+    assert used_too(x) < first  # it has the same copies
+
+for _ in range(12):  # memory of collectives is kept for a while, and used again
+    train()
+before = memory()
+for _ in range(24):
+    train()
+weft.function(lambda x: x.sum(), collect="sum", team=team)(numpy.ones(4))
+flat(50)
+"""
+
+
+def test_models_of_training_steps_that_are_gone_are_dropped() -> None:
+    """A program that tries many models, one after the other."""
+    pytest.importorskip("torch")
+    outcome = run_script(MEASURE + TRAINING)
+    assert outcome.code == 0, outcome
+
+
 def test_a_team_drops_before_it_registers() -> None:
     """A function whose values change is there once, not twice."""
     program = """

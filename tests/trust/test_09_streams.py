@@ -77,6 +77,15 @@ def test_items_without_end_need_no_more_memory_with_time(ordered: bool) -> None:
     assert outcome.out == "True True True\n", outcome
 
 
+def test_trivial_items_are_not_drawn_by_the_million() -> None:
+    """By default a stream is no more than some chunks of a thousand items ahead."""
+    drawn = itertools.count()
+    with weft.imap(abs, iter(lambda: next(drawn), -1), n=2) as results:
+        taken = list(itertools.islice(results, 50_000))
+        assert taken == list(range(50_000))
+        assert next(drawn) <= 50_000 + 2 * 4 * 1000
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("ahead", [1, 5, 64])
 def test_no_more_than_ahead_is_drawn(engine: str, ahead: int) -> None:

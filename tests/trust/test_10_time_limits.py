@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import random
@@ -72,6 +73,72 @@ def test_short_items_that_came_with_the_one_that_hangs_are_kept() -> None:
     for x, value in enumerate(found[501:], 501):
         assert value == x * x or isinstance(value, Cancelled)
     assert kinds(found).count(Cancelled) < 490  # those of its chunk that come after it
+
+
+def catches_everything() -> None:
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            continue
+
+
+def computes_in_c() -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # the lock of the interpreter is free
+
+
+@pytest.mark.parametrize("hang", [catches_everything, computes_in_c])
+def test_what_was_finished_is_kept_though_the_function_does_not_end(hang: Any) -> None:
+    """Of items that came in one chunk; the results are arrays in shared memory, and an error."""
+    import numpy as np
+
+    def function(x: int) -> Any:
+        if x == 7:
+            hang()
+        if x == 3:
+            raise KeyError(x)
+        return np.full(20_000, x)
+
+    weft.map(function, range(100, 120), n=2)  # what they cost is known
+    pids = {worker.pid for worker in workers()._idle}
+    found = weft.map(function, range(20), n=2, timeout=deadline(1), on_error="return")
+    assert kinds(found[:8]) == [*[np.ndarray] * 3, KeyError, *[np.ndarray] * 3, Stalled]
+    assert all((value == x).all() for x, value in enumerate(found) if isinstance(value, np.ndarray))
+    assert kinds(found).count(Stalled) == 1
+    assert "item 7 had no result" in str(found[7])
+    (ended,) = pids - {worker.pid for worker in workers()._idle}
+    assert not Path(f"/proc/{ended}").exists()
+    assert weft.map(abs, [-1, -2], n=2) == [1, 2]
+
+
+def test_what_cannot_be_kept_is_not_called_unfinished() -> None:
+    """A function that holds the interpreter's lock keeps its worker from answering."""
+
+    def function(x: int) -> int:
+        return sum(range(10**12)) if x == 7 else x
+
+    weft.map(function, range(100, 120), n=2)
+    found = weft.map(function, range(20), n=2, timeout=deadline(1), on_error="return")
+    assert kinds(found).count(Stalled) > 1
+    assert "item 7 had no result" in str(found[7])
+    assert "item 6 was finished, and its result is lost with worker" in str(found[6])
+
+
+def test_children_of_a_function_may_be_interrupted() -> None:
+    """SIGINT to a process that the function has forked is not this worker's."""
+
+    def function(x: int) -> int:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGINT, lambda *_: None)
+            os.kill(os.getpid(), signal.SIGINT)
+            os._exit(0)
+        os.waitpid(child, 0)
+        time.sleep(0.3)  # longer than a function has to end after SIGINT
+        return x
+
+    found = weft.map(function, range(4), n=2, timeout=deadline(30), on_error="return")
+    assert found == [0, 1, 2, 3]
 
 
 def test_every_place_is_filled_by_workers_that_do_not_answer() -> None:

@@ -3,13 +3,23 @@ process, on a few rows."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from weft._core.checks import Comparison, Difference, compare, is_close, isolate, sample
+from weft._core.checks import (
+    Comparison,
+    Difference,
+    Trial,
+    compare,
+    fits_well,
+    isolate,
+    sample,
+    vary,
+)
 from weft._core.functions import Modes, Partial
 from weft._core.partition import count, leaves
 from weft.engines.generators import kept
@@ -18,6 +28,10 @@ from weft.errors import InvalidType
 
 #: shapes that are checked; a program with more has rows of any length
 _SHAPES = 64
+
+#: how often a function whose parts differ from the whole is tried, after how many trials it is
+#: seen whether that is enough, and for how many seconds
+_TRIALS, _SOME, _LONGEST = 40, 8, 1.0
 
 
 class Schedule:
@@ -36,12 +50,12 @@ class Schedule:
         self._calls: dict[Hashable, int | None] = {}
 
     def check(self, shape: Hashable, compare: Callable[[], Comparison]) -> Difference | None:
-        """Note a call with inputs of this shape, and compare if it is due."""
-        if not self._is_due(shape):
-            return None
-        difference, settled = compare()
-        if difference is None and settled:
-            self._calls[shape] = None
+        """Compare, if a call with inputs of this shape is due; note it, unless it is refused, as
+        one that was is checked again. If the matter is settled, no other is."""
+        due = self._is_due(shape)
+        difference, settled = compare() if due else Comparison(None, settled=False)
+        if difference is None:
+            self._note(shape, settled=settled)
         return difference
 
     def _is_due(self, shape: Hashable) -> bool:
@@ -50,10 +64,12 @@ class Schedule:
         if len(self._calls) >= _SHAPES and shape not in self._calls:
             return False
         calls = self._calls.get(shape, 0)
-        if calls is None:
-            return False
-        self._calls[shape] = calls + 1
-        return (calls + 1) & calls == 0
+        return calls is not None and (calls + 1) & calls == 0
+
+    def _note(self, shape: Hashable, *, settled: bool) -> None:
+        calls = self._calls.get(shape, 0)
+        if len(self._calls) < _SHAPES or shape in self._calls:
+            self._calls[shape] = None if settled or calls is None else calls + 1
 
 
 def shape_of(inputs: Iterable[tuple[Any, Any, bool]]) -> Hashable:
@@ -82,27 +98,38 @@ def check_parts(
 
     `evaluate` calls it with a copy of what it uses, but for the objects in `shared`, and some rows,
     so that there is no effect on the program; random generators are as before afterwards. What
-    cannot be copied, raises an error, or gives other numbers the next time, differs in nothing.
-    Raises InvalidType and InvalidValue for outputs that the modes cannot join.
+    cannot be copied, or raises an error, differs in nothing. What differs is tried again and again,
+    as it may be random: then it differs only if that cannot be chance. Raises InvalidType and
+    InvalidValue for outputs that the modes cannot join.
     """
     few, parts = sample(rows)
     with kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             isolated = isolate(used, shared)
-            whole = evaluate(isolated, few)
-            pieces = [Partial(evaluate(isolated, part), count(part)) for part in parts]
+
+            def evaluated() -> Trial:
+                whole = evaluate(isolated, few)
+                pieces = [Partial(evaluate(isolated, part), count(part)) for part in parts]
+                return Trial(whole, pieces)
+
+            trials = [evaluated()]
         except Exception as error:  # it cannot be sent either, or so few rows are not enough
             if by_signal_handler(error):
                 raise
             return Comparison(None, settled=False)
-        compared = compare(whole, pieces, modes)
+        compared = compare(trials, modes)
         if compared.difference is None:
             return compared
+        until = time.monotonic() + _LONGEST
         try:
-            alike = is_close(whole, evaluate(isolated, few))
+            while len(trials) < 2 or (len(trials) < _TRIALS and time.monotonic() < until):
+                trials.append(evaluated())
+                some = len(trials) % _SOME == 0
+                if some and (not vary(trials) or fits_well(trials, modes)):
+                    break
+            return compare(trials, modes)._replace(settled=True)
         except Exception as error:  # its state has changed
             if by_signal_handler(error):
                 raise
-            alike = False
-    return compared if alike else Comparison(None, settled=True)
+            return Comparison(None, settled=True)

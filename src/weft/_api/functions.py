@@ -79,7 +79,7 @@ def function(
     are not compared. What changes at every call is better an argument.
 
     A check calls a copy of `fun`, to which arrays are read-only. It says nothing of a function that
-    raises an error then, or gives other numbers each time.
+    raises an error then. One that gives other numbers each time is called up to 120 times.
 
     Raises InvalidType, InvalidValue. Calls raise these, what `fun` raises, Mismatch, TeamBroken,
     UsedConcurrently, WorkerLost and Stalled.

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from weft._api import session
@@ -159,24 +160,26 @@ _SECONDS, _BYTES, _SECONDS_OF_LITTLE = 1e-3, 10_000, 1e-2
 def _costly(fun: Callable[..., Any], name: str, cost: _Cost, *, takes_whole: bool) -> str:
     """Return the text of the warning, which names the largest value that the function uses."""
     try:
-        used = inspect.getclosurevars(fun)
-        sizes = {
-            variable: fingerprint(value).size
-            for variable, value in (*used.globals.items(), *used.nonlocals.items())
-        }
+        closure = inspect.getclosurevars(fun)
+        used = {**closure.globals, **closure.nonlocals}
+        sizes = {variable: fingerprint(value).size for variable, value in used.items()}
     except Exception:  # it is no function, or uses what only workers have
-        sizes = {}
+        used, sizes = {}, {}
     largest = max(sizes, key=sizes.__getitem__, default="w")
     size = f", most of all {largest}, {sizes[largest]:,} bytes" if sizes else ""
-    argument = f"    weft.function(..., whole=[{largest!r}])  # an argument: sent, not compared\n"
+    lines = [f"weft.replicate({largest})  # each rank has a copy of its own"]
+    if takes_whole:
+        line = f"weft.function(..., whole=[{largest!r}])  # an argument: sent, not compared"
+        lines.insert(0, line)
+    if hasattr(used.get(largest, cost), "setflags"):
+        lines += [
+            f"{largest} = weft.share({largest}, readonly=True)  # all ranks see one array",
+            f"{largest}.setflags(write=False)  # an array that nobody changes any more",
+        ]
     return (
         f"{cost.part:.0%} of the time of {name}'s calls went into comparing the values that it "
         f"uses besides its arguments with those that the workers have, and sending what had "
-        f"changed{size}. One of these avoids it:\n"
-        f"{argument if takes_whole else ''}"
-        f"    weft.replicate({largest})  # each rank has a copy of its own\n"
-        f"    {largest} = weft.share({largest}, readonly=True)  # all ranks see one array\n"
-        f"    {largest}.setflags(write=False)  # an array that nobody changes any more"
+        f"changed{size}. One of these avoids it:" + "".join(f"\n    {line}" for line in lines)
     )
 
 
@@ -224,8 +227,8 @@ class Team:
         #: the functions that were sent with classes of the script
         self.with_classes: weakref.WeakSet[RegisteredFunction] = weakref.WeakSet()
         self._seeds, self._states = seeds, DriverStates()
-        #: by id of the object: its number, and the object, so that no other gets the same id
-        self._replicas: dict[int, tuple[int, Any]] = {}
+        #: by id of the object
+        self._replicas: dict[int, _Registered] = {}
         options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
         self.backend: Backend = row.load().make_team(options)
         #: how often the workers were restarted
@@ -284,12 +287,26 @@ class Team:
         """Remember a function that uses this team, for `send`."""
         self._functions.add(function)
 
-    def replica_number(self, value: Any) -> int:
-        """Return the number of a replica, of which the workers get copies if they have none."""
-        if id(value) not in self._replicas:
+    def replica_number(self, value: Any, user: Any = None) -> int:
+        """Return the number of a replica, of which the workers get copies if they have none. They
+        keep them while one of its users exists; without a user, until the team is closed."""
+        replica = self._replicas.get(id(value))
+        if replica is not None:
+            replica.users += 1
+        if replica is None or id(value) not in self._replicas:  # its last user is gone just now
             number = self.backend.register(value, f"the {type(value).__name__}")
-            self._replicas[id(value)] = number, value
-        return self._replicas[id(value)][0]
+            replica = self._replicas[id(value)] = _Registered(number, value, users=1)
+        if user is not None:
+            weakref.finalize(user, self._leave_replica, id(value)).atexit = False
+        return replica.number
+
+    def _leave_replica(self, identity: int) -> None:
+        """Note that a user of a replica is gone; its copies are dropped with the last."""
+        replica = self._replicas[identity]
+        replica.users -= 1
+        if not replica.users:
+            del self._replicas[identity]
+            self.backend.drop(replica.number)
 
     def has_replica(self, value: Any) -> bool:
         """Return whether the workers have copies of this object."""
@@ -303,6 +320,17 @@ class Team:
 
     def __repr__(self) -> str:
         return f"<Team of {self.size} ranks>"
+
+
+@dataclass
+class _Registered:
+    """An object of which the workers have copies."""
+
+    number: int
+    #: so that no other object gets the same id
+    value: Any
+    #: how many need the copies
+    users: int
 
 
 def _call_seeded(

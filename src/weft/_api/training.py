@@ -98,7 +98,7 @@ class _TrainStep:
         self._framework.validate(model, optimizer, sync_batchnorm)
         #: whether other ranks may have other values than the driver
         self._differs = team.has_replica(model)
-        number_of_model = team.replica_number(model)
+        number_of_model = team.replica_number(model, user=self)
         self.team = team
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
         self._loss = RegisteredFunction(team, loss, "the loss", takes_whole=False)

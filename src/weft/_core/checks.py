@@ -2,7 +2,8 @@
 
     sample         a few rows of a batch, and two uneven parts of them
     isolate        a copy of the function that shares nothing it could change with the program
-    compare        the outputs of the parts, joined by the modes, beside those of the whole
+    compare        the outputs of the parts, joined by the modes, beside those of the whole; of a
+                   function that gives other numbers each time, in several trials
 
 The rows are computed in the driver, so nothing is compared but what the modes say.
 """
@@ -95,26 +96,61 @@ class Comparison(NamedTuple):
     settled: bool
 
 
-def compare(whole: Any, parts: Sequence[Partial], modes: Modes) -> Comparison:
-    """Compare the outputs for some rows with those of parts of them. Raises what `join` raises."""
-    join(parts, modes)  # raises unless all parts have the same outputs
+class Trial(NamedTuple):
+    """The outputs of a function for some rows, and for parts of them."""
+
+    whole: Any
+    parts: Sequence[Partial]
+
+
+#: by how many standard deviations ranks of random numbers differ that are not of one kind
+#: (5: once in a million of those that are), and up to how many they well may be
+_CERTAIN, _LIKELY = 5.0, 1.5
+
+
+def compare(trials: Sequence[Trial], modes: Modes, limit: float = _CERTAIN) -> Comparison:
+    """Compare the whole with its combined parts: once, or in several trials of a function that
+    gives other numbers each time. Raises what `join` raises."""
     settled = True
-    each = [{name: leaf for name, _, leaf in _leaves(part.outputs, modes)} for part in parts]
-    for name, mode, leaf in _leaves(whole, modes):
+    by_name = [_by_name(trial, modes) for trial in trials]
+    for name, (mode, first) in by_name[0].items():
         if mode is None:
             continue
+        tried = [leaves[name][1] for leaves in by_name if name in leaves]
+        fitting = [known for known in MODES if known and _fits(tried, known, limit)]
+        if mode not in fitting:
+            joined = join(first.parts, mode)
+            return Comparison(Difference(name, mode, first.whole, joined, fitting), settled=True)
+        equal_rows = mode == "gather" and _has_equal_rows(first.whole)
+        settled = settled and len(fitting) == 1 and not equal_rows
+    return Comparison(None, settled)
+
+
+def vary(trials: Sequence[Trial]) -> bool:
+    """Return whether a function gives other numbers each time."""
+    return not all(is_close(trials[0].whole, trial.whole) for trial in trials)
+
+
+def fits_well(trials: Sequence[Trial], modes: Modes) -> bool:
+    """Return whether the modes seem to be right for a function that varies."""
+    return compare(trials, modes, _LIKELY).difference is None
+
+
+def _by_name(trial: Trial, modes: Modes) -> dict[str, tuple[Modes, Trial]]:
+    """Return each output of a trial, by its name, with its mode."""
+    whole, parts = trial
+    join(parts, modes)  # raises unless all parts have the same outputs
+    each = [{name: leaf for name, _, leaf in _leaves(part.outputs, modes)} for part in parts]
+    found = {}
+    for name, mode, leaf in _leaves(whole, modes):
         if any(name not in leaves for leaves in each):
             raise InvalidValue(
                 f"{name} is there for all rows, and not for some of them; expected the same outputs"
             )
         pairs = zip(each, parts, strict=True)
         pieces = [Partial(leaves[name], part.rows) for leaves, part in pairs]
-        fitting = [known for known in MODES if known and _fits(leaf, pieces, known)]
-        if mode not in fitting:
-            joined = join(pieces, mode)
-            return Comparison(Difference(name, mode, leaf, joined, fitting), settled=True)
-        settled = settled and len(fitting) == 1 and not (mode == "gather" and _has_equal_rows(leaf))
-    return Comparison(None, settled)
+        found[name] = mode, Trial(leaf, pieces)
+    return found
 
 
 def _leaves(outputs: Any, modes: Modes, name: str = "the output") -> Iterator[tuple[str, Any, Any]]:
@@ -130,12 +166,45 @@ def _leaves(outputs: Any, modes: Modes, name: str = "the output") -> Iterator[tu
         yield name, modes, outputs
 
 
-def _fits(whole: Any, parts: Sequence[Partial], mode: str) -> bool:
-    try:
-        joined = join(parts, mode)
-    except Exception:  # shapes or types that the mode cannot combine
+def _fits(trials: Sequence[Trial], mode: str, limit: float) -> bool:
+    """Return whether the parts joined by a mode make the whole: to rounding, or of a function that
+    varies as well as random numbers do (the test of Mann and Whitney)."""
+    sums: list[tuple[float, float]] = []
+    for whole, parts in trials:
+        try:
+            joined = join(parts, mode)
+        except Exception:  # shapes or types that the mode cannot combine
+            return False
+        if is_close(whole, joined, [part.outputs for part in parts]):
+            return True
+        if len(trials) == 1 or not _has_shape_of(whole, joined, mode):
+            return False
+        sums.append((_sum(whole), _sum(joined)))
+    if not vary(trials):
         return False
-    return is_close(whole, joined, [part.outputs for part in parts])
+    wholes, others = np.array(sums).T
+    above = np.sign(wholes[:, None] - others).sum() / 2
+    count = len(trials)
+    return bool(abs(above) <= limit * count * np.sqrt((2 * count + 1) / 12))
+
+
+def _has_shape_of(one: Any, other: Any, mode: str) -> bool:
+    """Return whether two outputs have one shape; of those that are gathered, the rows have."""
+    if None in map(lookup.of_array_or_number, (one, other)):
+        return type(one) is type(other)
+    shapes: list[tuple[int, ...]] = [_readable(value)[0].shape for value in (one, other)]
+    start = 1 if mode == "gather" else 0
+    return len(shapes[0]) == len(shapes[1]) and shapes[0][start:] == shapes[1][start:]
+
+
+def _sum(output: Any) -> float:
+    """Return a number that tells outputs from those joined by a wrong mode."""
+    if lookup.of_array_or_number(output) is None:
+        return 0.0
+    array, _ = _readable(output)
+    if array.dtype.kind not in NUMERIC:
+        return 0.0
+    return float(np.real(array[np.isfinite(array)]).sum(dtype=np.float64))
 
 
 def _has_equal_rows(output: Any) -> bool:

@@ -224,7 +224,7 @@ class Reader:
             return self._foreign_function(function)
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
         self.functions.append((function, code, defaults, named))
-        if home is not None and is_rewritten(home):
+        if home is not None and is_rewritten(home, code):
             parts = [f"{code.co_qualname} {code.co_firstlineno}".encode()]
         else:
             parts = [self._code(code), self._known(defaults), self._known(named)]

@@ -11,6 +11,7 @@ The fingerprint is a hash of the function's pickle, which is hashed as it is mad
 arrays. So whatever would be sent is compared, and compared whole. By identity are compared
 
     what workers have        replicas and their parts, arrays in shared memory
+    what workers import      functions of modules: these are brought up to date before each call
     what cannot change       code, arrays of JAX, arrays of NumPy that are read-only and own their
                              memory: whoever makes one writable and changes it must make another
 """
@@ -32,6 +33,7 @@ import numpy as np
 from weft import kernels
 from weft._core.arithmetic import Array, address
 from weft._core.own_modules import is_importable
+from weft._core.pickling import REDUCERS
 from weft._core.shared import SharedArray
 from weft.adapters import lookup
 
@@ -57,6 +59,8 @@ def fingerprint(
 ) -> Fingerprint:
     """Return the fingerprint of a value, and of contiguous arrays, which cost less apart from it.
     Raises whatever pickling raises."""
+    if type(value) is FunctionType and is_importable(value) and not _registry():
+        return Fingerprint(id(value), 0, [value])  # workers have it by its name
     constants = _constants(value)
     if constants is not None:  # a small function's pickle would cost a fifth of its call
         return Fingerprint(tuple(map(id, constants)), 0, constants)
@@ -133,6 +137,9 @@ class Hasher:
             self.digest = hashed.digest()
 
 
+#: returns the modules whose functions the user has cloudpickle send by value
+_registry = cloudpickle.cloudpickle.list_registry_pickle_by_value
+
 _EMPTY = np.empty(0, np.uint8)
 _hash_buffers = kernels.hash_kernel()
 
@@ -140,6 +147,7 @@ _hash_buffers = kernels.hash_kernel()
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """The pickler by which functions are sent, for pickles that nobody loads."""
 
+    dispatch_table = REDUCERS
     persistent_id_of: PersistentIds
     held: list[Any]
     has_classes = False

@@ -118,7 +118,13 @@ def _identify(patterns: Mapping[str, re.Pattern[str]], text: str) -> Mpi | None:
 
 
 def arguments(
-    mpi: Mpi, hosts: Sequence[Host], machine_file: str, names: Iterable[str], *, keep_going: bool
+    mpi: Mpi,
+    hosts: Sequence[Host],
+    machine_file: str,
+    names: Iterable[str],
+    *,
+    keep_going: bool = False,
+    has_stdin: bool = True,
 ) -> list[str]:
     """Return what follows `mpirun` and precedes the program: ranks fill one host after the other,
     are bound to no cores, and get the variables of these names."""
@@ -130,6 +136,7 @@ def arguments(
     tagged = ["--tag-output"] if mpi.version.startswith(("3.", "4.")) else ["--output", "tag"]
     options = ["--host", listed, "-np", ranks, "--map-by", "slot", "--bind-to", "none", *tagged]
     options += ["--with-ft", "ulfm"] if keep_going else []
+    options += [] if has_stdin else ["--stdin", "none"]  # rank 0 would wait for its end for ever
     return options + [word for name in names for word in ("-x", name)]
 
 

@@ -101,10 +101,20 @@ def is_foreign(value: Any) -> bool:
 REWRITTEN_BY_PYTEST = "@pytest_ar"
 
 
-def is_rewritten(module: ModuleType) -> bool:
-    """Return whether pytest has compiled a module in the driver. Its functions are compared by name
-    and line: nobody reloads it, and the worker has the same file."""
-    return REWRITTEN_BY_PYTEST in vars(module)
+def is_rewritten(module: ModuleType, code: CodeType) -> bool:
+    """Return whether pytest has compiled the asserts of this code in the driver. It is compared by
+    name and line: nobody reloads a module of tests, and no two functions with asserts begin in one
+    line."""
+    return REWRITTEN_BY_PYTEST in vars(module) and _has_asserts(code)
+
+
+def _has_asserts(code: CodeType) -> bool:
+    import dis
+
+    opcode = dis.opmap.get("LOAD_ASSERTION_ERROR") or dis.opmap["LOAD_COMMON_CONSTANT"]
+    if opcode in code.co_code[::2] or REWRITTEN_BY_PYTEST in code.co_names:
+        return True
+    return any(_has_asserts(one) for one in code.co_consts if isinstance(one, CodeType))
 
 
 def is_importable(value: Any) -> bool:

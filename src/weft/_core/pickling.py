@@ -15,6 +15,7 @@ import functools
 import io
 import os
 import platform
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,8 +31,20 @@ _defined_here: WeakKeyDictionary[type, None] = WeakKeyDictionary()
 _received: WeakKeyDictionary[type, tuple[str, frozenset[str]]] = WeakKeyDictionary()
 
 
+def _reduce_cached_property(value: Any) -> Any:
+    return functools.cached_property, (value.func,), {"attrname": value.attrname}
+
+
+#: how to pickle more than cloudpickle does: until Python 3.12 a cached property has a lock
+REDUCERS = ChainMap(
+    {functools.cached_property: _reduce_cached_property}, cloudpickle.Pickler.dispatch_table
+)
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """cloudpickle's pickler, whose pickles change no class where it was defined."""
+
+    dispatch_table = REDUCERS
 
     #: whether classes were sent by value: what is loaded next may change them
     has_classes = False

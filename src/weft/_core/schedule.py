@@ -280,8 +280,10 @@ class Schedule:
             size = min(size, self._longest * _GROWTH)
         if cost.nbytes > 0:
             size = min(size, int(MOST_BYTES / cost.nbytes))
-        if self._window is not None and self._window.ahead is not None:  # for all workers, twice
-            size = min(size, self._window.ahead // (2 * self._workers))
+        if self._window is not None:
+            size = min(size, TIMED)  # nobody has asked for what is far ahead
+            if self._window.ahead is not None:  # for all workers, twice
+                size = min(size, self._window.ahead // (2 * self._workers))
         return max(1, min(size, self._share(cost.seconds)))
 
     def _share(self, seconds: float) -> int:

@@ -77,8 +77,30 @@ print("no end", end="", file=sys.stderr)
     assert two_hosts.leave_nothing() == []
 
 
+def test_ranks_form_a_group(two_hosts: Hosts) -> None:
+    """They meet, add, and end; if one exits early, the others are told."""
+    program = """
+import sys, weft
+group = weft.init()
+print(weft.all_reduce(group.rank), group.hosts)
+if len(sys.argv) > 1 and group.rank == 1: raise SystemExit(5)
+weft.barrier()
+"""
+    script = str(write_script(program))
+    outcome = two_hosts.run_on(HUB, weft("run", "--hosts", "host1,host2:2", script))
+    assert outcome.code == 0, outcome
+    assert sorted(outcome.out.splitlines()) == [
+        f"[{rank} {host}] 3 ('host1', 'host2', 'host2')"
+        for rank, host in enumerate(("host1", "host2", "host2"))
+    ]
+    failed = two_hosts.run_on(HUB, weft("run", "--hosts", "host1,host2", script, "fail"))
+    assert failed.code in (1, 5), failed  # of the one that ended first
+    assert "[0 host1] weft.errors.PeerLost: group 'world' lost rank 1" in failed.err
+    assert two_hosts.leave_nothing() == []
+
+
 def test_a_hostfile_and_no_prefix(two_hosts: Hosts, tmp_path: Path) -> None:
-    """The program may be a module, and reads standard input in rank 0."""
+    """The program may be a module."""
     (tmp_path / "hosts").write_text("host1 slots=1  # first\nhost2:1\n")
     file = str(tmp_path / "hosts")
     line = weft("run", "--hostfile", file, "--no-prefix", "-m", "platform", "--terse")
@@ -87,6 +109,16 @@ def test_a_hostfile_and_no_prefix(two_hosts: Hosts, tmp_path: Path) -> None:
     first, second = outcome.out.splitlines()
     assert first == second
     assert first.startswith("Linux")
+
+
+def test_standard_input(two_hosts: Hosts) -> None:
+    """Lines reach rank 0; without any its end is seen at once, and others have none."""
+    program = "import sys; print(repr(sys.stdin.readline()))"
+    line = " ".join(weft("run", "--hosts", "host1,host2", str(write_script(program))))
+    given = two_hosts.run_on(HUB, f"echo hello | {line}")
+    assert sorted(given.out.splitlines()) == ["[0 host1] 'hello\\n'", "[1 host2] ''"]
+    without = two_hosts.run_on(HUB, f"{line} < /dev/null")
+    assert sorted(without.out.splitlines()) == ["[0 host1] ''", "[1 host2] ''"], without
 
 
 @pytest.mark.parametrize(
@@ -119,6 +151,7 @@ def test_a_rank_that_is_lost_while_others_go_on(two_hosts: Hosts) -> None:
 def test_a_host_that_is_cut_off(two_hosts: Hosts) -> None:
     """mpirun notices, ends the job, and ends with 0; weft run does not."""
     job = start(two_hosts, "signal.pause()")
+    wait_until(lambda: all(map(two_hosts.is_quiet, (HUB, 1, 2))))
     two_hosts.cut(2)
     outcome = job.wait()
     assert outcome.code == 1, outcome

@@ -56,7 +56,12 @@ def run(command: Command) -> int:
         environ = _environment(command, mpi)
         names = mpirun.passed_on(environ, (*VARIABLES, TAKEN))
         options = mpirun.arguments(
-            mpi, command.hosts, file.name, names, keep_going=command.keep_going
+            mpi,
+            command.hosts,
+            file.name,
+            names,
+            keep_going=command.keep_going,
+            has_stdin=_has_stdin(),
         )
         line = [path, *options, sys.executable, *command.program]
         return _Job(command, mpi, line, environ).run()
@@ -83,6 +88,14 @@ def _environment(command: Command, mpi: mpirun.Mpi) -> dict[str, str]:
     if command.timeout is not None:
         environ[arguments.VARIABLE] = repr(command.timeout)
     return environ
+
+
+def _has_stdin() -> bool:
+    """Return whether there is anything to read."""
+    try:
+        return os.fstat(0).st_rdev != os.stat(os.devnull).st_rdev
+    except OSError:  # it is closed
+        return False
 
 
 class _Job:

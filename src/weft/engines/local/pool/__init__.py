@@ -4,6 +4,7 @@ pool.py         LocalPool: a job, from its first chunk to its last
 workers.py      the workers of this process: start them, lend them to calls
 remote_worker.py   one worker as its driver sees it; waiting for several; how one was lost
 worker.py       the worker's side: receive, run, reply
+rescue.py       what is finished at a deadline, where the function does not end
 driver_state.py    what the driver has set for itself: environment, settings of libraries
 forwarded_warnings.py  its rules for warnings; a worker's warnings, issued in the driver
 modules.py      the user's modules in workers, brought up to date

@@ -123,6 +123,8 @@ class Work(NamedTuple):
     keep_going: bool
     #: whether the driver is told when its one item begins
     timed: bool = False
+    #: whether results are kept at a deadline, whatever the function does then
+    rescued: bool = False
 
 
 class Begun(NamedTuple):
@@ -162,6 +164,8 @@ class Stopped(NamedTuple):
     failures: list[tuple[int, Failure]]
     seconds: float
     shared: int
+    #: whether the function runs on
+    stuck: bool = False
 
 
 class Cancel(NamedTuple):

@@ -321,6 +321,7 @@ class Run:
             # an item that is run again is no reason not to run those after it
             keep_going=job.keep_going or bool(job.retry_on),
             timed=job.timeout_each is not None,
+            rescued=job.keep_going and job.timeout is not None,
         )
         self._busy[worker] = task
         used = self._modules
@@ -412,7 +413,10 @@ class Run:
         except Exception as error:  # a class's own unpickling may raise anything
             yield from self._not_loaded(worker, message, error)
             return
-        self._free(worker)
+        if isinstance(message, Stopped) and message.stuck:
+            self._drop(worker)
+        else:
+            self._free(worker)
         errors = {
             chunk.first + position: self._item_error(worker, failure, chunk.first + position)
             for position, failure in message.failures
@@ -586,13 +590,18 @@ class Run:
         first, end, timeout = chunk.first, chunk.first + len(chunk.items), self._job.timeout
         begun = range(first, item + 1 if first <= item < end else first)
         if begun:
+            running = begun[-1]
             errors: dict[int, Exception] = {
                 index: Stalled(
-                    f"item {index} had no result when {timeout} s had passed; {worker} ran it. "
-                    "Pass a longer timeout=, or find out why it takes so long"
+                    f"item {index} was finished, and its result is lost with {worker}, which ran "
+                    f"item {running} and could not answer when {timeout} s had passed"
                 )
                 for index in begun
             }
+            errors[running] = Stalled(
+                f"item {running} had no result when {timeout} s had passed; {worker} ran it. "
+                "Pass a longer timeout=, or find out why it takes so long"
+            )
             yield self._finished(worker, chunk, [None] * len(begun), errors)
         yield from not_begun([range(begun.stop, end)], timeout)
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, MutableSequence
+from functools import partial
 from types import FrameType
 from typing import Any, TextIO
 
@@ -44,6 +45,7 @@ from weft.engines.local.pool.messages import (
 )
 from weft.engines.local.pool.modules import LoadedModules
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
+from weft.engines.local.pool.rescue import Rescue
 from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.linux import return_free_memory
 from weft.engines.local.processes.output import LogForwarder
@@ -84,6 +86,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
     modules = LoadedModules(frames, send)
     functions: dict[bytes, Callable[[Any], Any] | Failure] = {}
     results = _NO_RESULTS
+    rescue = Rescue()
 
     try:
         while True:
@@ -91,7 +94,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
             if isinstance(message, Work):
                 item[0] = LOADING + message.first
                 function = modules.failure() or functions[message.digest]
-                answer, results = _reply(message, function, item, send)
+                answer, results = _reply(message, function, item, send, rescue)
                 if isinstance(answer, Unreadable) and answer.about_function:
                     modules.forget()
                 retain_borrowed()
@@ -206,6 +209,7 @@ def _reply(
     function: Callable[[Any], Any] | Failure,
     item: memoryview,
     send: Callable[[Message], None],
+    rescue: Rescue,
 ) -> tuple[Answer, Payload]:
     """Run the items of a chunk. Return the answer, and the payload that holds its memory."""
     global _interruptible
@@ -225,6 +229,8 @@ def _reply(
     values: list[Any] = []
     failures: list[tuple[int, Failure]] = []
     kind: type[Done | Stopped] = Done
+    if work.rescued:
+        rescue.begin(partial(_answer_for, work, values, failures, start, send))
     with driver_state.DuringCall():
         try:
             _interruptible = True
@@ -247,6 +253,7 @@ def _reply(
             failures = [failure for failure in failures if failure[0] < len(values)]
         finally:
             _interruptible = False
+    rescue.end()
     if _forked:
         _end_child(failures)
     seconds = time.perf_counter() - start
@@ -258,6 +265,26 @@ def _reply(
     _flush()
     data, payload.data = payload.data, b""  # the payload is kept only for its memory
     return kind(data, failures, seconds, payload.shared), payload
+
+
+#: what holds the memory of results that another thread has sent
+_rescued = _NO_RESULTS
+
+
+def _answer_for(
+    work: Work,
+    values: list[Any],
+    failures: list[tuple[int, Failure]],
+    start: float,
+    send: Callable[[Message], None],
+) -> None:
+    """Send what is finished of a chunk whose function does not end."""
+    global _rescued
+    values = values.copy()
+    failures = [failure for failure in failures if failure[0] < len(values)]
+    _rescued = _pack_values(values, failures, work.first)
+    seconds = time.perf_counter() - start
+    send(Stopped(_rescued.data, failures, seconds, _rescued.shared, stuck=True))
 
 
 def _end_child(failures: list[tuple[int, Failure]]) -> None:
