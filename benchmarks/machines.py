@@ -72,9 +72,9 @@ LABELS = {peer: label for peer, (label, _) in PEERS.items()}
 
 #: how long a rank waits, and which share of a core that may take
 WAITED, MOST_CPU = 10.0, 0.02
-WAITING_RANK = "CPU of a rank that waits 10 s"
-WAITING_AGENT = "CPU of the agent of a host whose ranks wait 10 s"
-IDLE_AGENT = "CPU of an agent without a call for 10 s"
+WAITING_RANK = "CPU of a rank, waits 10 s"
+WAITING_AGENT = "CPU of its agent"
+IDLE_AGENT = "CPU of an agent, no call for 10 s"
 
 #: section -> row -> peer -> one number per round
 Results = dict[str, dict[str, dict[str, list[float]]]]
