@@ -25,6 +25,13 @@ def rows(outcome: Outcome) -> dict[str, list[str]]:
     return {line[2:10].strip(): line[10:].split() for line in lines}
 
 
+def test_asking_mpi_leaves_nothing(two_hosts: Hosts) -> None:
+    """MPI is initialized to learn its thread level; its files are gone afterwards."""
+    outcome = two_hosts.run_on(1, [sys.executable, "-m", "weft", "doctor", "--json"])
+    assert '"serialized"' in outcome.out, outcome
+    assert two_hosts.files(1) == []
+
+
 def test_hosts_that_agree(two_hosts: Hosts) -> None:
     """A column for each, in the order in which they were named; the exit code is 0."""
     outcome = doctor(two_hosts, "--hosts", "host2,host1")

@@ -188,9 +188,11 @@ def mpi_library() -> tuple[Fact[str], Fact[str]]:
     """Return the MPI library that mpi4py loads, and the thread level that weft gets of it."""
     if _version("mpi4py").value == "":
         return Fact("", "mpi4py is not installed"), Fact("", "mpi4py is not installed")
-    with tempfile.TemporaryDirectory(prefix="weft-doctor-") as folder:  # Open MPI leaves files
+    with tempfile.TemporaryDirectory(prefix="weft-doctor-") as folder:
         question = [sys.executable, "-c", mpi_words.LIBRARY_QUESTION]
-        answer = ask(question, _ANSWER_OF_MPI, {"TMPDIR": folder})
+        # alone in its world, Open MPI leaves files there, and one in /dev/shm if it may talk to
+        # processes of this host
+        answer = ask(question, _ANSWER_OF_MPI, {"TMPDIR": folder, "OMPI_MCA_btl": "self"})
     lines, why = answer.stdout.splitlines(), complaint(answer.stderr) or "it said nothing"
     if not lines:
         return Fact(None, why), Fact(None, why)
