@@ -289,24 +289,25 @@ class Team:
 
     def replica_number(self, value: Any, user: Any = None) -> int:
         """Return the number of a replica, of which the workers get copies if they have none. They
-        keep them while one of its users exists; without a user, until the team is closed."""
-        replica = self._replicas.get(id(value))
-        if replica is not None:
-            replica.users += 1
-        if replica is None or id(value) not in self._replicas:  # its last user is gone just now
-            number = self.backend.register(value, f"the {type(value).__name__}")
-            replica = self._replicas[id(value)] = _Registered(number, value, users=1)
+        keep them while one of its users exists, and then until another object gets a user; without
+        a user, until the team is closed."""
         if user is not None:
-            weakref.finalize(user, self._leave_replica, id(value)).atexit = False
+            self._drop_unused(value)
+        replica = self._replicas.get(id(value))
+        if replica is None:
+            number = self.backend.register(value, f"the {type(value).__name__}")
+            replica = self._replicas[id(value)] = _Registered(number, value)
+        replica.users += 1
+        if user is not None:
+            weakref.finalize(user, replica.leave).atexit = False
         return replica.number
 
-    def _leave_replica(self, identity: int) -> None:
-        """Note that a user of a replica is gone; its copies are dropped with the last."""
-        replica = self._replicas[identity]
-        replica.users -= 1
-        if not replica.users:
-            del self._replicas[identity]
-            self.backend.drop(replica.number)
+    def _drop_unused(self, wanted: Any) -> None:
+        """Drop the copies of objects whose last user is gone, but of the one that is wanted."""
+        for identity, replica in list(self._replicas.items()):
+            if not replica.users and replica.value is not wanted:
+                del self._replicas[identity]
+                self.backend.drop(replica.number)
 
     def has_replica(self, value: Any) -> bool:
         """Return whether the workers have copies of this object."""
@@ -330,7 +331,11 @@ class _Registered:
     #: so that no other object gets the same id
     value: Any
     #: how many need the copies
-    users: int
+    users: int = 0
+
+    def leave(self) -> None:
+        """Note that a user is gone. Safe in finalizers."""
+        self.users -= 1
 
 
 def _call_seeded(

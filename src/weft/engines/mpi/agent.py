@@ -29,6 +29,8 @@ from weft.engines.mpi.service import REPORT, TAGS, Service, Waiting
 _HOT, _LONGEST_NAP = 0.005, 0.01
 #: the part of the time since the last news that a nap takes
 _NAP_PART = 1 / 50
+#: seconds without news after which an agent whose ranks have left ends, whatever it still sends
+_LINGERING = 10.0
 #: seconds between two looks at who has left the launch
 _LOOK = 0.02
 
@@ -99,7 +101,9 @@ class Agent:
                 continue
             if now - looked >= _LOOK:
                 looked = now
-                if self._leave() or self._all_have_left():
+                if self._leave() or (
+                    self._all_have_left() and (now - news > _LINGERING or not self._owes())
+                ):
                     for service, _ in self._services.values():
                         service.say_who_is_gone()
                     return
@@ -147,6 +151,11 @@ class Agent:
                 next(waiting)
             except StopIteration:
                 del self._services[key]
+
+    def _owes(self) -> bool:
+        """Return whether other hosts are still to get what ranks of this one have given."""
+        moving = any(service.is_moving for service, _ in self._services.values())
+        return moving or not self.mail.all_sent
 
     def _all_have_left(self) -> bool:
         return len(self.roster.gone(self._ranks)) == len(self._ranks)

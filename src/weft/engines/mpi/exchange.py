@@ -144,7 +144,7 @@ def parts_of_split(answers: Sequence[bytes]) -> dict[int, list[int]]:
 
 def collective(service: Service) -> Waiting:
     """Carry out the first step of a collective, and the rest of a large reduction."""
-    texts, places = yield from service.read_texts()
+    texts, places = yield from service.read_texts(begins=True)
     commons, owns, orders = zip(*(unpack(text) for text in texts), strict=True)
     words = [bytes(common).decode(errors="replace") for common in commons]
     if len(set(words)) > 1:
@@ -176,7 +176,9 @@ def continue_collective(service: Service) -> Waiting:
         return
     streams = [Stream(*entry) for entry in json.loads(first[1:])]
     service.meeting.arrive(UNDER_WAY, DONE)
+    service.is_moving = True
     yield from move(service, streams)
+    service.is_moving = False
 
 
 def _slots(service: Service, places: Sequence[int]) -> list[Any]:
@@ -348,7 +350,9 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
     if not plan.how.is_small:
         yield from service.reply(COLLECTIVE, memoryview(head))
         if sum(weights):  # else all ranks raise InvalidValue
+            service.is_moving = True
             yield from _pipelined_sum(service, plan, weights)
+            service.is_moving = False
         return
     at = aligned(len(head))
     whole = np.zeros(at + plan.layout.size, np.uint8)

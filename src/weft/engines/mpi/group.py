@@ -123,7 +123,8 @@ class MpiGroup(LocalGroup):
         deadline = time.monotonic() + seconds
         with self._calling("survivors", after_giving_up=True):
             places = self._meeting.agree_on_survivors(seconds)
-            following = self._meeting.following(places)
+            # until the agent has said who else remains
+            following = self._meeting.following(places, self._meeting.placement)
             set_up(following, deadline, before=self._meeting)
             self._meeting.superseded = True
             successor = MpiGroup(following, self._recorder, timeout=self.timeout, world=self._world)

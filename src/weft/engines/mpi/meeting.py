@@ -61,13 +61,12 @@ class HostMeeting(Meeting):
         roster: Roster,
         ranks: Sequence[int],
         places: Sequence[int],
-        placement: Placement | None,
+        placement: Placement,
         host: int,
         name: str,
         generation: int,
         free_cores: bool,
     ) -> None:
-        """A rank learns the `placement` of a later generation when it attaches its memory."""
         super().__init__(
             block,
             roster=roster,
@@ -85,8 +84,7 @@ class HostMeeting(Meeting):
         self.superseded = False
         #: the place in the launch of the agent of this generation
         self.agent = self.members[-1]
-        if placement is not None:
-            self.take_placement(placement)
+        self.take_placement(placement)
         self.bell = Bell(roster, self.agent)
         self._waiter = self.waiter_of(block, self._memory.flags_at, len(ranks), self._place)
 
@@ -282,8 +280,11 @@ class HostMeeting(Meeting):
 
     def give_up(self, report: Any) -> None:
         """End the generation, and tell the ranks of this host why."""
-        self.memory.report = report
+        if self.has_memory:
+            self.memory.report = report
         self.abandon_step()
+        if not self.has_memory:
+            return
         for place in range(len(self.places)):
             for which in range(ASKED):
                 self.counters.wake(self.memory.word(place, which))
@@ -341,11 +342,7 @@ class HostMeeting(Meeting):
 
     def _lost_error(self, places: Sequence[int]) -> PeerLost:
         """Return the error as the agent reports it, or, if it has ended, as this host knows it."""
-        deadline = time.monotonic() + _REPORT
-        while (report := self.memory.report) is None and time.monotonic() < deadline:
-            if self.roster.gone([self.agent]):
-                break
-            time.sleep(0.001)
+        report = self._await_report() if self.has_memory else None
         if report is not None:
             return PeerLost(*_of_report(report))
         lost = [self.local[i] for i in map(self.places.index, places) if i < len(self.local)]
@@ -362,10 +359,19 @@ class HostMeeting(Meeting):
             states,
         )
 
+    def _await_report(self) -> Any:
+        """Return the agent's report; None if it does not come soon."""
+        deadline = time.monotonic() + _REPORT
+        while (report := self.memory.report) is None and time.monotonic() < deadline:
+            if self.roster.gone([self.agent]):
+                break
+            time.sleep(0.001)
+        return report
+
     def stalled_error(self, ranks: Iterable[int]) -> Stalled:
         """Return the error of ranks that have not come by the deadline. The agent is asked where
         those of other hosts are."""
-        answer = self._ask()
+        answer = self._ask() if self.has_memory else None
         if answer is not None:
             return Stalled(*_of_report(answer))
         late = [self.local[i] for i in ranks if i < len(self.local)]
@@ -446,7 +452,7 @@ class HostMeeting(Meeting):
             free_cores=self.free_cores,
         )
 
-    def following(self, places: Sequence[int], placement: Placement | None = None) -> HostMeeting:
+    def following(self, places: Sequence[int], placement: Placement) -> HostMeeting:
         """Return the next generation, of these places on this host."""
         return HostMeeting(
             self.block,

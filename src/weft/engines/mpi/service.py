@@ -95,7 +95,9 @@ class Service:
         self.at = self.hosts.index(self.host)
         #: counts the exchanges; twice that, and one more after an exchange, is how far this host is
         self.number = 0
-        self._in_exchange = self._gathering = False
+        self._in_exchange = self._gathering = self._begins = False
+        #: whether chunks are under way
+        self.is_moving = False
         #: by rank: where it will be missed first, how it was lost, and whether for good
         self.lost: dict[int, tuple[int, str, bool]] = {}
         #: by host: where its ranks are
@@ -115,12 +117,14 @@ class Service:
         try:
             yield from self._set_up()
             while True:
-                codes = yield from self.gather()
+                codes = yield from self.gather(begins=True)
                 yield from self._step(codes)
         except PeerFailed:
+            self.is_moving = False
             self.note_failed(self.mail.failed)
             yield from self._report(self._how_lost())
         except Broken as broken:
+            self.is_moving = False
             yield from self._report(broken.lost)
         yield from self._go_on()
 
@@ -132,7 +136,7 @@ class Service:
     def _set_up(self) -> Waiting:
         """Make the memory of this generation, with the ranks of this host."""
         meeting = self.meeting
-        yield from self.gather()
+        yield from self.gather(begins=True)
         trouble, handles = b"", b""
         made: list[Block] = []  # until the ranks have attached them
         try:
@@ -198,9 +202,9 @@ class Service:
 
     @property
     def position(self) -> int:
-        """Return what this host waits for: twice the number of an exchange for that exchange or the
-        ranks of this host to come to it, and one more for what follows it."""
-        if self._gathering:
+        """Return what this host waits for: twice the number of an exchange for that exchange and
+        for the ranks of this host to come to it, and one more for what follows it in a call."""
+        if self._begins:
             return 2 * (self.number + 1)
         return 2 * self.number + (not self._in_exchange)
 
@@ -230,11 +234,12 @@ class Service:
             self.note_lost(news)
             self._tell_lost()
 
-    def gather(self) -> Waiting:
-        """Wait until the ranks of this host have come to the next step; return their codes."""
-        self._gathering = True
+    def gather(self, *, begins: bool = False) -> Waiting:
+        """Wait until the ranks of this host have come to the next step, with which a call begins or
+        goes on; return their codes."""
+        self._gathering, self._begins = True, begins
         yield from self.until(self.meeting.all_arrived)
-        self._gathering = False
+        self._gathering = self._begins = False
         return self.meeting.codes()
 
     # news of losses
@@ -399,7 +404,7 @@ class Service:
             else:
                 self.meeting.arrive(code, DONE)
 
-    def read_texts(self) -> Waiting:
+    def read_texts(self, *, begins: bool = False) -> Waiting:
         """Return the texts of the ranks of this host at the step that they have come to, and where
         the arrays are in each slot (0: nowhere)."""
         meeting = self.meeting
@@ -413,7 +418,7 @@ class Service:
         ]
         while any(len(text) < length for text, (length, _) in zip(texts, requests, strict=True)):
             meeting.arrive(meeting.codes()[0], MORE)
-            yield from self.gather()
+            yield from self.gather(begins=begins)
             step = meeting.step + 1
             for place, (length, _) in enumerate(requests):
                 rest = min(length - len(texts[place]), room)
@@ -431,7 +436,7 @@ class Service:
     def _split(self) -> Waiting:
         """Form subgroups: each has a block to meet in on each of its hosts, and where it spans
         hosts a service."""
-        texts, _ = yield from self.read_texts()
+        texts, _ = yield from self.read_texts(begins=True)
         reserved = self.agent.reserve_tags(len(set(texts)))
         bodies = yield from self.exchange(SPLIT, pack([_number(reserved), *texts]))
         if bodies is None:
