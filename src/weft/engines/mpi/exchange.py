@@ -144,7 +144,7 @@ def parts_of_split(answers: Sequence[bytes]) -> dict[int, list[int]]:
 
 def collective(service: Service) -> Waiting:
     """Carry out the first step of a collective, and the rest of a large reduction."""
-    texts, places = yield from service.read_texts()
+    texts, arrays = yield from service.read_texts()
     commons, owns, orders = zip(*(unpack(text) for text in texts), strict=True)
     words = [bytes(common).decode(errors="replace") for common in commons]
     if len(set(words)) > 1:
@@ -153,16 +153,16 @@ def collective(service: Service) -> Waiting:
         return
     plan = decode_sum(bytes(orders[0])) if len(orders[0]) else None
     if plan is None:
-        body = pack([commons[0], *owns, *_eager_arrays(service, owns, places)])
+        body = pack([commons[0], *owns, *_eager_arrays(arrays)])
     else:
-        body = pack([commons[0], *_own_total(service, plan, owns, places)])
+        body = pack([commons[0], *_own_total(plan, owns, arrays)])
     bodies = yield from service.exchange(COLLECTIVE, body)
     parts = [unpack(body) for body in bodies or ()]
     if bodies is None or any(part[0] != commons[0] for part in parts):
         yield from service.differ(words)
         return
     if plan is None:
-        yield from service.reply(COLLECTIVE, _movement_reply(service.placement, parts))
+        yield from service.reply(_movement_reply(service.placement, parts))
     else:
         yield from _sum(service, plan, [part[1:] for part in parts])
 
@@ -179,24 +179,15 @@ def continue_collective(service: Service) -> Waiting:
     yield from move(service, streams)
 
 
-def _slots(service: Service, places: Sequence[int]) -> list[Any]:
-    """Return the arrays of each rank of this host that lie in its slot, and nothing else."""
-    memory, step = service.meeting.memory, service.meeting.step + 1
-    slots = [memory.slot(step, place) for place in range(len(places))]
-    return [slot[at:] if at else slot[:0] for slot, at in zip(slots, places, strict=True)]
-
-
 # movements
 
 
-def _eager_arrays(service: Service, owns: Sequence[Any], places: Sequence[int]) -> list[Any]:
+def _eager_arrays(slots: Sequence[Any]) -> list[Any]:
     """Return what each rank of this host has put into its slot: a flag and the bytes."""
-    memory, step = service.meeting.memory, service.meeting.step + 1
     parts: list[Any] = []
-    for place, at in enumerate(places):
-        slot = memory.slot(step, place)
-        length = int.from_bytes(slot[at : at + 8].tobytes(), "little") if at else 0
-        parts += [b"\1" if at else b"\0", slot[at + 64 : at + 64 + length].tobytes()]
+    for slot in slots:
+        length = int.from_bytes(slot[:8].tobytes(), "little")
+        parts += [b"\1" if len(slot) else b"\0", slot[64 : 64 + length].tobytes()]
     return parts
 
 
@@ -315,18 +306,16 @@ class _Passing:
 # reductions
 
 
-def _own_total(
-    service: Service, plan: SumPlan, owns: Sequence[Any], places: Sequence[int]
-) -> list[Any]:
+def _own_total(plan: SumPlan, owns: Sequence[Any], slots: Sequence[Any]) -> list[Any]:
     """Return the weights of this host's ranks, and their total if it is small."""
     weights = [bytes(own) for own in owns] if plan.how.weighted else []
     if not plan.how.is_small:
         return weights
-    slots = [plan.views(slot) for slot in _slots(service, places)]
+    inputs = [plan.views(slot) for slot in slots]
     total = np.zeros(plan.wide_layout.size, np.uint8)
     numbers = [_WEIGHT.unpack(weight)[0] for weight in weights] or None
     for index, wide in enumerate(plan.wide_views(total)):
-        parts = [views[index] for views in slots]
+        parts = [views[index] for views in inputs]
         accumulate(parts, wide, plan.how.op, plan.elements[index], numbers)
     return [*weights, total]
 
@@ -346,7 +335,7 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
         weights.append(sum(_WEIGHT.unpack(owns[rank])[0] for rank in ranks))
     head = pack(owns if plan.how.weighted else [])
     if not plan.how.is_small:
-        yield from service.reply(COLLECTIVE, memoryview(head))
+        yield from service.reply(memoryview(head))
         if sum(weights):  # else all ranks raise InvalidValue
             yield from _pipelined_sum(service, plan, weights)
         return
@@ -358,7 +347,7 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
         for index, out in enumerate(plan.views(whole[at:])):
             terms = [views[index] for views in totals]
             _combine(plan, index, terms, weights, out)
-    yield from service.reply(COLLECTIVE, whole)
+    yield from service.reply(whole)
 
 
 def _combine(

@@ -150,9 +150,9 @@ class HostMeeting(Meeting):
             answer = self.memory.slot(self.step, len(self.local))[:length]
             if following == TROUBLE:
                 raise SetupError(answer.tobytes().decode())
-            if length == whole:
-                return answer
             if following == DONE:
+                if length == whole:
+                    return answer
                 collected.append(answer.tobytes())
                 if sum(map(len, collected)) == whole:
                     return np.frombuffer(b"".join(collected), np.uint8)

@@ -402,8 +402,8 @@ class Service:
                 self.meeting.arrive(code, DONE)
 
     def read_texts(self) -> Waiting:
-        """Return the texts of the ranks of this host at the step that they have come to, and where
-        the arrays are in each slot (0: nowhere)."""
+        """Return the texts of the ranks of this host at the step that they have come to, and what
+        lies in each slot from where its arrays are; nothing where they are not in it."""
         meeting = self.meeting
         requests = meeting.requests()
         room = meeting.memory.room
@@ -413,6 +413,11 @@ class Service:
             slot[: min(length, room)].tobytes()
             for slot, (length, _) in zip(slots, requests, strict=True)
         ]
+        arrays = [
+            slot[at:] if at else slot[:0] for slot, (_, at) in zip(slots, requests, strict=True)
+        ]
+        if any(length > room for length, _ in requests):
+            arrays = [array.copy() for array in arrays]  # further steps use the slots anew
         while any(len(text) < length for text, (length, _) in zip(texts, requests, strict=True)):
             meeting.arrive(meeting.codes()[0], MORE)
             yield from self.gather()
@@ -420,12 +425,13 @@ class Service:
             for place, (length, _) in enumerate(requests):
                 rest = min(length - len(texts[place]), room)
                 texts[place] += meeting.memory.slot(step, place)[:rest].tobytes()
-        return texts, [at for _, at in requests]
+        return texts, arrays
 
-    def reply(self, code: int, whole: Any) -> Waiting:
+    def reply(self, whole: Any) -> Waiting:
         """Give the ranks of this host an answer, in as many steps as it takes."""
         meeting, room = self.meeting, self.meeting.memory.room
-        meeting.arrive(code, DONE, whole[:room], len(whole))
+        # with the ranks' own code, which says that a call is under way after long texts
+        meeting.arrive(meeting.codes()[0], DONE, whole[:room], len(whole))
         for start in range(room, len(whole), room):
             yield from self.gather()
             meeting.arrive(UNDER_WAY, DONE, whole[start : start + room], len(whole))
@@ -474,7 +480,7 @@ class Service:
             trouble = in_words(error)
         named = [part for color, handle in handles.items() for part in (color.encode(), handle)]
         answer = pack([b"".join(answers), *named])
-        yield from self.reply(SPLIT, memoryview(answer))
+        yield from self.reply(memoryview(answer))
         yield from self.gather()
         texts, _ = yield from self.read_texts()
         troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *texts]))
