@@ -8,7 +8,8 @@
                                      this host that comes to a step rings
 
 After a nap everything is looked at twice: MPI reads its sockets at one look, and sees what came at
-the next. The loop ends when all ranks of this host have left the launch.
+the next. The loop ends when all ranks of this host have left the launch, and what other
+hosts wait for has been sent: steps that they have come to before, and who has left.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weft.engines.local.meeting.roster import Roster
 from weft.engines.mpi.mail import Letter, Mail
@@ -38,7 +38,7 @@ class Agent:
 
     def __init__(
         self,
-        comm: Any,
+        mail: Mail,
         roster: Roster,
         *,
         session: int,
@@ -47,10 +47,10 @@ class Agent:
         ranks: Sequence[int],
         leave: Callable[[], bool],
     ) -> None:
-        """`host_of` tells the host of each rank in MPI; `ranks` are the places in the launch of the
-        ranks of this host; `leave` tells whether the loop must end."""
-        self.mail, self.session = Mail(comm), session
-        self.mpi_rank = comm.Get_rank()
+        """`mail` outlives this agent; `host_of` tells the host of each rank in MPI; `ranks` are the
+        places in the launch of the ranks of this host; `leave` tells whether the loop must end."""
+        self.mail, self.session = mail, session
+        self.mpi_rank = mail.comm.Get_rank()
         self.host, self.host_of = host, host_of
         self.roster, self.place = roster, roster.rank
         self._ranks, self._leave = ranks, leave
@@ -100,6 +100,8 @@ class Agent:
             if now - looked >= _LOOK:
                 looked = now
                 if self._leave() or self._all_have_left():
+                    for service, _ in self._services.values():
+                        service.say_farewell()
                     return
             waited = now - news
             if waited < _HOT:
@@ -147,5 +149,6 @@ class Agent:
                 del self._services[key]
 
     def _all_have_left(self) -> bool:
-        gone = set(self.roster.gone(self._ranks))
-        return len(gone) == len(self._ranks) and self.mail.all_sent
+        if any(service.is_busy for service, _ in self._services.values()):
+            return False
+        return len(self.roster.gone(self._ranks)) == len(self._ranks)

@@ -225,27 +225,31 @@ def move(service: Service, streams: Sequence[Stream]) -> Waiting:
     passing: deque[_Passing] = deque()
     number = base
     following = next(chunks, None)
-    while following is not None or passing:
-        service.look()
-        moved = False
-        # a slot is free when everybody is done with what was in it
-        while following is not None and (
-            number < base + slots or min(memory.counts(DONE_WITH)) > number - slots
-        ):
-            passing.append(_Passing(service, following, number))
-            number, following, moved = number + 1, next(chunks, None), True
-        in_order, waiting = True, set()
+    try:
+        while following is not None or passing:
+            service.look()
+            moved = False
+            # a slot is free when everybody is done with what was in it
+            while following is not None and (
+                number < base + slots or min(memory.counts(DONE_WITH)) > number - slots
+            ):
+                passing.append(_Passing(service, following, number))
+                number, following, moved = number + 1, next(chunks, None), True
+            in_order, waiting = True, set()
+            for chunk in passing:
+                moved |= chunk.advance(in_order, chunk.target not in waiting)
+                in_order &= not chunk.is_coming
+                if chunk.is_to_send:
+                    waiting.add(chunk.target)
+            while passing and passing[0].is_done:
+                meeting.publish_count(DONE_WITH, passing.popleft().number + 1)
+            if moved:
+                service.agent.progress += 1
+            else:
+                yield
+    finally:
         for chunk in passing:
-            moved |= chunk.advance(in_order, chunk.target not in waiting)
-            in_order &= not chunk.is_coming
-            if chunk.is_to_send:
-                waiting.add(chunk.target)
-        while passing and passing[0].is_done:
-            meeting.publish_count(DONE_WITH, passing.popleft().number + 1)
-        if moved:
-            service.agent.progress += 1
-        else:
-            yield
+            service.mail.keep(chunk.requests, chunk)
     service.moved = number
 
 
@@ -293,6 +297,16 @@ class _Passing:
                 return moved
         self.is_done = not self.is_coming
         return moved or self.is_done
+
+    @property
+    def requests(self) -> list[tuple[Any, int]]:
+        """Return what is under way, and with whom."""
+        found = []
+        if self._receiving is not None and not self._is_there:
+            found.append((self._receiving, self._source))
+        if self._sending is not None and not self.is_done and self.target is not None:
+            found.append((self._sending, self._service.agents[self.target]))
+        return found
 
     def _has_come(self) -> bool:
         service = self._service
@@ -377,35 +391,39 @@ def _pipelined_sum(service: Service, plan: SumPlan, weights: Sequence[float]) ->
     under_way: deque[_Summing] = deque()
     ending: deque[_Summing] = deque()
     begun = ended = base
-    while ended < base + len(chunks) or ending:
-        service.look()
-        moved = False
-        while begun < base + len(chunks) and len(under_way) < WINDOW:
-            place = begun % locals_
-            if meeting.memory.words[meeting.memory.word(place, SUMMED)] <= begun:
-                break
-            if ending and ending[0].number <= begun - WINDOW:
-                break  # its result, which lies where this one's goes, is still being sent
-            under_way.append(_Summing(service, plan, chunks[begun - base], begun, weights))
-            begun, moved = begun + 1, True
-        waits = False
-        for summing in under_way:
-            # results are sent in the order of the chunks, as they are waited for in that order
-            if not (waits and summing.is_owned):
-                moved |= summing.advance()
-                waits |= summing.is_owned and not summing.has_result
-        while under_way and under_way[0].has_result:
-            ended += 1
-            meeting.publish_count(SUMMED, ended)
-            ending.append(under_way.popleft())
-            moved = True
-        while ending and ending[0].advance_sends():
-            ending.popleft()
-            moved = True
-        if moved:
-            service.agent.progress += 1
-        else:
-            yield
+    try:
+        while ended < base + len(chunks) or ending:
+            service.look()
+            moved = False
+            while begun < base + len(chunks) and len(under_way) < WINDOW:
+                place = begun % locals_
+                if meeting.memory.words[meeting.memory.word(place, SUMMED)] <= begun:
+                    break
+                if ending and ending[0].number <= begun - WINDOW:
+                    break  # its result, which lies where this one's goes, is still being sent
+                under_way.append(_Summing(service, plan, chunks[begun - base], begun, weights))
+                begun, moved = begun + 1, True
+            waits = False
+            for summing in under_way:
+                # results are sent in the order of the chunks, as they are waited for in that order
+                if not (waits and summing.is_owned):
+                    moved |= summing.advance()
+                    waits |= summing.is_owned and not summing.has_result
+            while under_way and under_way[0].has_result:
+                ended += 1
+                meeting.publish_count(SUMMED, ended)
+                ending.append(under_way.popleft())
+                moved = True
+            while ending and ending[0].advance_sends():
+                ending.popleft()
+                moved = True
+            if moved:
+                service.agent.progress += 1
+            else:
+                yield
+    finally:
+        for summing in (*under_way, *ending):
+            service.mail.keep(summing.requests, summing)
     service.summed = ended
 
 
@@ -497,6 +515,11 @@ class _Summing:
             peer = service.agents[host]
             request = service.mail.send_chunk(self._result, peer, service.tag + 1)
             self._sending.append((request, peer))
+
+    @property
+    def requests(self) -> list[tuple[Any, int]]:
+        """Return what is under way, and with whom."""
+        return [*self._receiving, *self._sending]
 
     def advance_sends(self) -> bool:
         """Return whether all that this host sends of the chunk has been sent."""

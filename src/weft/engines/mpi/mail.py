@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -53,6 +54,8 @@ class Mail:
         self.failed: set[int] = set()
         self._sending: list[tuple[Any, bytes, int]] = []
         self._coming: deque[tuple[int, Any, bytearray]] = deque()
+        #: chunks that nobody waits for any more, and what has their memory
+        self._kept: list[tuple[Any, int, Any]] = []
 
     def send(self, to: int, frame: Frame, body: bytes) -> None:
         """Send a message, unless its receiver has failed."""
@@ -68,6 +71,8 @@ class Mail:
         """Return the messages that have come, and let those go on that are under way."""
         if self._sending:
             self._sending = [entry for entry in self._sending if not self._sent(entry)]
+        if self._kept:
+            self._kept = [entry for entry in self._kept if not self.test(entry[0], entry[1])]
         with contextlib.suppress(_Failed):
             while (message := self._probe()) is not None:
                 self._coming.append(message)
@@ -80,7 +85,7 @@ class Mail:
 
     @property
     def all_sent(self) -> bool:
-        return not self._sending
+        return not (self._sending or self._kept)
 
     def test(self, request: Any, peer: int) -> bool:
         """Return whether a request has ended; so has one whose peer has failed."""
@@ -97,6 +102,11 @@ class Mail:
     def receive_chunk(self, array: Any, source: int, tag: int) -> Any:
         """Start to receive bytes; return the request."""
         return self.comm.Irecv([array, MPI.BYTE], source, tag)
+
+    def keep(self, requests: Iterable[tuple[Any, int]], owner: Any) -> None:
+        """Keep the memory of chunks, which `owner` has, until MPI has ended these requests, though
+        nobody waits for them any more."""
+        self._kept += [(request, peer, owner) for request, peer in requests]
 
     def look_for_failures(self) -> None:
         """Ask MPI who has failed, where it can tell (ULFM)."""

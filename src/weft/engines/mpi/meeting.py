@@ -21,14 +21,22 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
 
 from weft import faults
 from weft._core.arguments import seconds_until
-from weft.engines.local.meeting.meeting import DECIDED, LEFT, PRESENT, UNDER_WAY, Meeting
+from weft.engines.local.meeting.meeting import (
+    DECIDED,
+    GAVE_UP,
+    LEFT,
+    MAILBOX_BYTES,
+    PRESENT,
+    UNDER_WAY,
+    Meeting,
+)
 from weft.engines.local.meeting.roster import Roster
 from weft.engines.local.memory.segment import Block
 from weft.engines.mpi.memory import ASKED, Bell, HostMemory, RingingWaiter
@@ -61,13 +69,14 @@ class HostMeeting(Meeting):
         roster: Roster,
         ranks: Sequence[int],
         places: Sequence[int],
-        placement: Placement | None,
+        placement: Placement,
         host: int,
         name: str,
         generation: int,
         free_cores: bool,
     ) -> None:
-        """A rank learns the `placement` of a later generation when it attaches its memory."""
+        """A rank learns the `placement` of a later generation when it attaches its memory; until
+        then it has that of all who may be in it."""
         super().__init__(
             block,
             roster=roster,
@@ -84,8 +93,7 @@ class HostMeeting(Meeting):
         self.superseded = False
         #: the place in the launch of the agent of this generation
         self.agent = self.members[-1]
-        if placement is not None:
-            self.take_placement(placement)
+        self.take_placement(placement)
         self.bell = Bell(roster, self.agent)
         self._waiter = self.waiter_of(block, self._memory.flags_at, len(ranks), self._place)
 
@@ -257,11 +265,15 @@ class HostMeeting(Meeting):
             return f"gave up {calls[-1] if calls else state.operation}"
         return state.status if not state.alive else "left"
 
-    def has_left(self, rank: int) -> bool:
-        """Return whether a rank of this host has left the group, or the launch, on purpose."""
+    def broke_off(self, rank: int) -> bool:
+        """Return whether a rank of this host that is lost may have been in the middle of a call: it
+        gave up, or it ended; not one that has left or goes on after its last call."""
         place = self.places[self.local.index(rank)]
-        left = self._words[self._memory.head(place, LEFT)]
-        return bool(left) or self.roster.has_left(self.ranks[place])
+        words, head = self._words, self._memory.head
+        if words[head(place, GAVE_UP)] >> 1 == self.generation + 1:
+            return True
+        left = words[head(place, LEFT)] or self.roster.has_left(self.ranks[place])
+        return not (left or self.present(place))
 
     def launch_places(self, ranks: Sequence[int]) -> list[int]:
         """Return the places in the launch of ranks of this host."""
@@ -280,6 +292,14 @@ class HostMeeting(Meeting):
 
     def give_up(self, report: Any) -> None:
         """End the generation, and tell the ranks of this host why."""
+        if not hasattr(self, "memory"):  # it was to be made: into the mailbox, as far as it fits
+            message, ranks, _ = report
+            text = json.dumps([message[:300], ranks[:50]]).encode()[:MAILBOX_BYTES]
+            length_at, box = self._boxes[(self.step + 1) & 1][self.rank]
+            box[: len(text)] = text
+            self._words[length_at] = len(text)
+            self.abandon_step()
+            return
         self.memory.report = report
         self.abandon_step()
         for place in range(len(self.places)):
@@ -338,7 +358,7 @@ class HostMeeting(Meeting):
     def _lost_error(self, places: Sequence[int]) -> PeerLost:
         """Return the error as the agent reports it, or, if it has ended, as this host knows it."""
         deadline = time.monotonic() + _REPORT
-        while (report := self.memory.report) is None and time.monotonic() < deadline:
+        while (report := self._report()) is None and time.monotonic() < deadline:
             if self.roster.gone([self.agent]):
                 break
             time.sleep(0.001)
@@ -358,6 +378,16 @@ class HostMeeting(Meeting):
             states,
         )
 
+    def _report(self) -> Any:
+        """Return why the agent has given up this generation; None if it has not."""
+        if hasattr(self, "memory"):
+            return self.memory.report
+        if not self._given_up([self.places[-1]]):
+            return None
+        length_at, box = self._boxes[(self.step + 1) & 1][-1]
+        message, ranks = json.loads(box[: self._words[length_at]].tobytes())
+        return [message, ranks, [astuple(state) for state in self.local_states()]]
+
     def stalled_error(self, ranks: Iterable[int]) -> Stalled:
         """Return the error of ranks that have not come by the deadline. The agent is asked where
         those of other hosts are."""
@@ -374,6 +404,8 @@ class HostMeeting(Meeting):
 
     def _ask(self) -> Any:
         """Return the agent's answer to who is where; None if there is none."""
+        if not hasattr(self, "memory"):
+            return None
         place = len(self.local)
         before = self.memory.words[self.memory.word(place, ASKED)]
         own = self.memory.word(self.rank, ASKED)
@@ -442,7 +474,7 @@ class HostMeeting(Meeting):
             free_cores=self.free_cores,
         )
 
-    def following(self, places: Sequence[int], placement: Placement | None = None) -> HostMeeting:
+    def following(self, places: Sequence[int], placement: Placement) -> HostMeeting:
         """Return the next generation, of these places on this host."""
         return HostMeeting(
             self.block,
@@ -455,6 +487,12 @@ class HostMeeting(Meeting):
             generation=self.generation + 1,
             free_cores=self.free_cores,
         )
+
+    def without_lost(self, places: Sequence[int]) -> Placement:
+        """Return the placement without the ranks of this host that are not among these places."""
+        here = {rank: place in places for rank, place in zip(self.local, self.places, strict=False)}
+        ranks = range(len(self.placement.world))
+        return self.placement.part([rank for rank in ranks if here.get(rank, True)])
 
     def agree_on_survivors(self, timeout: float) -> list[int]:
         """Return the places of this host in the next generation: its ranks, then its agent.

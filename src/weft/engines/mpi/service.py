@@ -96,6 +96,8 @@ class Service:
         #: counts the exchanges; twice that, and one more after an exchange, is how far this host is
         self.number = 0
         self._in_exchange = False
+        #: whether this generation has no further step
+        self._broken = False
         #: by rank: where it will be missed first, how it was lost, and whether for good
         self.lost: dict[int, tuple[int, str, bool]] = {}
         #: by host: where its ranks are
@@ -118,13 +120,28 @@ class Service:
                 codes = yield from self.gather()
                 yield from self._step(codes)
         except Broken as broken:
+            self._broken = True
             yield from self._report(broken.lost)
         yield from self._go_on()
 
     def take_over(self) -> Waiting:
         """Serve a generation whose agent has ended: all that is left to do is to form the next."""
-        self._looked = 0.0
+        self._broken = True
         yield from self._go_on()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether other hosts wait for what this one does for a step that its ranks have
+        come to, even if these have left since."""
+        return not (self._gathering or self._broken)
+
+    def say_farewell(self) -> None:
+        """Tell the other hosts who has left by now, as the agent ends."""
+        self._looked = 0.0
+        if self._broken:
+            self._look_for_gone_here()
+        else:
+            self._look_for_lost_here()
 
     def _set_up(self) -> Waiting:
         """Make the memory of this generation, with the ranks of this host."""
@@ -201,23 +218,25 @@ class Service:
         self._looked = now
         lost = {}
         for rank, (how, gone) in self.meeting.missing_here().items():
-            # in the middle of a call it is missed at once, unless it has left, after its part of it
-            between = self._gathering or self.meeting.has_left(rank)
+            # in the middle of a call it is missed at once, unless it has done its part of it
+            between = self._gathering or not self.meeting.broke_off(rank)
             first = 2 * (self.number + 1) if between else self.position
-            if rank not in self.lost or gone > self.lost[rank][2]:
+            known = self.lost.get(rank)
+            if known is None or gone > known[2] or first < known[0]:
                 lost[rank] = (first, how, gone)
         if lost:
             self.note_lost(lost)
             self._tell_lost()
 
     def _look_for_gone_here(self) -> None:
-        """Note ranks of this host that have left or ended, whatever they have come to before."""
+        """Note ranks of this host that have left or ended since this generation ended."""
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
         self._looked = now
         gone = self.meeting.gone_here()
-        news = {rank: (0, how, True) for rank, how in gone.items()}
+        following = 2 * (self.number + 1)
+        news = {rank: (following, how, True) for rank, how in gone.items()}
         if any(rank not in self.lost or not self.lost[rank][2] for rank in news):
             self.note_lost(news)
             self._tell_lost()
@@ -245,9 +264,13 @@ class Service:
     # news of losses
 
     def note_lost(self, lost: Mapping[int, tuple[int, str, bool]]) -> None:
-        for rank, news in lost.items():
-            if rank not in self.lost or news[2]:
-                self.lost[rank] = news
+        for rank, (first, how, gone) in lost.items():
+            known = self.lost.get(rank)
+            if known is None:
+                self.lost[rank] = (first, how, gone)
+            else:
+                text = how if gone and not known[2] else known[1]
+                self.lost[rank] = (min(first, known[0]), text, gone or known[2])
 
     def note_failed(self, failed: set[int]) -> None:
         """Note the ranks whose processes in MPI have failed."""
@@ -555,6 +578,7 @@ class Service:
         while True:
             living = meeting.living_here()
             if not living:
+                self.say_farewell()
                 return
             waiting = [index for index in living if meeting.present(meeting.places[index])]
             if waiting and len(waiting) == len(living):
