@@ -162,7 +162,9 @@ def collective(service: Service) -> Waiting:
         yield from service.differ(words)
         return
     if plan is None:
-        yield from service.reply(_movement_reply(service.placement, parts))
+        reply, more = _movement_reply(service.placement, parts)
+        yield from service.reply(reply)
+        service.midway = more
     else:
         yield from _sum(service, plan, [part[1:] for part in parts])
 
@@ -177,6 +179,7 @@ def continue_collective(service: Service) -> Waiting:
     streams = [Stream(*entry) for entry in json.loads(first[1:])]
     service.meeting.arrive(UNDER_WAY, DONE)
     yield from move(service, streams)
+    service.midway = False
 
 
 # movements
@@ -191,8 +194,8 @@ def _eager_arrays(slots: Sequence[Any]) -> list[Any]:
     return parts
 
 
-def _movement_reply(placement: Placement, parts: Sequence[Sequence[Any]]) -> Any:
-    """Return all ranks' parts, whether their arrays follow, and the arrays."""
+def _movement_reply(placement: Placement, parts: Sequence[Sequence[Any]]) -> tuple[Any, bool]:
+    """Return all ranks' parts, whether their arrays follow, and the arrays; and whether some do."""
     size = len(placement.world)
     owns: list[Any] = [b""] * size
     arrays: list[Any] = [b""] * size
@@ -203,7 +206,7 @@ def _movement_reply(placement: Placement, parts: Sequence[Sequence[Any]]) -> Any
             owns[rank] = rest[index]
             flag, arrays[rank] = rest[len(ranks) + 2 * index : len(ranks) + 2 * index + 2]
             flags[rank] = flag[0]
-    return memoryview(pack([bytes(flags), *owns, *arrays]))
+    return memoryview(pack([bytes(flags), *owns, *arrays])), not all(flags)
 
 
 def read_movement_reply(reply: Any, size: int) -> tuple[list[bytes], list[Any]]:

@@ -50,6 +50,8 @@ class Mail:
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
+        #: the largest tag that MPI has
+        self.last_tag: int = comm.Get_attr(MPI.TAG_UB)
         #: the ranks in MPI that are known to have failed
         self.failed: set[int] = set()
         self._sending: list[tuple[Any, bytes, int]] = []

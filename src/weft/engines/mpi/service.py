@@ -62,6 +62,8 @@ _LOOK = 0.005
 _STATES_SECONDS, _ANSWER_SECONDS = 0.15, 0.5
 #: groups, that begin on one host, at a time
 TAGS = 1 << 10
+#: generations of a group, in one session, whose chunks certainly have different tags
+_GENERATIONS = 64
 
 Waiting = Generator[None, None, Any]
 
@@ -87,9 +89,14 @@ class Service:
         """`agents` are the ranks in MPI of the agents of the group's hosts."""
         self.agent, self.mail, self.meeting = agent, agent.mail, meeting
         self.placement, self.host = meeting.placement, meeting.host
-        #: `tag` stands for the group in all generations; each has two tags of its own for chunks
+        # `tag` stands for the group in all generations; each has two tags of its own for chunks.
+        # What one that broke has left under way must not meet a later one, so it is long until a
+        # tag is used again
         self.key, self.group_tag = key_of(f"{agent.session} {meeting.name}"), tag
-        self.tag = FIRST_TAG + 8 * tag + 2 * ((agent.session + meeting.generation) % 4)
+        most = (self.mail.last_tag - FIRST_TAG) // (2 * TAGS * (max(agent.host_of) + 1))
+        ages = max(1, most)
+        age = (agent.session * _GENERATIONS + meeting.generation) % ages
+        self.tag = FIRST_TAG + 2 * (tag * ages + age)
         self.agents = dict(agents)
         self.hosts = self.placement.order
         self.at = self.hosts.index(self.host)
@@ -118,6 +125,9 @@ class Service:
             yield from self._set_up()
             while True:
                 codes = yield from self.gather()
+                if self.midway and codes[0] != UNDER_WAY:
+                    self.midway = False
+                    self.look(2 * (self.number + 1))
                 yield from self._step(codes)
         except Broken as broken:
             self._broken = True
@@ -198,10 +208,10 @@ class Service:
             yield
         self.agent.progress += 1
 
-    def look(self) -> None:
-        """Raise Broken if a rank is lost that is needed here and now."""
+    def look(self, position: int | None = None) -> None:
+        """Raise Broken if a rank is lost that is needed here and now, or at a position."""
         self._look_for_lost_here()
-        mine = self.position
+        mine = self.position if position is None else position
         lost = {rank: how for rank, (first, how, _) in self.lost.items() if first <= mine}
         if lost:
             raise Broken(lost)
@@ -219,7 +229,7 @@ class Service:
         lost = {}
         for rank, (how, gone) in self.meeting.missing_here().items():
             # in the middle of a call it is missed at once, unless it has done its part of it
-            between = self._gathering or not self.meeting.broke_off(rank)
+            between = (self._gathering and not self.midway) or not self.meeting.broke_off(rank)
             first = 2 * (self.number + 1) if between else self.position
             known = self.lost.get(rank)
             if known is None or gone > known[2] or first < known[0]:
@@ -242,6 +252,8 @@ class Service:
             self._tell_lost()
 
     _gathering = False
+    #: whether the ranks of this host may come to a further step of the call of the last exchange
+    midway = False
 
     def gather(self) -> Waiting:
         """Wait until the ranks of this host have come to the next step; return their codes."""
@@ -259,7 +271,12 @@ class Service:
     def _gone_for_good(self) -> dict[int, str]:
         self._look_for_lost_here()
         following = 2 * (self.number + 1)
-        return {rank: how for rank, (first, how, _) in self.lost.items() if first <= following}
+        needed = 2 * self.number + 1 if self.midway else following
+        return {
+            rank: how
+            for rank, (first, how, _) in self.lost.items()
+            if first <= (following if rank in self.meeting.local else needed)
+        }
 
     # news of losses
 
@@ -455,9 +472,11 @@ class Service:
         meeting, room = self.meeting, self.meeting.memory.room
         # with the ranks' own code, which says that a call is under way after long texts
         meeting.arrive(meeting.codes()[0], DONE, whole[:room], len(whole))
+        self.midway = True
         for start in range(room, len(whole), room):
             yield from self.gather()
             meeting.arrive(UNDER_WAY, DONE, whole[start : start + room], len(whole))
+        self.midway = False
 
     def _split(self) -> Waiting:
         """Form subgroups: each has a block to meet in on each of its hosts, and where it spans
