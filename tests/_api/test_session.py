@@ -15,7 +15,6 @@ from weft.engines.base import Group
 from weft.engines.local.group import LocalGroup
 from weft.errors import (
     AlreadyInitialized,
-    EngineUnavailable,
     InvalidType,
     InvalidValue,
     NotInitialized,
@@ -269,13 +268,6 @@ except weft.WeftError as error:
     )
     assert outcome.out.startswith("MissingPackage True"), outcome
     assert "pip install 'weft[mpi]'" in outcome.out
-
-
-def test_an_engine_that_is_not_here_yet_says_so() -> None:
-    """mpi with its package installed is refused, not replaced by another engine."""
-    pytest.importorskip("mpi4py")
-    with pytest.raises(EngineUnavailable, match="mpi"):
-        weft.init(engine="mpi")
 
 
 @pytest.mark.parametrize(

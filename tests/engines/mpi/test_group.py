@@ -69,3 +69,124 @@ weft.init(timeout=30)
     assert "pip install 'weft[mpi]'" in outcome.err
     assert any(f"rank {rank} on host host{rank + 1}" in outcome.err for rank in (0, 1)), outcome
     assert os.path.exists(sys.executable)
+
+
+def test_long_headers(two_hosts: Hosts) -> None:
+    """A rank's description of 20,000 arrays takes several steps, those of the others one."""
+    script = """
+import numpy as np, weft
+group = weft.init(timeout=60)
+for root in range(group.size):
+    arrays = [np.full(2, 1000 * root + i % 999, np.int16) for i in range(20000)]
+    found = group.broadcast(arrays if group.rank == root else None, root=root)
+    assert all(map(np.array_equal, found, arrays))
+named = {f"{i:050}": np.full(2 + group.rank, i + group.rank) for i in range(5000)}
+found = group.all_gather(named)
+for i, rows in enumerate(found.values()):
+    parts = [np.full(2 + rank, i + rank) for rank in range(group.size)]
+    assert np.array_equal(rows, np.concatenate(parts))
+print("equal", flush=True)
+"""
+    outcome = two_hosts.launch(script, (2, 1))
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("equal") == 3
+
+
+def test_leaving_soon_after_a_call(two_hosts: Hosts) -> None:
+    """Whatever the last rank of a host has done before it leaves, the others are told at once, and
+    what they still need of its host comes."""
+    script = """
+import signal, time, numpy as np, weft
+large = np.ones(16 << 20, np.float32)
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+def interrupted(group):
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        while True:
+            group.all_reduce(large)
+    except KeyboardInterrupt:
+        pass
+
+def refused(group):
+    try:
+        group.all_reduce("text")
+    except weft.InvalidType:
+        pass
+
+def nothing(group):
+    pass
+
+for turn in range(24):
+    group = weft.init(timeout=60)
+    group.barrier()
+    if group.rank == 0:
+        (interrupted, refused, nothing)[turn % 3](group)
+        time.sleep(0.002 * turn)
+        weft.shutdown()
+        continue
+    if turn % 3 == 1:
+        time.sleep(0.1)
+    try:
+        while True:
+            group.all_reduce(large)
+    except weft.WeftError as error:
+        print(type(error).__name__, flush=True)
+    weft.shutdown()
+"""
+    outcome = two_hosts.launch(script, 1, timeout=120)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("Disagreement") == 8, outcome
+    assert outcome.out.count("PeerLost") == 16, outcome
+
+
+def test_next_generation_right_after_a_large_call(three_hosts: Hosts) -> None:
+    """A rank that has its result may ask for survivors while its agent still sends to others."""
+    script = """
+import numpy as np, weft
+group = weft.init(timeout=60)
+large = np.ones(3 << 20, np.float32)
+for turn in range(10):
+    if turn % 2:
+        assert (group.all_reduce(large) == group.size).all()
+    else:
+        assert (group.broadcast(large, root=turn % group.size) == 1).all()
+    group = group.survivors()
+print(group.size, group.generation, flush=True)
+"""
+    outcome = three_hosts.launch(script, 1, timeout=120)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("3 10") == 3, outcome
+
+
+def test_sessions_after_broken_calls(two_hosts: Hosts) -> None:
+    """What a broken call has left under way does not reach a later session's calls."""
+    script = """
+import numpy as np, weft, weft.engines.mpi.collectives as collectives
+large = np.ones(8 << 20, np.float32)
+
+def give_up(*_, **__):
+    raise KeyboardInterrupt
+
+sum_here = collectives.HostCollectives._sum_here
+for turn in range(3):
+    group = weft.init(timeout=60).survivors()
+    if group.rank == 0:
+        collectives.HostCollectives._sum_here = give_up
+    try:
+        group.all_reduce(large)
+    except (KeyboardInterrupt, weft.PeerLost):
+        pass
+    collectives.HostCollectives._sum_here = sum_here
+    weft.shutdown()
+    group = weft.init(timeout=60)
+    assert (group.all_reduce(large * (turn + 2)) == group.size * (turn + 2)).all()
+    weft.shutdown()
+print("equal", flush=True)
+"""
+    outcome = two_hosts.launch(script, 1, timeout=120)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("equal") == 2, outcome

@@ -8,7 +8,8 @@
                                      of this host that comes to a step rings
 
 After a nap everything is looked at twice: MPI reads its sockets at one look, and sees what came at
-the next. The loop ends when all ranks of this host have left the launch.
+the next. The loop ends when all ranks of this host have left the launch, and what other
+hosts wait for has been sent: steps that they have come to before, and who has left.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weft.engines.local.meeting.roster import Roster
 from weft.engines.mpi.mail import Letter, Mail
@@ -40,7 +40,7 @@ class Agent:
 
     def __init__(
         self,
-        comm: Any,
+        mail: Mail,
         roster: Roster,
         *,
         session: int,
@@ -49,10 +49,10 @@ class Agent:
         ranks: Sequence[int],
         leave: Callable[[], bool],
     ) -> None:
-        """`host_of` tells the host of each rank in MPI; `ranks` are the places in the launch of the
-        ranks of this host; `leave` tells whether the loop must end."""
-        self.mail, self.session = Mail(comm), session
-        self.mpi_rank = comm.Get_rank()
+        """`mail` outlives this agent; `host_of` tells the host of each rank in MPI; `ranks` are the
+        places in the launch of the ranks of this host; `leave` tells whether the loop must end."""
+        self.mail, self.session = mail, session
+        self.mpi_rank = mail.comm.Get_rank()
         self.host, self.host_of = host, host_of
         self.roster, self.place = roster, roster.rank
         self._ranks, self._leave = ranks, leave
@@ -101,11 +101,11 @@ class Agent:
                 continue
             if now - looked >= _LOOK:
                 looked = now
-                if self._leave() or (
-                    self._all_have_left() and (now - news > _LINGERING or not self._owes())
-                ):
+                # what others wait for is sent first, if that comes to an end
+                done = self._all_have_left() and (now - news > _LINGERING or not self._is_busy())
+                if done or self._leave():
                     for service, _ in self._services.values():
-                        service.say_who_is_gone()
+                        service.say_farewell()
                     return
             waited = now - news
             if waited < _HOT:
@@ -152,10 +152,9 @@ class Agent:
             except StopIteration:
                 del self._services[key]
 
-    def _owes(self) -> bool:
+    def _is_busy(self) -> bool:
         """Return whether other hosts are still to get what ranks of this one have given."""
-        moving = any(service.is_moving for service, _ in self._services.values())
-        return moving or not self.mail.all_sent
+        return any(service.is_busy for service, _ in self._services.values())
 
     def _all_have_left(self) -> bool:
         return len(self.roster.gone(self._ranks)) == len(self._ranks)

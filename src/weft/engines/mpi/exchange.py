@@ -144,7 +144,7 @@ def parts_of_split(answers: Sequence[bytes]) -> dict[int, list[int]]:
 
 def collective(service: Service) -> Waiting:
     """Carry out the first step of a collective, and the rest of a large reduction."""
-    texts, places = yield from service.read_texts(begins=True)
+    texts, arrays = yield from service.read_texts()
     commons, owns, orders = zip(*(unpack(text) for text in texts), strict=True)
     words = [bytes(common).decode(errors="replace") for common in commons]
     if len(set(words)) > 1:
@@ -153,16 +153,18 @@ def collective(service: Service) -> Waiting:
         return
     plan = decode_sum(bytes(orders[0])) if len(orders[0]) else None
     if plan is None:
-        body = pack([commons[0], *owns, *_eager_arrays(service, owns, places)])
+        body = pack([commons[0], *owns, *_eager_arrays(arrays)])
     else:
-        body = pack([commons[0], *_own_total(service, plan, owns, places)])
+        body = pack([commons[0], *_own_total(plan, owns, arrays)])
     bodies = yield from service.exchange(COLLECTIVE, body)
     parts = [unpack(body) for body in bodies or ()]
     if bodies is None or any(part[0] != commons[0] for part in parts):
         yield from service.differ(words)
         return
     if plan is None:
-        yield from service.reply(COLLECTIVE, _movement_reply(service.placement, parts))
+        reply, more = _movement_reply(service.placement, parts)
+        yield from service.reply(reply)
+        service.midway = more
     else:
         yield from _sum(service, plan, [part[1:] for part in parts])
 
@@ -170,40 +172,30 @@ def collective(service: Service) -> Waiting:
 def continue_collective(service: Service) -> Waiting:
     """Carry out what the ranks want next of a collective that is under way."""
     texts, _ = yield from service.read_texts()
+    service.midway = False
     first = bytes(texts[0])
     if first.startswith(DESCRIBE):
         yield from service.differ([bytes(text)[1:].decode(errors="replace") for text in texts])
         return
     streams = [Stream(*entry) for entry in json.loads(first[1:])]
     service.meeting.arrive(UNDER_WAY, DONE)
-    service.is_moving = True
     yield from move(service, streams)
-    service.is_moving = False
-
-
-def _slots(service: Service, places: Sequence[int]) -> list[Any]:
-    """Return the arrays of each rank of this host that lie in its slot, and nothing else."""
-    memory, step = service.meeting.memory, service.meeting.step + 1
-    slots = [memory.slot(step, place) for place in range(len(places))]
-    return [slot[at:] if at else slot[:0] for slot, at in zip(slots, places, strict=True)]
 
 
 # movements
 
 
-def _eager_arrays(service: Service, owns: Sequence[Any], places: Sequence[int]) -> list[Any]:
+def _eager_arrays(slots: Sequence[Any]) -> list[Any]:
     """Return what each rank of this host has put into its slot: a flag and the bytes."""
-    memory, step = service.meeting.memory, service.meeting.step + 1
     parts: list[Any] = []
-    for place, at in enumerate(places):
-        slot = memory.slot(step, place)
-        length = int.from_bytes(slot[at : at + 8].tobytes(), "little") if at else 0
-        parts += [b"\1" if at else b"\0", slot[at + 64 : at + 64 + length].tobytes()]
+    for slot in slots:
+        length = int.from_bytes(slot[:8].tobytes(), "little")
+        parts += [b"\1" if len(slot) else b"\0", slot[64 : 64 + length].tobytes()]
     return parts
 
 
-def _movement_reply(placement: Placement, parts: Sequence[Sequence[Any]]) -> Any:
-    """Return all ranks' parts, whether their arrays follow, and the arrays."""
+def _movement_reply(placement: Placement, parts: Sequence[Sequence[Any]]) -> tuple[Any, bool]:
+    """Return all ranks' parts, whether their arrays follow, and the arrays; and whether some do."""
     size = len(placement.world)
     owns: list[Any] = [b""] * size
     arrays: list[Any] = [b""] * size
@@ -214,7 +206,7 @@ def _movement_reply(placement: Placement, parts: Sequence[Sequence[Any]]) -> Any
             owns[rank] = rest[index]
             flag, arrays[rank] = rest[len(ranks) + 2 * index : len(ranks) + 2 * index + 2]
             flags[rank] = flag[0]
-    return memoryview(pack([bytes(flags), *owns, *arrays]))
+    return memoryview(pack([bytes(flags), *owns, *arrays])), not all(flags)
 
 
 def read_movement_reply(reply: Any, size: int) -> tuple[list[bytes], list[Any]]:
@@ -236,27 +228,31 @@ def move(service: Service, streams: Sequence[Stream]) -> Waiting:
     passing: deque[_Passing] = deque()
     number = base
     following = next(chunks, None)
-    while following is not None or passing:
-        service.look()
-        moved = False
-        # a slot is free when everybody is done with what was in it
-        while following is not None and (
-            number < base + slots or min(memory.counts(DONE_WITH)) > number - slots
-        ):
-            passing.append(_Passing(service, following, number))
-            number, following, moved = number + 1, next(chunks, None), True
-        in_order, waiting = True, set()
+    try:
+        while following is not None or passing:
+            service.look()
+            moved = False
+            # a slot is free when everybody is done with what was in it
+            while following is not None and (
+                number < base + slots or min(memory.counts(DONE_WITH)) > number - slots
+            ):
+                passing.append(_Passing(service, following, number))
+                number, following, moved = number + 1, next(chunks, None), True
+            in_order, waiting = True, set()
+            for chunk in passing:
+                moved |= chunk.advance(in_order, chunk.target not in waiting)
+                in_order &= not chunk.is_coming
+                if chunk.is_to_send:
+                    waiting.add(chunk.target)
+            while passing and passing[0].is_done:
+                meeting.publish_count(DONE_WITH, passing.popleft().number + 1)
+            if moved:
+                service.agent.progress += 1
+            else:
+                yield
+    finally:
         for chunk in passing:
-            moved |= chunk.advance(in_order, chunk.target not in waiting)
-            in_order &= not chunk.is_coming
-            if chunk.is_to_send:
-                waiting.add(chunk.target)
-        while passing and passing[0].is_done:
-            meeting.publish_count(DONE_WITH, passing.popleft().number + 1)
-        if moved:
-            service.agent.progress += 1
-        else:
-            yield
+            service.mail.keep(chunk.requests, chunk)
     service.moved = number
 
 
@@ -305,6 +301,16 @@ class _Passing:
         self.is_done = not self.is_coming
         return moved or self.is_done
 
+    @property
+    def requests(self) -> list[tuple[Any, int]]:
+        """Return what is under way, and with whom."""
+        found = []
+        if self._receiving is not None and not self._is_there:
+            found.append((self._receiving, self._source))
+        if self._sending is not None and not self.is_done and self.target is not None:
+            found.append((self._sending, self._service.agents[self.target]))
+        return found
+
     def _has_come(self) -> bool:
         service = self._service
         if self._receiving is not None:
@@ -317,18 +323,16 @@ class _Passing:
 # reductions
 
 
-def _own_total(
-    service: Service, plan: SumPlan, owns: Sequence[Any], places: Sequence[int]
-) -> list[Any]:
+def _own_total(plan: SumPlan, owns: Sequence[Any], slots: Sequence[Any]) -> list[Any]:
     """Return the weights of this host's ranks, and their total if it is small."""
     weights = [bytes(own) for own in owns] if plan.how.weighted else []
     if not plan.how.is_small:
         return weights
-    slots = [plan.views(slot) for slot in _slots(service, places)]
+    inputs = [plan.views(slot) for slot in slots]
     total = np.zeros(plan.wide_layout.size, np.uint8)
     numbers = [_WEIGHT.unpack(weight)[0] for weight in weights] or None
     for index, wide in enumerate(plan.wide_views(total)):
-        parts = [views[index] for views in slots]
+        parts = [views[index] for views in inputs]
         accumulate(parts, wide, plan.how.op, plan.elements[index], numbers)
     return [*weights, total]
 
@@ -348,11 +352,9 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
         weights.append(sum(_WEIGHT.unpack(owns[rank])[0] for rank in ranks))
     head = pack(owns if plan.how.weighted else [])
     if not plan.how.is_small:
-        yield from service.reply(COLLECTIVE, memoryview(head))
+        yield from service.reply(memoryview(head))
         if sum(weights):  # else all ranks raise InvalidValue
-            service.is_moving = True
             yield from _pipelined_sum(service, plan, weights)
-            service.is_moving = False
         return
     at = aligned(len(head))
     whole = np.zeros(at + plan.layout.size, np.uint8)
@@ -362,7 +364,7 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
         for index, out in enumerate(plan.views(whole[at:])):
             terms = [views[index] for views in totals]
             _combine(plan, index, terms, weights, out)
-    yield from service.reply(COLLECTIVE, whole)
+    yield from service.reply(whole)
 
 
 def _combine(
@@ -392,35 +394,39 @@ def _pipelined_sum(service: Service, plan: SumPlan, weights: Sequence[float]) ->
     under_way: deque[_Summing] = deque()
     ending: deque[_Summing] = deque()
     begun = ended = base
-    while ended < base + len(chunks) or ending:
-        service.look()
-        moved = False
-        while begun < base + len(chunks) and len(under_way) < WINDOW:
-            place = begun % locals_
-            if meeting.memory.words[meeting.memory.word(place, SUMMED)] <= begun:
-                break
-            if ending and ending[0].number <= begun - WINDOW:
-                break  # its result, which lies where this one's goes, is still being sent
-            under_way.append(_Summing(service, plan, chunks[begun - base], begun, weights))
-            begun, moved = begun + 1, True
-        waits = False
-        for summing in under_way:
-            # results are sent in the order of the chunks, as they are waited for in that order
-            if not (waits and summing.is_owned):
-                moved |= summing.advance()
-                waits |= summing.is_owned and not summing.has_result
-        while under_way and under_way[0].has_result:
-            ended += 1
-            meeting.publish_count(SUMMED, ended)
-            ending.append(under_way.popleft())
-            moved = True
-        while ending and ending[0].advance_sends():
-            ending.popleft()
-            moved = True
-        if moved:
-            service.agent.progress += 1
-        else:
-            yield
+    try:
+        while ended < base + len(chunks) or ending:
+            service.look()
+            moved = False
+            while begun < base + len(chunks) and len(under_way) < WINDOW:
+                place = begun % locals_
+                if meeting.memory.words[meeting.memory.word(place, SUMMED)] <= begun:
+                    break
+                if ending and ending[0].number <= begun - WINDOW:
+                    break  # its result, which lies where this one's goes, is still being sent
+                under_way.append(_Summing(service, plan, chunks[begun - base], begun, weights))
+                begun, moved = begun + 1, True
+            waits = False
+            for summing in under_way:
+                # results are sent in the order of the chunks, as they are waited for in that order
+                if not (waits and summing.is_owned):
+                    moved |= summing.advance()
+                    waits |= summing.is_owned and not summing.has_result
+            while under_way and under_way[0].has_result:
+                ended += 1
+                meeting.publish_count(SUMMED, ended)
+                ending.append(under_way.popleft())
+                moved = True
+            while ending and ending[0].advance_sends():
+                ending.popleft()
+                moved = True
+            if moved:
+                service.agent.progress += 1
+            else:
+                yield
+    finally:
+        for summing in (*under_way, *ending):
+            service.mail.keep(summing.requests, summing)
     service.summed = ended
 
 
@@ -512,6 +518,11 @@ class _Summing:
             peer = service.agents[host]
             request = service.mail.send_chunk(self._result, peer, service.tag + 1)
             self._sending.append((request, peer))
+
+    @property
+    def requests(self) -> list[tuple[Any, int]]:
+        """Return what is under way, and with whom."""
+        return [*self._receiving, *self._sending]
 
     def advance_sends(self) -> bool:
         """Return whether all that this host sends of the chunk has been sent."""

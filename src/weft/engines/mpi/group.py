@@ -123,8 +123,7 @@ class MpiGroup(LocalGroup):
         deadline = time.monotonic() + seconds
         with self._calling("survivors", after_giving_up=True):
             places = self._meeting.agree_on_survivors(seconds)
-            # until the agent has said who else remains
-            following = self._meeting.following(places, self._meeting.placement)
+            following = self._meeting.following(places, self._meeting.without_lost(places))
             set_up(following, deadline, before=self._meeting)
             self._meeting.superseded = True
             successor = MpiGroup(following, self._recorder, timeout=self.timeout, world=self._world)

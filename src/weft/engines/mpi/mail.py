@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -53,11 +54,15 @@ class Mail:
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
+        #: the largest tag that MPI has
+        self.last_tag: int = comm.Get_attr(MPI.TAG_UB)
         #: the ranks in MPI that are known to have failed
         self.failed: set[int] = set()
         self._sending: list[tuple[Any, bytes, int]] = []
         self._status = MPI.Status()
         self._coming: deque[tuple[int, Any, bytearray]] = deque()
+        #: chunks that nobody waits for any more, and what has their memory
+        self._kept: list[tuple[Any, int, Any]] = []
 
     def send(self, to: int, frame: Frame, body: bytes) -> None:
         """Send a message, unless its receiver has failed."""
@@ -72,7 +77,9 @@ class Mail:
     def poll(self) -> list[Letter]:
         """Return the messages that have come, and let those go on that are under way."""
         if self._sending:
-            self._sending = [entry for entry in self._sending if not self._sent(entry)]
+            self._sending = [e for e in self._sending if not self._has_ended(e[0], e[2])]
+        if self._kept:
+            self._kept = [entry for entry in self._kept if not self._has_ended(*entry[:2])]
         with contextlib.suppress(PeerFailed):  # told once; the next poll goes on
             while (message := self._probe()) is not None:
                 self._coming.append(message)
@@ -92,7 +99,7 @@ class Mail:
 
     @property
     def all_sent(self) -> bool:
-        return not self._sending
+        return not (self._sending or self._kept)
 
     def test(self, request: Any, peer: int) -> bool:
         """Return whether a request has ended. Raises PeerFailed."""
@@ -110,6 +117,11 @@ class Mail:
         """Start to receive bytes; return the request."""
         return self.comm.Irecv([array, MPI.BYTE], source, tag)
 
+    def keep(self, requests: Iterable[tuple[Any, int]], owner: Any) -> None:
+        """Keep the memory of chunks, which `owner` has, until MPI has ended these requests, though
+        nobody waits for them any more."""
+        self._kept += [(request, peer, owner) for request, peer in requests]
+
     def look_for_failures(self) -> None:
         """Ask MPI who has failed, where it can tell (ULFM)."""
         with contextlib.suppress(MPI.Exception, NotImplementedError, AttributeError):
@@ -126,9 +138,10 @@ class Mail:
             raise error
         self.failed.add(peer)
 
-    def _sent(self, entry: tuple[Any, bytes, int]) -> bool:
+    def _has_ended(self, request: Any, peer: int) -> bool:
+        """Return whether a request has ended, if only by a failure."""
         try:
-            return self.test(entry[0], entry[2])
+            return self.test(request, peer)
         except PeerFailed:
             return True
 

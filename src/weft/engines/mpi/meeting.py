@@ -21,14 +21,22 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
 
 from weft import faults
 from weft._core.arguments import seconds_until
-from weft.engines.local.meeting.meeting import DECIDED, LEFT, PRESENT, UNDER_WAY, Meeting
+from weft.engines.local.meeting.meeting import (
+    DECIDED,
+    GAVE_UP,
+    LEFT,
+    MAILBOX_BYTES,
+    PRESENT,
+    UNDER_WAY,
+    Meeting,
+)
 from weft.engines.local.meeting.roster import Roster
 from weft.engines.local.memory.segment import Block
 from weft.engines.mpi.memory import ASKED, Bell, HostMemory, RingingWaiter
@@ -67,6 +75,8 @@ class HostMeeting(Meeting):
         generation: int,
         free_cores: bool,
     ) -> None:
+        """A rank learns the `placement` of a later generation when it attaches its memory; until
+        then it has that of all who may be in it."""
         super().__init__(
             block,
             roster=roster,
@@ -150,9 +160,9 @@ class HostMeeting(Meeting):
             answer = self.memory.slot(self.step, len(self.local))[:length]
             if following == TROUBLE:
                 raise SetupError(answer.tobytes().decode())
-            if length == whole:
-                return answer
             if following == DONE:
+                if length == whole:
+                    return answer
                 collected.append(answer.tobytes())
                 if sum(map(len, collected)) == whole:
                     return np.frombuffer(b"".join(collected), np.uint8)
@@ -257,11 +267,15 @@ class HostMeeting(Meeting):
             return f"gave up {calls[-1] if calls else state.operation}"
         return state.status if not state.alive else "left"
 
-    def has_left(self, rank: int) -> bool:
-        """Return whether a rank of this host has left the group, or the launch, on purpose."""
+    def broke_off(self, rank: int) -> bool:
+        """Return whether a rank of this host that is lost may have been in the middle of a call: it
+        gave up, or it ended; not one that has left or goes on after its last call."""
         place = self.places[self.local.index(rank)]
-        left = self._words[self._memory.head(place, LEFT)]
-        return bool(left) or self.roster.has_left(self.ranks[place])
+        words, head = self._words, self._memory.head
+        if words[head(place, GAVE_UP)] >> 1 == self.generation + 1:
+            return True
+        left = words[head(place, LEFT)] or self.roster.has_left(self.ranks[place])
+        return not (left or self.present(place))
 
     def launch_places(self, ranks: Sequence[int]) -> list[int]:
         """Return the places in the launch of ranks of this host."""
@@ -280,11 +294,16 @@ class HostMeeting(Meeting):
 
     def give_up(self, report: Any) -> None:
         """End the generation, and tell the ranks of this host why."""
-        if self.has_memory:
-            self.memory.report = report
-        self.abandon_step()
-        if not self.has_memory:
+        if not self.has_memory:  # it was to be made: into the mailbox, as far as it fits
+            message, ranks, _ = report
+            text = json.dumps([message[:300], ranks[:50]]).encode()[:MAILBOX_BYTES]
+            length_at, box = self._boxes[(self.step + 1) & 1][self.rank]
+            box[: len(text)] = text
+            self._words[length_at] = len(text)
+            self.abandon_step()
             return
+        self.memory.report = report
+        self.abandon_step()
         for place in range(len(self.places)):
             for which in range(ASKED):
                 self.counters.wake(self.memory.word(place, which))
@@ -342,7 +361,11 @@ class HostMeeting(Meeting):
 
     def _lost_error(self, places: Sequence[int]) -> PeerLost:
         """Return the error as the agent reports it, or, if it has ended, as this host knows it."""
-        report = self._await_report() if self.has_memory else None
+        deadline = time.monotonic() + _REPORT
+        while (report := self._report()) is None and time.monotonic() < deadline:
+            if self.roster.gone([self.agent]):
+                break
+            time.sleep(0.001)
         if report is not None:
             return PeerLost(*_of_report(report))
         lost = [self.local[i] for i in map(self.places.index, places) if i < len(self.local)]
@@ -359,14 +382,15 @@ class HostMeeting(Meeting):
             states,
         )
 
-    def _await_report(self) -> Any:
-        """Return the agent's report; None if it does not come soon."""
-        deadline = time.monotonic() + _REPORT
-        while (report := self.memory.report) is None and time.monotonic() < deadline:
-            if self.roster.gone([self.agent]):
-                break
-            time.sleep(0.001)
-        return report
+    def _report(self) -> Any:
+        """Return why the agent has given up this generation; None if it has not."""
+        if self.has_memory:
+            return self.memory.report
+        if not self._given_up([self.places[-1]]):
+            return None
+        length_at, box = self._boxes[(self.step + 1) & 1][-1]
+        message, ranks = json.loads(box[: self._words[length_at]].tobytes())
+        return [message, ranks, [astuple(state) for state in self.local_states()]]
 
     def stalled_error(self, ranks: Iterable[int]) -> Stalled:
         """Return the error of ranks that have not come by the deadline. The agent is asked where
@@ -465,6 +489,12 @@ class HostMeeting(Meeting):
             generation=self.generation + 1,
             free_cores=self.free_cores,
         )
+
+    def without_lost(self, places: Sequence[int]) -> Placement:
+        """Return the placement without the ranks of this host that are not among these places."""
+        here = {rank: place in places for rank, place in zip(self.local, self.places, strict=False)}
+        ranks = range(len(self.placement.world))
+        return self.placement.part([rank for rank in ranks if here.get(rank, True)])
 
     def agree_on_survivors(self, timeout: float) -> list[int]:
         """Return the places of this host in the next generation: its ranks, then its agent.

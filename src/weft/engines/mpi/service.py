@@ -28,7 +28,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,8 @@ _LOOK = 0.005
 _STATES_SECONDS, _ANSWER_SECONDS = 0.15, 0.5
 #: groups, that begin on one host, at a time
 TAGS = 1 << 10
+#: generations of a group, in one session, whose chunks certainly have different tags
+_GENERATIONS = 64
 
 Waiting = Generator[None, None, Any]
 
@@ -87,17 +89,24 @@ class Service:
         """`agents` are the ranks in MPI of the agents of the group's hosts."""
         self.agent, self.mail, self.meeting = agent, agent.mail, meeting
         self.placement, self.host = meeting.placement, meeting.host
-        #: `tag` stands for the group in all generations; each has two tags of its own for chunks
+        # `tag` stands for the group in all generations; each has two tags of its own for chunks.
+        # What one that broke has left under way must not meet a later one, so it is long until a
+        # tag is used again
         self.key, self.group_tag = key_of(f"{agent.session} {meeting.name}"), tag
-        self.tag = FIRST_TAG + 8 * tag + 2 * ((agent.session + meeting.generation) % 4)
+        most = (self.mail.last_tag - FIRST_TAG) // (2 * TAGS * (max(agent.host_of) + 1))
+        ages = max(1, most)
+        age = (agent.session * _GENERATIONS + meeting.generation) % ages
+        self.tag = FIRST_TAG + 2 * (tag * ages + age)
         self.agents = dict(agents)
         self.hosts = self.placement.order
         self.at = self.hosts.index(self.host)
         #: counts the exchanges; twice that, and one more after an exchange, is how far this host is
         self.number = 0
-        self._in_exchange = self._gathering = self._begins = False
-        #: whether chunks are under way
-        self.is_moving = False
+        self._in_exchange = self._gathering = False
+        #: whether the ranks of this host may come to a further step of the last exchange's call
+        self.midway = False
+        #: whether this generation has no further step
+        self._broken = False
         #: by rank: where it will be missed first, how it was lost, and whether for good
         self.lost: dict[int, tuple[int, str, bool]] = {}
         #: by host: where its ranks are
@@ -117,26 +126,43 @@ class Service:
         try:
             yield from self._set_up()
             while True:
-                codes = yield from self.gather(begins=True)
+                codes = yield from self.gather()
+                if self.midway and codes[0] != UNDER_WAY:
+                    self.midway = False
+                    self.look(2 * (self.number + 1))
                 yield from self._step(codes)
         except PeerFailed:
-            self.is_moving = False
+            self._broken = True
             self.note_failed(self.mail.failed)
             yield from self._report(self._how_lost())
         except Broken as broken:
-            self.is_moving = False
+            self._broken = True
             yield from self._report(broken.lost)
         yield from self._go_on()
 
     def take_over(self) -> Waiting:
         """Serve a generation whose agent has ended: all that is left to do is to form the next."""
-        self._looked = 0.0
+        self._broken = True
         yield from self._go_on()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether other hosts wait for what this one does for a step that its ranks have
+        come to, even if these have left since."""
+        return not (self._gathering or self._broken)
+
+    def say_farewell(self) -> None:
+        """Tell the other hosts who has left by now, as the agent ends."""
+        if self._broken:
+            self._look_for_gone_here()
+        else:
+            self._look_for_lost_here()
 
     def _set_up(self) -> Waiting:
         """Make the memory of this generation, with the ranks of this host."""
         meeting = self.meeting
-        yield from self.gather(begins=True)
+        yield from self.gather()
+        self.midway = True
         trouble, handles = b"", b""
         made: list[Block] = []  # until the ranks have attached them
         try:
@@ -148,6 +174,7 @@ class Service:
         said = [box for box in meeting.messages()[:-1] if box]
         troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *said]))
         meeting.arrive_with(UNDER_WAY, self._troubles_in_words(troubles))
+        self.midway = False
 
     def _make_memory(self, made: list[Block]) -> bytes:
         """Make the memory, and a text with the members of a later generation. Return handles."""
@@ -188,66 +215,76 @@ class Service:
             yield
         self.agent.progress += 1
 
-    def look(self) -> None:
-        """Raise Broken if a rank is lost that is needed here and now."""
-        now = time.monotonic()
-        if now - self._looked >= _LOOK:
-            self._looked = now
-            self._look_for_lost_here()
-        if self.lost:
-            mine = self.position
-            lost = {rank: how for rank, (first, how, _) in self.lost.items() if first <= mine}
-            if lost:
-                raise Broken(lost)
+    def look(self, position: int | None = None) -> None:
+        """Raise Broken if a rank is lost that is needed here and now, or at a position."""
+        self._look_at_times(self._look_for_lost_here)
+        if not self.lost:
+            return
+        everywhere = self.position if position is None else position
+        # who of this host comes to no further step is missed at the next one, whatever it is for
+        here = max(everywhere, 2 * (self.number + 1)) if self._gathering else everywhere
+        lost = {
+            rank: how
+            for rank, (first, how, _) in self.lost.items()
+            if first <= (here if rank in self.meeting.local else everywhere)
+        }
+        if lost:
+            raise Broken(lost)
 
     @property
     def position(self) -> int:
         """Return what this host waits for: twice the number of an exchange for that exchange and
         for the ranks of this host to come to it, and one more for what follows it in a call."""
-        if self._begins:
+        if self._gathering and not self.midway:
             return 2 * (self.number + 1)
         return 2 * self.number + (not self._in_exchange)
+
+    def _look_at_times(self, look: Callable[[], None]) -> None:
+        now = time.monotonic()
+        if now - self._looked >= _LOOK:
+            self._looked = now
+            look()
 
     def _look_for_lost_here(self) -> None:
         lost = {}
         for rank, (how, gone) in self.meeting.missing_here().items():
-            # who has left in the middle of a call has done its part of it
-            first = 2 * (self.number + 1) if self.meeting.has_left(rank) else self.position
-            if rank not in self.lost or gone > self.lost[rank][2]:
+            # in the middle of a call it is missed at once, unless it has done its part of it
+            between = (self._gathering and not self.midway) or not self.meeting.broke_off(rank)
+            first = 2 * (self.number + 1) if between else self.position
+            known = self.lost.get(rank)
+            if known is None or gone > known[2] or first < known[0]:
                 lost[rank] = (first, how, gone)
         if lost:
             self.note_lost(lost)
             self._tell_lost()
 
     def _look_for_gone_here(self) -> None:
-        """Note ranks of this host that have left or ended, whatever they have come to before."""
-        now = time.monotonic()
-        if now - self._looked >= _LOOK:
-            self._looked = now
-            self.say_who_is_gone()
-
-    def say_who_is_gone(self) -> None:
-        """Tell the other hosts which ranks of this one have left or ended, if that is news."""
+        """Note ranks of this host that have left or ended since this generation ended, and tell
+        the other hosts."""
         gone = self.meeting.gone_here()
-        news = {rank: (self.position, how, True) for rank, how in gone.items()}
+        following = 2 * (self.number + 1)
+        news = {rank: (following, how, True) for rank, how in gone.items()}
         if any(rank not in self.lost or not self.lost[rank][2] for rank in news):
             self.note_lost(news)
             self._tell_lost()
 
-    def gather(self, *, begins: bool = False) -> Waiting:
-        """Wait until the ranks of this host have come to the next step, with which a call begins or
-        goes on; return their codes."""
-        self._gathering, self._begins = True, begins
+    def gather(self) -> Waiting:
+        """Wait until the ranks of this host have come to the next step; return their codes."""
+        self._gathering = True
         yield from self.until(self.meeting.all_arrived)
-        self._gathering = self._begins = False
+        self._gathering = False
         return self.meeting.codes()
 
     # news of losses
 
     def note_lost(self, lost: Mapping[int, tuple[int, str, bool]]) -> None:
-        for rank, news in lost.items():
-            if rank not in self.lost or news[2]:
-                self.lost[rank] = news
+        for rank, (first, how, gone) in lost.items():
+            known = self.lost.get(rank)
+            if known is None:
+                self.lost[rank] = (first, how, gone)
+            else:
+                text = how if gone and not known[2] else known[1]
+                self.lost[rank] = (min(first, known[0]), text, gone or known[2])
 
     def note_failed(self, failed: set[int]) -> None:
         """Note the ranks whose processes in MPI have failed."""
@@ -404,9 +441,9 @@ class Service:
             else:
                 self.meeting.arrive(code, DONE)
 
-    def read_texts(self, *, begins: bool = False) -> Waiting:
-        """Return the texts of the ranks of this host at the step that they have come to, and where
-        the arrays are in each slot (0: nowhere)."""
+    def read_texts(self) -> Waiting:
+        """Return the texts of the ranks of this host at the step that they have come to, and what
+        lies in each slot from where its arrays are; nothing where they are not in it."""
         meeting = self.meeting
         requests = meeting.requests()
         room = meeting.memory.room
@@ -416,27 +453,35 @@ class Service:
             slot[: min(length, room)].tobytes()
             for slot, (length, _) in zip(slots, requests, strict=True)
         ]
+        arrays = [
+            slot[at:] if at else slot[:0] for slot, (_, at) in zip(slots, requests, strict=True)
+        ]
+        if any(length > room for length, _ in requests):
+            arrays = [array.copy() for array in arrays]  # further steps use the slots anew
         while any(len(text) < length for text, (length, _) in zip(texts, requests, strict=True)):
             meeting.arrive(meeting.codes()[0], MORE)
-            yield from self.gather(begins=begins)
+            yield from self.gather()
             step = meeting.step + 1
             for place, (length, _) in enumerate(requests):
                 rest = min(length - len(texts[place]), room)
                 texts[place] += meeting.memory.slot(step, place)[:rest].tobytes()
-        return texts, [at for _, at in requests]
+        return texts, arrays
 
-    def reply(self, code: int, whole: Any) -> Waiting:
+    def reply(self, whole: Any) -> Waiting:
         """Give the ranks of this host an answer, in as many steps as it takes."""
         meeting, room = self.meeting, self.meeting.memory.room
-        meeting.arrive(code, DONE, whole[:room], len(whole))
+        # with the ranks' own code, which says that a call is under way after long texts
+        meeting.arrive(meeting.codes()[0], DONE, whole[:room], len(whole))
+        self.midway = True
         for start in range(room, len(whole), room):
             yield from self.gather()
             meeting.arrive(UNDER_WAY, DONE, whole[start : start + room], len(whole))
+        self.midway = False
 
     def _split(self) -> Waiting:
         """Form subgroups: each has a block to meet in on each of its hosts, and where it spans
         hosts a service."""
-        texts, _ = yield from self.read_texts(begins=True)
+        texts, _ = yield from self.read_texts()
         reserved = self.agent.reserve_tags(len(set(texts)))
         bodies = yield from self.exchange(SPLIT, pack([_number(reserved), *texts]))
         if bodies is None:
@@ -450,47 +495,49 @@ class Service:
             for rank, answer in zip(self.placement.ranks_on(host), theirs, strict=True):
                 answers[rank] = bytes(answer)
         self.meeting.splits += 1
-        parts = exchange.parts_of_split(answers)
-        handles: dict[str, bytes] = {}
-        trouble, services = b"", []
-        made: list[Block] = []  # until the ranks have attached them
+        parts, made = exchange.parts_of_split(answers), _Made()
         try:
             for color, ranks in parts.items():
-                part = self.placement.part(ranks)
-                if self.host not in part.order:
-                    continue
-                spans = len(part.order) > 1
-                members = self.meeting.launch_places(part_here(part, ranks, self.host))
-                block = blocks.allocate(8 * words_for(len(members) + spans))
-                block.clear()
-                made.append(block)
-                handles[str(color)] = blocks.export(block.buffer, owned=False).encode()
-                if spans:
-                    below = self.meeting.subgroup(block, color, part, members)
-                    firsts = self.placement.ranks_on(part.order[0])
-                    colors = [c for c, members in parts.items() if set(members) & set(firsts)]
-                    tag = tags[part.order[0]] + colors.index(color)
-                    agents = {host: self.agents[host] for host in part.order}
-                    tag = part.order[0] * TAGS + tag % TAGS
-                    services.append(Service(self.agent, below, agents, tag=tag))
+                self._make_subgroup(color, ranks, _tag(color, parts, self.placement, tags), made)
         except TROUBLES as error:
-            trouble = in_words(error)
-        named = [part for color, handle in handles.items() for part in (color.encode(), handle)]
-        answer = pack([b"".join(answers), *named])
-        yield from self.reply(SPLIT, memoryview(answer))
+            made.trouble = in_words(error)
+        yield from self.reply(memoryview(pack([b"".join(answers), *made.handles])))
+        yield from self._begin_subgroups(made)
+
+    def _make_subgroup(self, color: int, ranks: Sequence[int], tag: int, made: _Made) -> None:
+        """Make the block and, over hosts, the service of a subgroup, if it has ranks here."""
+        part = self.placement.part(ranks)
+        if self.host not in part.order:
+            return
+        spans = len(part.order) > 1
+        here = [ranks[own] for own in part.ranks_on(self.host)]
+        members = self.meeting.launch_places(here)
+        block = blocks.allocate(8 * words_for(len(members) + spans))
+        block.clear()
+        made.blocks.append(block)
+        handle = blocks.export(block.buffer, owned=False).encode()
+        made.handles += [str(color).encode(), handle]
+        if spans:
+            below = self.meeting.subgroup(block, color, part, members)
+            agents = {host: self.agents[host] for host in part.order}
+            made.services.append(Service(self.agent, below, agents, tag=tag))
+
+    def _begin_subgroups(self, made: _Made) -> Waiting:
+        """Serve the subgroups, once all ranks of all hosts have what they need for them."""
+        self.midway = True
         yield from self.gather()
         texts, _ = yield from self.read_texts()
-        troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *texts]))
+        self.midway = False
+        troubles = yield from self.exchange(UNDER_WAY, pack([made.trouble, *texts]))
+        words = b"" if troubles is None else self._troubles_in_words(troubles)
         if troubles is None:
             yield from self.differ([None] * len(texts))
-            return
-        words = self._troubles_in_words(troubles)
-        if words:
+        elif words:
             self.meeting.arrive(UNDER_WAY, TROUBLE, words)
-            return
-        for service in services:
-            self.agent.start(service)
-        self.meeting.arrive(UNDER_WAY, DONE)
+        else:
+            for service in made.services:
+                self.agent.start(service)
+            self.meeting.arrive(UNDER_WAY, DONE)
 
     # who is where, for ranks that have waited in vain
 
@@ -545,12 +592,12 @@ class Service:
         while True:
             living = meeting.living_here()
             if not living:
-                self.say_who_is_gone()
+                self.say_farewell()
                 return
             waiting = [index for index in living if meeting.present(meeting.places[index])]
             if waiting and len(waiting) == len(living):
                 break
-            self._look_for_gone_here()
+            self._look_at_times(self._look_for_gone_here)
             yield
         ranks = yield from self._agree([meeting.local[index] for index in waiting])
         places = [meeting.places[index] for index in waiting if meeting.local[index] in ranks]
@@ -596,13 +643,31 @@ class Service:
             formed = self.agent.formed_elsewhere(self.key, self.meeting.generation + 1)
             if formed is not None:
                 return formed
-            self._look_for_gone_here()
+            self._look_at_times(self._look_for_gone_here)
             yield
 
 
-def part_here(part: Placement, ranks: Sequence[int], host: int) -> list[int]:
-    """Return the ranks of the parent group that are on a host, in the order of the subgroup."""
-    return [ranks[own] for own in part.ranks_on(host)]
+@dataclass
+class _Made:
+    """What an agent has made for subgroups."""
+
+    #: until the ranks have attached them
+    blocks: list[Block] = field(default_factory=list)
+    #: colors, each with the handle of its block
+    handles: list[bytes] = field(default_factory=list)
+    services: list[Service] = field(default_factory=list)
+    trouble: bytes = b""
+
+
+def _tag(
+    color: int, parts: Mapping[int, Sequence[int]], placement: Placement, tags: Mapping[int, int]
+) -> int:
+    """Return the number that stands for a subgroup: its first host's, of which `tags` has the first
+    that is free there."""
+    first = placement.part(parts[color]).order[0]
+    there = set(placement.ranks_on(first))
+    colors = [other for other, ranks in parts.items() if there & set(ranks)]
+    return first * TAGS + (tags[first] + colors.index(color)) % TAGS
 
 
 def _number(value: int) -> bytes:

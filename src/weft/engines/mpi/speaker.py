@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft._core.launch import Launched
 from weft._version import __version__
@@ -46,6 +46,9 @@ from weft.engines.local.processes.linux import (
 )
 from weft.engines.mpi.placement import Placement
 from weft.errors import EngineUnavailable, MissingRank, PeerLost, Refused
+
+if TYPE_CHECKING:
+    from weft.engines.mpi.mail import Mail
 
 _LENGTH = struct.Struct("=Q")
 #: bytes in which a speaker says who it is, in the first exchange of all
@@ -307,6 +310,10 @@ class Voice:
         self._conversation, self._rank_is_gone = conversation, rank_is_gone
         self._rank, self._size = rank, size
         self._command: Any = None
+        #: since when the rank, which has failed, waits for this process
+        self._failed_at = 0.0
+        #: of all sessions: what one has sent may be on its way when it ends
+        self._mail: Mail | None = None
         self.has_lost = False
         world = MPI.COMM_WORLD
         #: why this process cannot speak for its rank, or ""
@@ -441,12 +448,14 @@ class Voice:
         first: bool,
     ) -> None:
         from weft.engines.mpi.agent import Agent
+        from weft.engines.mpi.mail import Mail
         from weft.engines.mpi.meeting import HostMeeting
         from weft.engines.mpi.service import Service
 
         size, placement = placed.local_size, placed.placement
+        self._mail = self._mail or Mail(self._comm)
         agent = Agent(
-            self._comm,
+            self._mail,
             joined.roster,
             session=session,
             host=placed.host,
@@ -478,7 +487,7 @@ class Voice:
 
     def _next_command(self) -> Any:
         if self._command is None:
-            while not self._conversation.wait(1.0):
+            while not self._conversation.wait(_PAUSE if self._is_sending() else 1.0):
                 if self._rank_is_gone():
                     raise Gone
             self._command = self._conversation.hear()
@@ -499,7 +508,17 @@ class Voice:
             self._told_something()
         except Gone:
             return True
+        if self._command == ["end", True]:
+            self._failed_at = self._failed_at or time.monotonic()
+            return time.monotonic() > self._failed_at + _GRACE
         return False
+
+    def _is_sending(self) -> bool:
+        """Let messages go that the last agent has sent; return whether there still are some."""
+        if self._mail is None:
+            return False
+        self._mail.poll()  # what comes now is of a session that has ended
+        return not self._mail.all_sent
 
 
 # who is where
