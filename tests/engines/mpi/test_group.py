@@ -168,7 +168,7 @@ def test_sessions_after_broken_calls(two_hosts: Hosts) -> None:
 import numpy as np, weft, weft.engines.mpi.collectives as collectives
 large = np.ones(8 << 20, np.float32)
 
-def give_up(*_):
+def give_up(*_, **__):
     raise KeyboardInterrupt
 
 sum_here = collectives.HostCollectives._sum_here
