@@ -174,6 +174,7 @@ def continue_collective(service: Service) -> Waiting:
     texts, _ = yield from service.read_texts()
     first = bytes(texts[0])
     if first.startswith(DESCRIBE):
+        service.midway = False
         yield from service.differ([bytes(text)[1:].decode(errors="replace") for text in texts])
         return
     streams = [Stream(*entry) for entry in json.loads(first[1:])]
