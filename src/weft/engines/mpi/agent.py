@@ -8,8 +8,8 @@
                                      of this host that comes to a step rings
 
 After a nap everything is looked at twice: MPI reads its sockets at one look, and sees what came at
-the next. The loop ends when all ranks of this host have left the launch, and what other
-hosts wait for has been sent: steps that they have come to before, and who has left.
+the next. The loop ends when all ranks of this host have left the launch, and other hosts have got
+what they wait for: the rest of steps that these ranks have come to, and that they have left.
 """
 
 from __future__ import annotations

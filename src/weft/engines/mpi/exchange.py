@@ -175,6 +175,7 @@ def continue_collective(service: Service) -> Waiting:
     service.midway = False
     first = bytes(texts[0])
     if first.startswith(DESCRIBE):
+        service.midway = False
         yield from service.differ([bytes(text)[1:].decode(errors="replace") for text in texts])
         return
     streams = [Stream(*entry) for entry in json.loads(first[1:])]
