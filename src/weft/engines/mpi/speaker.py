@@ -9,7 +9,8 @@
                                                 others wait to take its place
       ...                                       ... until all ranks of the host have left
       End                              ---->    wait until all ranks end; MPI_Finalize
-                                       <----    the end of the process
+                                       <----    the end of the process; or, after a failure, "over",
+                                                and the rank ends first
 
 So no rank is ever inside MPI: it waits for shared memory and sockets, where it sees deaths and
 deadlines, and whatever the script computes, MPI goes on. A speaker whose rank is gone ends at once.
@@ -21,6 +22,7 @@ script computes in C without releasing the interpreter nobody serves its host.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -57,8 +59,10 @@ _RECORD = 1024
 _PAUSE, _SHORT_PAUSE = 0.02, 0.001
 #: seconds that a speaker whose rank has failed gives the others to say why they end
 _GRACE = 1.0
-#: seconds that MPI_Finalize may take once all have come to it
+#: seconds that MPI_Finalize may take once all have come to it, and a rank to end without it
 _FINALIZING = 10.0
+#: of one poll, where there is no deadline
+_LONG = 3600.0
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from weft.engines.mpi.speaker import main; main(int(sys.argv[1]))"
@@ -197,12 +201,16 @@ class Speaker:
         others do not come soon, without them."""
         if os.getpid() != self._pid:
             return
+        if self._thread is not None:
+            with contextlib.suppress(Gone):
+                self._conversation.say(["end", failed])
+            self._thread.join()
+            return
         try:
             self._conversation.say(["end", failed])
-            if self._process is not None:
-                self._process.wait()
-            elif self._thread is not None:
-                self._thread.join()
+            while not self._conversation.wait(_LONG):
+                pass
+            self._conversation.hear()  # this process ends first: its exit code counts
         except Gone:
             self.abandon()
 
@@ -267,9 +275,11 @@ def main(descriptor: int) -> None:
     except Gone:  # the rank is gone, without a word
         os._exit(1)
     complete = voice.await_all_ends(_GRACE if failed else float("inf"))
+    threading.Timer(_FINALIZING, os._exit, [0]).start()
     if complete and not voice.has_lost:
-        threading.Timer(_FINALIZING, os._exit, [0]).start()
         MPI.Finalize()
+    else:
+        voice.let_rank_end()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -365,6 +375,14 @@ class Voice:
             self.has_lost = True
             return False
         return True
+
+    def let_rank_end(self) -> None:
+        """Wait until the rank, which ends without MPI_Finalize, is gone: if MPI saw this process
+        end first, it would end the job, with an exit code of its own."""
+        with contextlib.suppress(Gone):
+            self._conversation.say("over")
+        while not self._rank_is_gone():
+            time.sleep(_SHORT_PAUSE)
 
     # one session
 
