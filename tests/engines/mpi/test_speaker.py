@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.hosts import HUB, Hosts
-from weft.engines.mpi.speaker import place_among, refusal_of
+from weft.engines.mpi.speaker import misfit_of, place_among, refusal_of
 
 SAME = {"weft": "1", "Python": "3.11", "NumPy": "2"}
 
@@ -24,8 +23,10 @@ for _ in range(2):
 """
 
 
-def record(host: str, key: str, *, session: int = 1, versions: Any = SAME) -> list[Any]:
-    return [session, host, key, f"launch of {key}", versions]
+def record(
+    host: str, key: str, *, session: int = 1, versions: Any = SAME, told: Any = None
+) -> list[Any]:
+    return [session, host, key, f"launch of {key}", versions, told]
 
 
 def test_places() -> None:
@@ -54,6 +55,19 @@ def test_refusals() -> None:
     )
 
 
+def test_misfits() -> None:
+    """A rank whose launcher has told it another number or size than MPI knows is named."""
+    fitting = [record("x", "1", told=[0, 2]), record("y", "2", told=[1, 2])]
+    assert misfit_of(fitting, "Some MPI") == ""
+    text = misfit_of([fitting[0], record("y", "2", told=[1, 3])], "Some MPI")
+    assert "mpi4py is built for another MPI (Some MPI) than the one whose mpirun" in text
+    assert "it is rank 1 of 2 there, on host y, and rank 1 of 3 of this job" in text
+    assert "host x" not in text
+    assert "rank 0 of 1 there, on host x, and rank 1 of 2" in misfit_of(
+        [record("x", "1", told=[1, 2])], ""
+    )
+
+
 def test_sessions_follow_each_other(two_hosts: Hosts) -> None:
     """MPI is initialized once, however often the ranks join; nothing is left at the end."""
     outcome = two_hosts.launch(TWO_SESSIONS, 2)
@@ -63,20 +77,26 @@ def test_sessions_follow_each_other(two_hosts: Hosts) -> None:
 
 
 def test_versions_that_differ(two_hosts: Hosts, tmp_path: Path) -> None:
-    """All ranks are shown what each host has, at once."""
+    """All ranks are shown what each host has, before the job ends, though one host is slow."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
+        "import os, sys, time\n"
+        "def slowly(*error):\n"
+        "    time.sleep(2)\n"
+        "    sys.__excepthook__(*error)\n"
         "if os.uname().nodename == 'host2':\n"
         "    import numpy\n"
         "    numpy.__version__ = '0.1'\n"
+        "    sys.excepthook = slowly\n"
     )
     env = {"PYTHONPATH": str(tmp_path), "WEFT_TIMEOUT": "60"}
-    outcome = two_hosts.launch("import weft\nweft.init()", 1, env=env)
-    assert outcome.code != 0, outcome
-    # the first rank to end may have MPI end the others before they have printed
-    assert "Refused: the hosts have different versions" in outcome.err, outcome
-    assert "host1" in outcome.err
-    assert "0.1" in outcome.err
+    outcome = two_hosts.launch("import weft\nweft.init()", 2, env=env)
+    assert outcome.code == 1, outcome
+    for rank in range(4):
+        told = [line for line in outcome.err.splitlines() if line.startswith(f"[{rank}] ")]
+        assert any("Refused: the hosts have different versions" in line for line in told), outcome
+        rows = [line.split()[1:] for line in told if line.split()[1:2] in (["host1"], ["host2"])]
+        assert [row[0] for row in rows] == ["host1", "host2"], outcome
+        assert rows[1][-1] == "0.1" != rows[0][-1], outcome
 
 
 def test_a_rank_that_never_comes(two_hosts: Hosts) -> None:
@@ -106,17 +126,25 @@ print(before, group.all_reduce(group.rank), MPI.COMM_WORLD.bcast("own", root=1),
     assert sorted(outcome.out.splitlines()) == [f"[{rank}] 4 6 own" for rank in range(4)]
 
 
-def test_another_mpi_than_the_launchers(two_hosts: Hosts) -> None:
-    """Where mpi4py finds another job than the launcher's, the error says so."""
+@pytest.mark.parametrize("believing", ["0,1", "1"])
+def test_another_mpi_than_the_launchers(two_hosts: Hosts, believing: str) -> None:
+    """Where mpi4py finds another job than the launcher's, the error says so; all ranks raise it, at
+    once, if only some of them believe in another number of ranks."""
     script = """
-import os, weft
-os.environ["OMPI_COMM_WORLD_SIZE"] = "3"  # as if mpi4py belonged to another MPI
+import os, sys, weft
+if os.environ["OMPI_COMM_WORLD_RANK"] in sys.argv[1].split(","):
+    os.environ["OMPI_COMM_WORLD_SIZE"] = "3"  # as if mpi4py belonged to another MPI
 weft.init(timeout=60)
 """
-    outcome = two_hosts.launch(script, 1)
-    assert outcome.code != 0, outcome
-    assert "mpi4py is built for another MPI (Open MPI" in outcome.err, outcome
-    assert re.search(r"it is rank (\d) of 2 there, and rank \1 of 3 of this job", outcome.err)
+    outcome = two_hosts.launch(script, 1, believing, timeout=40)
+    assert outcome.code == 1, outcome
+    for rank in range(2):
+        error = f"[{rank}] weft.errors.EngineUnavailable: rank {rank} on host host{rank + 1}: "
+        assert f"{error}mpi4py is built for another MPI (Open MPI" in outcome.err, outcome
+    for rank in believing.split(","):
+        host = f"host{int(rank) + 1}"
+        found = f"it is rank {rank} of 2 there, on host {host}, and rank {rank} of 3 of this job"
+        assert outcome.err.count(found) == 2, outcome
 
 
 @pytest.mark.soak

@@ -399,9 +399,13 @@ class HostMeeting(Meeting):
         if answer is not None:
             return Stalled(*_of_report(answer))
         late = [self.local[i] for i in ranks if i < len(self.local)]
+        if late:
+            who = ranks_in_words(late)
+        else:
+            (agent,) = self.roster.states([self.agent])
+            who = f"the agent of host {self.host_name} (process {agent.pid}, {agent.status})"
         return Stalled(
-            f"{ranks_in_words(late) if late else 'the agent of host ' + self.host_name} of group "
-            f"{self.name!r} did not come in time",
+            f"{who} of group {self.name!r} did not come in time",
             late,
             self.local_states(),
         )

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -57,10 +58,12 @@ _LENGTH = struct.Struct("=Q")
 _RECORD = 1024
 #: seconds between two looks of a speaker that has nothing to do, and of one that waits for MPI
 _PAUSE, _SHORT_PAUSE = 0.02, 0.001
-#: seconds that a speaker whose rank has failed gives the others to say why they end
-_GRACE = 1.0
-#: seconds that MPI_Finalize may take once all have come to it, and a rank to end without it
-_FINALIZING = 10.0
+#: seconds that a speaker whose rank has failed gives the others to say why they end: some of them
+#: may not need it and go on; but where all were refused, all have the same to say
+_GRACE, _REFUSED_GRACE = 1.0, 10.0
+#: seconds that MPI_Finalize may take once all have come to it, and a rank to end without it; and
+#: that a rank which has failed waits for its speaker, which may have been stopped
+_FINALIZING, _ENDING = 10.0, 30.0
 #: of one poll, where there is no deadline
 _LONG = 3600.0
 _PROGRAM = (
@@ -208,8 +211,9 @@ class Speaker:
             return
         try:
             self._conversation.say(["end", failed])
-            while not self._conversation.wait(_LONG):
-                pass
+            while not self._conversation.wait(_ENDING if failed else _LONG):
+                if failed:
+                    raise Gone
             self._conversation.hear()  # this process ends first: its exit code counts
         except Gone:
             self.abandon()
@@ -274,7 +278,7 @@ def main(descriptor: int) -> None:
         failed = voice.serve()
     except Gone:  # the rank is gone, without a word
         os._exit(1)
-    complete = voice.await_all_ends(_GRACE if failed else float("inf"))
+    complete = voice.await_all_ends(failed)
     threading.Timer(_FINALIZING, os._exit, [0]).start()
     if complete and not voice.has_lost:
         MPI.Finalize()
@@ -297,7 +301,7 @@ def _speak_in_thread(conversation: Conversation, rank: int, size: int) -> None:
         failed = voice.serve()
     except Gone:
         return
-    if not voice.await_all_ends(_GRACE if failed else float("inf")) and failed:
+    if not voice.await_all_ends(failed) and failed:
         # mpi4py would wait for all others in MPI_Finalize
         sys.stdout.flush()
         sys.stderr.flush()
@@ -325,26 +329,15 @@ class Voice:
         #: of all sessions: what one has sent may be on its way when it ends
         self._mail: Mail | None = None
         self.has_lost = False
+        #: whether no rank was let into the last session
+        self._refused = False
         world = MPI.COMM_WORLD
-        #: why this process cannot speak for its rank, or ""
-        self.trouble = self._misfit(world)
-        if self.trouble:
-            return
+        #: as MPI counts; the launcher's numbers must be the same
+        self._place, self._places = world.Get_rank(), world.Get_size()
         #: for messages, for joining, and for ending: a user's own traffic cannot meet these
         self._comm, self._joining, self._ending = world.Dup(), world.Dup(), world.Dup()
         for comm in (self._comm, self._joining, self._ending):
             comm.Set_errhandler(MPI.ERRORS_RETURN)
-
-    def _misfit(self, world: Any) -> str:
-        rank, size = world.Get_rank(), world.Get_size()
-        if (rank, size) == (self._rank, self._size):
-            return ""
-        library = self._mpi.Get_library_version().split(",")[0].strip("\0\n ")
-        return (
-            f"mpi4py is built for another MPI ({library}) than the one whose mpirun started this "
-            f"job: it is rank {rank} of {size} there, and rank {self._rank} of {self._size} of "
-            "this job. Use the mpirun that belongs to it, or install the other's mpi4py"
-        )
 
     def serve(self) -> bool:
         """Serve session after session, until the rank ends. Return whether it has failed. Raises
@@ -353,16 +346,13 @@ class Voice:
             command, argument = self._next_command()
             if command == "end":
                 return bool(argument)
-            if self.trouble:
-                self._conversation.say(["unavailable", self.trouble])
-                continue
             self._session(argument)
 
-    def await_all_ends(self, seconds: float) -> bool:
-        """Wait until all ranks end, so long at most. Return whether they do."""
-        if self.trouble:
-            return True
-        deadline = time.monotonic() + seconds
+    def await_all_ends(self, failed: bool) -> bool:
+        """Wait until all ranks end, after a failure for some time at most. Return whether they
+        do."""
+        grace = _REFUSED_GRACE if self._refused else _GRACE
+        deadline = time.monotonic() + (grace if failed else math.inf)
         pause = _SHORT_PAUSE
         try:
             request = self._ending.Ibarrier()
@@ -390,11 +380,14 @@ class Voice:
         records = self._meet(number)
         if records is None:
             return
-        refusal = refusal_of(records)
-        if refusal:
-            self._conversation.say(["refused", refusal])
+        library = self._mpi.Get_library_version().split(",")[0].strip("\0\n ")
+        misfit, refusal = misfit_of(records, library), refusal_of(records)
+        self._refused = bool(misfit or refusal)
+        if self._refused:
+            answer = ["unavailable", misfit] if misfit else ["refused", refusal]
+            self._conversation.say(answer)
             return
-        placed = place_among(records, self._rank)
+        placed = place_among(records, self._place)
         placement = placed.placement
         self._conversation.say(
             [
@@ -412,8 +405,8 @@ class Voice:
 
     def _meet(self, number: int) -> list[Any] | None:
         """Return every speaker's record; None if the rank has ended meanwhile."""
-        record = json.dumps(own_record(number)).encode()[:_RECORD]
-        everybody = bytearray(_RECORD * self._size)
+        record = json.dumps(own_record(number, self._rank, self._size)).encode()[:_RECORD]
+        everybody = bytearray(_RECORD * self._places)
         mine = record.ljust(_RECORD)
         byte = self._mpi.BYTE
         request = self._joining.Iallgather([mine, byte], [everybody, byte])
@@ -542,9 +535,10 @@ class Voice:
 # who is where
 
 
-def own_record(session: int) -> list[Any]:
+def own_record(session: int, rank: int, size: int) -> list[Any]:
     """Return what the speakers tell each other when they meet: the session, this host's name and
-    what tells it from others, a name for its launch, and the versions."""
+    what tells it from others, a name for its launch, the versions, and the rank and the size that
+    the launcher has told."""
     import platform
 
     import numpy as np
@@ -561,7 +555,26 @@ def own_record(session: int) -> list[Any]:
     import hashlib
 
     digest = hashlib.blake2b("\n".join(key).encode(), digest_size=16).hexdigest()
-    return [session, key[0], digest, os.urandom(16).hex(), versions]
+    return [session, key[0], digest, os.urandom(16).hex(), versions, [rank, size]]
+
+
+def misfit_of(records: Sequence[Any], library: str) -> str:
+    """Return where MPI, which has listed these records by rank, and the launcher do not agree; ""
+    if they do. Pure."""
+    size = len(records)
+    wrong = [
+        f"it is rank {rank} of {size} there, on host {record[1]}, and rank {told[0]} of {told[1]} "
+        "of this job"
+        for rank, record in enumerate(records)
+        if (told := record[5]) != [rank, size]
+    ]
+    if not wrong:
+        return ""
+    return (
+        f"mpi4py is built for another MPI ({library}) than the one whose mpirun started this job, "
+        f"or the launcher's variables were changed: {'; '.join(wrong[:8])}. Use the mpirun that "
+        "belongs to it, or install the other's mpi4py"
+    )
 
 
 def refusal_of(records: Sequence[Any]) -> str:
