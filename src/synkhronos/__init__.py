@@ -103,6 +103,9 @@ def fork(  # noqa: PLR0917  they were all positional
                      have no effect: nothing here is limited by them.
     timeout          seconds that a call may take; by default WEFT_TIMEOUT, else 1800.
 
+    Until `close`, Python's recursion limit is 50,000 at least: PyTensor's functions call themselves
+    for each operation of a graph.
+
     Raises AlreadyInitialized when called twice without `close` between.
     """
     return _session.begin(n_parallel, bool(use_gpu), master_rank, timeout)

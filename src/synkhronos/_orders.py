@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._selections import choose
+from synkhronos._selections import choose, slices
 from weft._core.functions import Partial, Task, compute
 from weft._core.partition import Bounds, RowSlice, common_length, count
 from weft.adapters import models
@@ -45,7 +45,8 @@ def run(member: Member, order: Order, /, **common: Any) -> Partial:
     """Compute a rank's part of a call (a remote function)."""
     order = replace(order, task=order.task.with_common(common))
     task = _with_rows(member, order) if order.sliceable else order.task
-    found = compute(_as_numpy(member.registered[order.function]), task, order.modes)
+    function = _as_numpy(member.registered[order.function])
+    found = compute(function, task, order.modes, slices)
     if not order.updated:
         return found
     several = len(found.outputs) - len(order.updated)

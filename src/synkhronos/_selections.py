@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +107,11 @@ def borders(rows: Any, size: int) -> list[int]:
     """
     start, stop = (rows.start, rows.stop) if isinstance(rows, slice) else (0, len(rows))
     return [int(one) for one in np.linspace(start, stop, size + 1, dtype=np.int64)]
+
+
+def slices(length: int, count: int) -> Iterable[tuple[int, int]]:
+    """Return where each of a rank's slices of so many rows begins and ends: as parts do."""
+    return itertools.pairwise(borders(slice(0, length), count))
 
 
 class Part(NamedTuple):

@@ -6,7 +6,9 @@ rank 0: places are weft's ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -21,11 +23,15 @@ from weft.resources import visible_gpus
 
 #: how many processes there are at least, unless another number is given
 _FEWEST = 2
+#: Python's recursion limit in programs that fork, as Synkhronos set it: of PyTensor's functions
+#: some, such as `grad`, call themselves for each operation of a graph
+_RECURSION_LIMIT = 50_000
 
 _team: weft.Team | None = None
 _master = 0
 _closed = False
 _visible_before: str | None = None
+_limit_before: int | None = None
 
 
 class Built(Protocol):
@@ -72,6 +78,7 @@ def begin(n: int | None, use_gpu: bool, master: int, timeout: float | None) -> i
         )
     if gpus:
         _narrow(gpus[0])
+    _raise_recursion_limit()
     _team, _master, _closed = team, rank, False
     set_default_team(team)
     return team.size
@@ -86,6 +93,7 @@ def end() -> None:
     _team, _closed = None, True
     _together.clear()
     _widen()
+    _restore_recursion_limit()
 
 
 def team(caller: str) -> weft.Team:
@@ -163,6 +171,19 @@ def _widen() -> None:
         if not _visible_before:
             del os.environ["CUDA_VISIBLE_DEVICES"]
         _visible_before = None
+
+
+def _raise_recursion_limit() -> None:
+    global _limit_before
+    _limit_before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(_limit_before, _RECURSION_LIMIT))
+
+
+def _restore_recursion_limit() -> None:
+    """Set the limit from before `fork`, unless the program has set one of its own since."""
+    if _limit_before is not None and sys.getrecursionlimit() == _RECURSION_LIMIT:
+        with contextlib.suppress(RecursionError):  # called by what is deeper than that
+            sys.setrecursionlimit(_limit_before)
 
 
 session.at_shutdown("teams", end)

@@ -191,6 +191,15 @@ def test_slices_are_as_even_as_can_be() -> None:
         "sum",
     )
     assert seen == [[0], [1]]
+    seen.clear()
+    parts = compute(
+        lambda x: seen.append(x.tolist()) or x.mean(),
+        Task([RowSlice(np.arange(7), np.arange(6, -1, -1))], {}, 7, 2, None),
+        "mean",
+        lambda length, slices: [(0, slices), (slices, length)],
+    )
+    assert seen == [[6, 5], [4, 3, 2, 1, 0]], "as it was told to divide"
+    assert parts.outputs == 3
 
 
 def test_some_outputs() -> None:

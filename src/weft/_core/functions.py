@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft._core.arithmetic import BFLOAT16, NUMERIC, combine
-from weft._core.partition import RowSlice, RowSlices, count, over_leaves, part_of_rows
+from weft._core.partition import RowSlice, RowSlices, over_leaves, parts_of
 from weft.adapters import lookup
 from weft.errors import InvalidType, InvalidValue
 
@@ -90,27 +90,35 @@ class Partial(NamedTuple):
     rows: int
 
 
-def compute(function: Callable[..., Any], task: Task, modes: Modes) -> Partial:
-    """Call a function on the rows of a task, slice by slice. Return its outputs, joined."""
+def compute(
+    function: Callable[..., Any],
+    task: Task,
+    modes: Modes,
+    divide: Callable[[int, int], Iterable[tuple[int, int]]] = parts_of,
+) -> Partial:
+    """Call a function on the rows of a task, slice by slice. Return its outputs, joined. `divide`
+    says where the slices of so many rows begin and end."""
     slices = min(task.slices, max(1, task.rows))
-    parts = []
-    for index in range(slices):
-        arguments = [_argument(value, slices, index) for value in task.arguments]
-        keywords = {name: _argument(value, slices, index) for name, value in task.keywords.items()}
-        outputs = select(function(*arguments, **keywords), task.wanted)
-        parts.append(Partial(outputs, _rows(task, slices, index)))
-    return parts[0] if len(parts) == 1 else Partial(join(parts, modes), task.rows)
+    if slices == 1:
+        return Partial(_call(function, task, None), task.rows)
+    parts = [
+        Partial(_call(function, task, borders), borders[1] - borders[0])
+        for borders in divide(task.rows, slices)
+    ]
+    return Partial(join(parts, modes), task.rows)
 
 
-def _argument(value: Any, slices: int, index: int) -> Any:
-    """Return an argument as the function gets it for one of several slices."""
-    if not isinstance(value, (RowSlice, RowSlices)):
-        return value
-    return (value if slices == 1 else value.part(slices, index)).take()
+def _call(function: Callable[..., Any], task: Task, borders: tuple[int, int] | None) -> Any:
+    """Return the wanted outputs of the function on a task's rows, or on those between borders."""
 
+    def argument(value: Any) -> Any:
+        if not isinstance(value, (RowSlice, RowSlices)):
+            return value
+        return (value if borders is None else value.between(*borders)).take()
 
-def _rows(task: Task, slices: int, index: int) -> int:
-    return task.rows if slices == 1 else count(part_of_rows(slice(0, task.rows), slices, index))
+    arguments = [argument(value) for value in task.arguments]
+    keywords = {name: argument(value) for name, value in task.keywords.items()}
+    return select(function(*arguments, **keywords), task.wanted)
 
 
 def select(outputs: Any, wanted: tuple[Any, ...] | None) -> Any:

@@ -1,6 +1,6 @@
 """Which rows or columns are whose.
 
-part_of                         so many rows, divided among ranks
+part_of, parts_of               so many rows, divided among ranks or slices
 choose, part_of_rows            the rows of a batch, and a rank's part of them
 slice_rows, RowSlice(s)         these rows of an input: an array, or a dict or tuple of arrays
 cut, paste                      an array cut into columns for the workers, their results joined
@@ -36,6 +36,11 @@ def part_of(length: int, size: int, rank: int) -> tuple[int, int]:
     return each * rank + min(rank, more), each * (rank + 1) + min(rank + 1, more)
 
 
+def parts_of(length: int, size: int) -> list[tuple[int, int]]:
+    """Return all parts of so many rows, as `part_of` has them."""
+    return [part_of(length, size, part) for part in range(size)]
+
+
 #: how a user chooses rows: the first n, a slice, or their indexes
 Batch = int | slice | Sequence[int] | Any
 
@@ -60,9 +65,9 @@ class RowSlice:
             return _between, (self.array, rows.start, rows.stop)
         return RowSlice, (self.array, rows)
 
-    def part(self, parts: int, index: int) -> RowSlice:
-        """Return one of several parts of the rows."""
-        return RowSlice(self.array, part_of_rows(self.rows, parts, index))
+    def between(self, start: int, stop: int) -> RowSlice:
+        """Return some of the rows, from the one at `start` to the one before `stop`."""
+        return RowSlice(self.array, _between_rows(self.rows, start, stop))
 
     def take(self) -> Any:
         """Return the rows."""
@@ -78,9 +83,9 @@ class RowSlices:
 
     value: Any
 
-    def part(self, parts: int, index: int) -> RowSlices:
-        """Return one of several parts of the rows."""
-        return RowSlices(over_leaves(self.value, lambda leaf: leaf.part(parts, index)))
+    def between(self, start: int, stop: int) -> RowSlices:
+        """Return some of the rows, as `RowSlice.between` does."""
+        return RowSlices(over_leaves(self.value, lambda leaf: leaf.between(start, stop)))
 
     def take(self) -> Any:
         """Return the rows."""
@@ -144,7 +149,10 @@ def count(rows: slice | np.ndarray[Any, Any]) -> int:
 
 def part_of_rows(rows: slice | np.ndarray[Any, Any], parts: int, index: int) -> Any:
     """Return one of several parts of the chosen rows, as even as possible."""
-    start, stop = part_of(count(rows), parts, index)
+    return _between_rows(rows, *part_of(count(rows), parts, index))
+
+
+def _between_rows(rows: slice | np.ndarray[Any, Any], start: int, stop: int) -> Any:
     if isinstance(rows, slice):
         return slice(rows.start + start, rows.start + stop)
     return rows[start:stop]

@@ -90,8 +90,7 @@ def test_dropout() -> None:
 
 
 def test_a_deep_graph() -> None:
-    """A thousand operations one after the other are sent and computed, by all and in slices; what
-    Python allows is as it was."""
+    """A thousand operations one after the other are sent and computed, by all and in slices."""
     x, rows = scattered()
     w = pytensor.shared(np.float32(0.5), "w")
     z, expected = x, ROWS.astype("float64")
@@ -99,23 +98,47 @@ def test_a_deep_graph() -> None:
         z = pt.tanh(z) if number % 50 == 0 else z * np.float32(1.001)
         expected = np.tanh(expected) if number % 50 == 0 else expected * 1.001
         z, expected = z + w * np.float32(0.001), expected + 0.0005
-    before = sys.getrecursionlimit()
     f = synk.function(
         [], (z.sum(axis=0), "sum"), givens={x: rows}, sliceable_shareds=[rows], name="deep"
     )
     synk.scatter(rows, ROWS)
     assert np.allclose(f(), expected.sum(axis=0), rtol=1e-4)
-    assert sys.getrecursionlimit() == before
 
 
-def test_a_deep_loss() -> None:
-    """Has a gradient: its updates can be made."""
+def deep_loss() -> tuple[Any, Any, Any]:
+    """An input, a variable, and what a thousand operations make of them."""
     x = pt.matrix("x")
     w = pytensor.shared(np.ones(2), "w")
     z = x.dot(w)
     for _ in range(1000):
         z = z * 1.0001
+    return x, w, z.mean()
+
+
+def test_a_gradient_of_the_programs_own() -> None:
+    """PyTensor makes it of a deep loss too, as Theano did once Synkhronos was there."""
+    x, w, loss = deep_loss()
+    f = synk.function([x], pytensor.grad(loss, w), mode=pytensor.compile.Mode("py", None))
+    assert np.allclose(f(ROWS), ROWS.mean(axis=0) * 1.0001**1000)
+
+
+def test_the_recursion_limit() -> None:
+    """It is Synkhronos's from `fork` to `close`. Without processes what is made of a deep loss
+    needs none, and leaves it as it is; one that the program has set itself stays."""
+    assert sys.getrecursionlimit() == 50_000
+    synk.close()
     before = sys.getrecursionlimit()
-    gradient_updates, _, flat = updates.sgd(z.mean(), [w], 0.1)
+    assert before < 50_000
+    x, w, loss = deep_loss()
+    gradient_updates, _, flat = updates.sgd(loss, [w], 0.1)
     assert gradient_updates[0][0] is flat
+    f = synk.function([x], loss)
     assert sys.getrecursionlimit() == before
+    synk.fork(2)
+    assert np.isclose(f(ROWS), f.as_theano(ROWS))
+    assert sys.getrecursionlimit() == 50_000
+    sys.setrecursionlimit(before + 1)
+    synk.close()
+    assert sys.getrecursionlimit() == before + 1
+    sys.setrecursionlimit(before)
+    synk.fork(2)

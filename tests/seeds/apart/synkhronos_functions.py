@@ -255,6 +255,23 @@ def test_slices(slices: int) -> None:
     assert synk.gather(count).tolist() == [2, 2]
 
 
+def test_slices_that_are_not_even() -> None:
+    """Later ones have one row more, as the parts of later processes: it shows where what is
+    collected is not of rows. Of 11 rows this process has 5, in slices of 2 and 3, the other 6."""
+    rows = np.arange(1, 12, dtype="float32")
+    x = pt.vector("x", dtype="float32")
+    kept = pytensor.shared(np.zeros(5, "float32"), "kept")
+    f = synk.function([x], [(x.sum(), "max"), (x.sum(), "min"), (x.sum(keepdims=True), "gather")])
+    largest, smallest, sums = f(rows, num_slices=2)
+    assert sums.tolist() == [1 + 2, 3 + 4 + 5, 6 + 7 + 8, 9 + 10 + 11]
+    assert (largest, smallest) == (30, 3)
+    g = synk.function([], (kept.sum(), "max"), sliceable_shareds=[kept])
+    synk.scatter(kept, rows[:10])
+    assert g(num_slices=2) == 8 + 9 + 10
+    assert g(num_slices=2, batch_s=[4, 3, 2, 1, 0]) == 8 + 7 + 6
+    assert g(num_slices=2, batch_s=slice(2, 5)) == 9 + 10
+
+
 @pytest.mark.parametrize(
     ("slices", "kind"),
     [(0, InvalidValue), (8, InvalidValue), (1.5, InvalidType), (True, InvalidType)],
