@@ -68,6 +68,7 @@ MAPS = (
         "engines/local",
         "engines/serial",
         "engines/mpi",
+        "engines/ray",
     ),
     *(f"engines/local/{package}" for package in LOCAL if package not in ("group", "probes")),
 )
@@ -108,8 +109,8 @@ def test_every_module_is_in_a_layer() -> None:
 
 def test_only_the_registry_knows_engines() -> None:
     """Nothing outside an engine's folder imports from it, so that another can stand in its place.
-    The local engine uses the serial one where there is one rank; the mpi engine uses the local one
-    inside each host."""
+    The local engine uses the serial one where there is one rank; the mpi and ray engines use the
+    local one inside each host."""
     engines = [row.module.rpartition(".")[0] for row in ENGINES.values() if row.module]
     for path in SOURCE.rglob("*.py"):
         package = ".".join(("weft", *path.relative_to(SOURCE).parent.parts))
@@ -117,7 +118,7 @@ def test_only_the_registry_knows_engines() -> None:
             found = {engine for engine in engines if f"{name}.".startswith(f"{engine}.")}
             found -= {one for one in engines if f"{package}.".startswith(f"{one}.")}
             found -= {"weft.engines.serial"} if "local" in package else set()
-            found -= {"weft.engines.local"} if "mpi" in package else set()
+            found -= {"weft.engines.local"} if package.endswith((".mpi", ".ray")) else set()
             assert not found, f"{path} imports {name}"
 
 

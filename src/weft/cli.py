@@ -25,6 +25,7 @@ usage: weft run -n N [options] script.py [arguments]
        weft run -n N [options] -m module [arguments]
        weft run --hosts a:2,b:2 [options] script.py [arguments]
        weft open [--pipe NAME] [-n N]
+       weft open --port P | --join HOST:P [--max-cpu N] [--max-gpu N]
        weft status
        weft close [--pipe NAME]
        weft doctor [--json] [--hosts a,b]
@@ -39,7 +40,12 @@ usage: weft run -n N [options] script.py [arguments]
 
 weft open keeps workers ready behind a named pipe, by default "weft", until weft close: any script
 of this user gets up to N of them (default: one per core) by distribute(fun, named_pipe="NAME").
-weft status tells which pipes are open and how busy.
+weft open --port 2718 has this machine begin a cluster, weft open --join HOST:2718 has it join one:
+until weft close it takes part in distribute(fun, machines=[...]) with all its cores and GPUs, or as
+many as --max-cpu and --max-gpu say. The machines need the same key; weft open tells how.
+
+weft status tells which pipes are open and how busy, and what the machines of the cluster have and
+do. weft close ends what weft open has started on this machine.
 
 weft doctor tells what this machine offers to ranks and what would go wrong; its exit code is 1
 where ranks cannot run. --json prints the same for programs. --hosts compares the versions of
@@ -122,10 +128,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-m", nargs=argparse.REMAINDER, dest="module")
     run.add_argument("program", nargs=argparse.REMAINDER)
     opens = command(_open)
-    opens.add_argument("--pipe", default=True)
+    opens.add_argument("--pipe")
     opens.add_argument("-n", type=_whole_number, dest="size")
+    opens.add_argument("--port", type=_number("--port", 1))
+    opens.add_argument("--join")
+    opens.add_argument("--max-cpu", type=_number("--max-cpu", 1))
+    opens.add_argument("--max-gpu", type=_number("--max-gpu", 0))
     command(_status)
-    command(_close).add_argument("--pipe", default=True)
+    command(_close).add_argument("--pipe")
     doctor = command(_doctor)
     doctor.add_argument("--json", action="store_true")
     doctor.add_argument("--hosts")
@@ -145,22 +155,64 @@ def _run(options: argparse.Namespace) -> int:
     return int(engine.launch(_command(options)))
 
 
+def _cluster_engine() -> Any:
+    """Return the engine of other machines. Raises MissingPackage, EngineUnavailable."""
+    return registry.choose("ray", "machines").load()
+
+
 def _open(options: argparse.Namespace) -> int:
     from weft.resources import count_cores
 
-    pipe = _engine().open_pipe(options.pipe, options.size or count_cores()[0])
+    if options.port is not None or options.join is not None:
+        return _open_node(options)
+    if options.max_cpu is not None or options.max_gpu is not None:
+        raise LaunchError(
+            "--max-cpu and --max-gpu say what a machine gives to others: weft open --port 2718 "
+            "--max-cpu 4; for a pipe: weft open -n 4"
+        )
+    pipe = _engine().open_pipe(options.pipe or True, options.size or count_cores()[0])
     print(f"weft: the pipe {pipe!r} is open: distribute(fun, named_pipe={pipe!r})")
     return 0
 
 
+def _open_node(options: argparse.Namespace) -> int:
+    if options.port is not None and options.join is not None:
+        raise LaunchError(
+            "--port and --join were given; expected one of them: --port begins a cluster, --join "
+            "HOST:PORT joins one"
+        )
+    if options.pipe is not None or options.size is not None:
+        raise LaunchError("--pipe and -n are for pipes; for other machines: --max-cpu, --max-gpu")
+    told = _cluster_engine().open_node(
+        port=options.port, join=options.join, max_cpu=options.max_cpu, max_gpu=options.max_gpu
+    )
+    print(f"weft: {told}")
+    return 0
+
+
 def _status(options: argparse.Namespace) -> int:
-    print("\n".join(_engine().pipes()) or "weft: no pipe is open")
+    lines = list(_engine().pipes())
+    if _has_clusters():
+        lines += _cluster_engine().status()
+    print("\n".join(lines) or "weft: no pipe is open, and this machine is in no cluster")
     return 0
 
 
 def _close(options: argparse.Namespace) -> int:
-    print(f"weft: the pipe {_engine().close_pipe(options.pipe)!r} is closed")
+    address = ""
+    if options.pipe is None and _has_clusters():
+        address = _cluster_engine().close_node()
+    if address:
+        print(f"weft: this machine, {address}, has left its cluster")
+        if not _engine().has_pipe(True):
+            return 0
+    print(f"weft: the pipe {_engine().close_pipe(options.pipe or True)!r} is closed")
     return 0
+
+
+def _has_clusters() -> bool:
+    """Return whether this machine can be in a cluster."""
+    return not registry.ENGINES["ray"].missing()
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -220,6 +272,17 @@ def _whole_number(text: str) -> int:
             "for example: weft run -n 2 script.py"
         )
     return int(text)
+
+
+def _number(option: str, least: int) -> Callable[[str], int]:
+    """Return what parses an option's whole number."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise LaunchError(f"{option} {text}: expected a whole number, {least} or more")
+        return int(text)
+
+    return parse
 
 
 def _seconds(text: str) -> float:

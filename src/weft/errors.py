@@ -19,6 +19,7 @@
     │   ├── MissingRank     (TimeoutError)    names the ranks that never came
     │   ├── Refused         (ConnectionError) a peer of another user, version, job or size
     │   ├── NoSuchPipe      (ConnectionError) nobody serves a named pipe
+    │   ├── MachineUnavailable (ConnectionError) machines that cannot take part, each with why
     │   └── LaunchError     (RuntimeError)    `weft run` was asked for something it cannot start
     ├── OutOfMemory         (MemoryError)     asked for more than this machine can give
     ├── OutOfDescriptors    (OSError)         the table of open files is full
@@ -110,6 +111,11 @@ class Refused(SetupError, ConnectionError):
 
 class NoSuchPipe(SetupError, ConnectionError):
     """Nobody serves the named pipe that was asked for."""
+
+
+class MachineUnavailable(SetupError, ConnectionError):
+    """Machines cannot take part: unknown, unreachable, without the key, of another cluster, or with
+    another version. The message has a line for each."""
 
 
 class LaunchError(SetupError, RuntimeError):

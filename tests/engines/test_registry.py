@@ -16,7 +16,7 @@ from weft.engines import registry
 from weft.engines.registry import ENGINES, choose
 from weft.errors import EngineUnavailable, MissingPackage, UnknownEngine
 
-OFFERS = {"group", "pool", "team", "share", "launch", "hosts"}
+OFFERS = {"group", "pool", "team", "share", "launch", "hosts", "machines"}
 RANK = Launched(0, 2, "job", local_rank=0, local_size=2)
 
 
@@ -28,6 +28,7 @@ def test_every_row_keeps_what_it_says() -> None:
         "team": {"make_team"},
         "share": {"share"},
         "launch": {"launch", "open_pipe", "serve_pipe", "pipes", "close_pipe", "probes"},
+        "machines": {"open_node", "serve_node", "close_node", "status"},
         "hosts": {"launch", "survey", "find_mpirun"},
     }
     for name, row in ENGINES.items():
@@ -44,7 +45,7 @@ def test_the_default_depends_on_the_launcher() -> None:
     """A group of a process that nobody launched is serial; everything else is local."""
     assert choose(None, "group", None).name == "serial"
     assert choose(None, "group", RANK).name == "local"
-    for offer in OFFERS - {"group", "hosts"}:
+    for offer in OFFERS - {"group", "hosts", "machines"}:
         assert choose(None, offer).name == "local"
 
 
@@ -65,7 +66,7 @@ def test_a_name_that_is_not_known(name: object, offer: str) -> None:
 @pytest.mark.parametrize(
     ("name", "offer", "fit"),
     [
-        ("mpi", "pool", "'local', 'serial'"),
+        ("mpi", "pool", "'local', 'ray', 'serial'"),
         ("ray", "group", "'local', 'mpi', 'serial'"),
         ("serial", "launch", "'local'"),
     ],
@@ -83,7 +84,7 @@ def test_an_engine_that_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None
         choose("mpi", "group")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with pytest.raises(EngineUnavailable, match="'ray' is not part of this release; use 'local'"):
-        choose("ray", "pool")
+        choose("ray", "pool").load().make_pool(None)
 
 
 def test_ranks_that_cannot_meet() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import HANGS, run_command, wait_until, within
+from weft.engines.key import VARIABLE
 from weft.engines.local.pool import named_pipe
 from weft.errors import LaunchError, Refused, Stalled
 
@@ -24,7 +25,7 @@ PIPE = f"test-{os.getpid()}"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The process that serves the pipe, for which this side has little patience."""
-    key = {named_pipe.KEY_VARIABLE: "a key of this test's"}
+    key = {VARIABLE: "a key of this test's"}
     monkeypatch.setenv(*next(iter(key.items())))
     assert run_command([sys.executable, "-m", "weft", "open", "--pipe", PIPE], env=key).code == 0
     channel, pool = named_pipe.connect(PIPE)

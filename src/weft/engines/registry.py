@@ -5,6 +5,7 @@ Code that needs an engine calls `choose` and names what the engine must offer:
     init                   "group"       Team, function, train_step   "team"
     map, distribute        "pool"        share                        "share"
     weft run, named pipes  "launch"      weft run --hosts             "hosts"
+    weft open --port       "machines"
 
 The module of a row is imported at its first use. Of these functions it has those for what the row
 offers:
@@ -15,6 +16,7 @@ offers:
     share(array, *, readonly) -> SharedArray            share
     launch(Command) -> exit code; open_pipe, serve_pipe, pipes, close_pipe; probes()    launch
     launch(Command) -> exit code; survey(hosts), find_mpirun()                         hosts
+    open_node, serve_node, close_node, status                                          machines
     close()      end the engine's workers in this process; a later call may start new ones
     end()        the interpreter ends, and the group was left     group over hosts
 """
@@ -41,7 +43,7 @@ class Engine:
     name: str
     #: "" for an engine of which only the name is known
     module: str
-    #: of "group", "pool", "team", "share", "launch", "hosts"
+    #: of "group", "pool", "team", "share", "launch", "hosts", "machines"
     offers: frozenset[str]
     #: the package that it imports; weft's extra of the engine's name installs it
     requires: str = ""
@@ -52,11 +54,15 @@ class Engine:
         """Import and return the engine's module."""
         return importlib.import_module(self.module)
 
+    def missing(self) -> bool:
+        """Return whether the package that it imports is not installed."""
+        return bool(self.requires) and importlib.util.find_spec(self.requires) is None
+
     def validate(self, who: str = "") -> None:
         """Raise MissingPackage or EngineUnavailable if the engine cannot run here; `who` wants it,
         if it was not asked for by name."""
         reason = self.obstacle()
-        if self.requires and importlib.util.find_spec(self.requires) is None:
+        if self.missing():
             raise MissingPackage(
                 f"{reason or who or f'engine={self.name!r}'}. It needs the package "
                 f"{self.requires}, which is not installed:\n    pip install 'weft[{self.name}]'"
@@ -74,10 +80,6 @@ def system_obstacle() -> str:
         f"the local engine needs Linux on x86-64, this is {sys.platform} on {machine}; "
         "run one process, with engine='serial'"
     )
-
-
-def _later(name: str) -> Callable[[], str]:
-    return lambda: f"engine={name!r} is not part of this release; use 'local' for one machine"
 
 
 _IN_ONE_PROCESS = frozenset({"group", "pool", "team", "share"})
@@ -99,7 +101,13 @@ ENGINES = {
             requires="mpi4py",
             obstacle=system_obstacle,
         ),
-        Engine("ray", "", frozenset({"pool"}), requires="ray", obstacle=_later("ray")),
+        Engine(
+            "ray",
+            "weft.engines.ray.engine",
+            frozenset({"pool", "machines"}),
+            requires="ray",
+            obstacle=system_obstacle,
+        ),
     )
 }
 

@@ -168,6 +168,13 @@ def close_pipe(name: object) -> str:
     return pipe
 
 
+def has_pipe(name: object) -> bool:
+    """Return whether a pipe of this user is open."""
+    from weft.engines.local.pool import named_pipe
+
+    return named_pipe.validate_name(name) in named_pipe.names()
+
+
 def probes() -> dict[str, Callable[[], tuple[Any, str]]]:
     """Return the probes of `weft doctor` by name; each returns a value and the reason for it."""
     from weft.engines.local.probes import PROBES

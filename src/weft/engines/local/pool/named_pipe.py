@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import secrets
 import signal
 import socket
 import struct
@@ -26,9 +25,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError, connection
-from pathlib import Path
 
 from weft._version import __version__
+from weft.engines import key
 from weft.engines.local.pool.fork_server import Server, preload
 from weft.engines.local.pool.interpreter import server_environment
 from weft.engines.local.processes import linux
@@ -37,9 +36,6 @@ from weft.engines.local.processes.linux import readable
 from weft.errors import InvalidType, InvalidValue, LaunchError, NoSuchPipe, Refused, Stalled
 
 DEFAULT = "weft"
-
-#: the environment variable that holds the key itself, in place of the user's key file
-KEY_VARIABLE = "WEFT_KEY"
 
 #: seconds for the other end to prove that it has the key, for a server to open, and to end
 _PATIENCE, _START, _END = 5, 60.0, 10.0
@@ -101,8 +97,8 @@ class _PipeListener:
                 if user != os.geteuid():
                     return None
                 _set_timeouts(raw)
-                connection.deliver_challenge(caller, read_key())
-                connection.answer_challenge(caller, read_key())
+                connection.deliver_challenge(caller, key.read_key())
+                connection.answer_challenge(caller, key.read_key())
                 return self._hand_over(raw, pid)
         except (OSError, EOFError, AuthenticationError):
             return None  # it does not have the key, or is too slow
@@ -132,7 +128,7 @@ def serve(name: str, size: int, ready: int, starter: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     with open(ready, "w") as answer:
         try:
-            read_key()
+            key.read_key()
             listener = _PipeListener(name, size)
         except (LaunchError, Refused) as error:
             answer.write(str(error))
@@ -210,7 +206,7 @@ def connect(name: str) -> tuple[Channel, Pool]:
         except (AuthenticationError, OSError, EOFError, IndexError, Closed):
             raise Refused(
                 f"the pipe {name!r} did not let this process in: it was opened with another key "
-                f"than the one in {_key_file()} or {KEY_VARIABLE}, or it does not answer"
+                f"than the one in {key.key_file()} or {key.VARIABLE}, or it does not answer"
             ) from None
     mine = (__version__, platform.python_version())
     if (pool.version, pool.python) != mine:
@@ -225,8 +221,8 @@ def connect(name: str) -> tuple[Channel, Pool]:
 def _authenticate(raw: socket.socket) -> tuple[Channel, Pool]:
     """Return a channel to the server, and its greeting: the mirror of `_PipeListener.accept`."""
     with connection.Connection(os.dup(raw.fileno())) as caller:
-        connection.answer_challenge(caller, read_key())
-        connection.deliver_challenge(caller, read_key())
+        connection.answer_challenge(caller, key.read_key())
+        connection.deliver_challenge(caller, key.read_key())
     _, descriptors, _, _ = socket.recv_fds(raw, 1, 1)
     channel = Channel(socket.socket(fileno=descriptors[0]))
     if not channel.wait(time.monotonic() + _PATIENCE):
@@ -270,39 +266,3 @@ def _set_timeouts(raw: socket.socket) -> None:
     """Limit how long reads and writes may wait for the other end."""
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         raw.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_PATIENCE, 0))
-
-
-# the key
-
-
-def read_key() -> bytes:
-    """Return this user's key, which is made at first use. Raises Refused if others could read
-    it."""
-    key = os.environ.get(KEY_VARIABLE)
-    if key:
-        return key.encode()
-    path = _key_file()
-    with contextlib.suppress(FileExistsError):
-        _make_key(path)
-    if path.stat().st_mode & 0o077:
-        raise Refused(f"the key in {path} can be read by others; make it private: chmod 600 {path}")
-    return path.read_bytes()
-
-
-def _key_file() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "weft" / "key"
-
-
-def _make_key(path: Path) -> None:
-    """Write a new key, whole, unless there is one. Raises FileExistsError if another was first."""
-    if path.exists():
-        return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"key.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from weft.errors import OutOfDescriptors, OutOfMemory, format_bytes
 _FUTEX = 202  # on x86-64, the only processor on which the local engine runs
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _CLOCK_MONOTONIC = 1
 #: CDLL lets other threads run during the call, PyDLL does not and is faster
@@ -56,6 +57,11 @@ def futex_wake(address: int) -> None:
 def end_with_parent(signal: int) -> None:
     """Have the kernel send this process `signal` when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Have what this process's descendants have started become its children when they end."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def return_free_memory() -> None:

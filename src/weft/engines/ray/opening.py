@@ -1,0 +1,153 @@
+"""`weft open --port`, `weft open --join`, `weft close`: this machine's node, begun and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from weft.engines.ray import checks, cluster, node
+from weft.engines.ray.node import NodeOptions
+from weft.engines.ray.token import copy_line, find_token, make_token, no_key
+from weft.errors import LaunchError, MachineUnavailable
+from weft.resources import count_cores, visible_gpus
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a node is opened for: the first of a cluster at a port, or one that joins HOST:PORT."""
+
+    port: int | None = None
+    join: str | None = None
+    #: the most that this machine gives; None: all of its cores, all of its GPUs
+    max_cpu: int | None = None
+    max_gpu: int | None = None
+
+
+def open_node(opening: Opening) -> str:
+    """Start a node of this machine in the background, and return what to tell the user. Raises
+    LaunchError, InvalidValue, Refused, MachineUnavailable."""
+    options, token = _prepare(opening)
+    node.start(options, token)
+    return _how_to_join(options)
+
+
+def serve_node(opening: Opening, opened: Callable[[str], None]) -> None:
+    """Start a node that ends with this process, call `opened` when it runs, and return when
+    somebody has closed it. Raises what `open_node` does."""
+    options, token = _prepare(opening)
+    watcher = node.start(replace(options, tied=True), token)
+    try:
+        opened(_how_to_join(options))
+        watcher.wait()
+    finally:
+        watcher.terminate()
+        watcher.wait()
+
+
+def close_node() -> str:
+    """End this user's node on this machine. Return its address, "" if there was none. Raises
+    Refused, Stalled."""
+    ended = node.end()
+    return "" if ended is None else ended.address
+
+
+def _prepare(opening: Opening) -> tuple[NodeOptions, str]:
+    """Return what a node is started with, and its token, once nothing speaks against it."""
+    if node.find() is not None:
+        raise node.already_open()
+    versions = cluster.own_versions()
+    if opening.join is None:
+        port = cluster.validate_port(opening.port or cluster.DEFAULT_PORT)
+        address, token = own_address(), make_token()
+        first = f"{address}:{port}"
+    else:
+        first, token = _find_first(opening.join, versions)
+        host, _, text = first.rpartition(":")
+        address = _address_towards(host, int(text))
+    cores, gpus = count_cores()[0], len(visible_gpus(os.environ))
+    options = NodeOptions(
+        cluster=first,
+        address=address,
+        cores=cores if opening.max_cpu is None else min(cores, opening.max_cpu),
+        gpus=gpus if opening.max_gpu is None else min(gpus, opening.max_gpu),
+        labels=checks.labels_of(versions),
+    )
+    _validate_ports(options)
+    return options, token
+
+
+def _find_first(join: str, versions: dict[str, str]) -> tuple[str, str]:
+    """Return the address of a cluster's first node, and the token, once it has accepted that and
+    has this machine's versions."""
+    token = find_token()
+    if token is None:
+        raise MachineUnavailable(no_key(f"at {join}"))
+    name, port = cluster.parse_machine(join)
+    answer, members = cluster.ask_first(name, port, token)
+    if found := checks.problems([answer], members, versions, join):
+        raise MachineUnavailable(f"this machine cannot join:\n{checks.table(found)}")
+    return f"{answer.address}:{port}", token
+
+
+def _how_to_join(options: NodeOptions) -> str:
+    """Return what to tell the user of a node that runs."""
+    gives = f"{_some(options.cores, 'core')} and {_some(options.gpus, 'GPU')}"
+    lines = [f"this machine, {options.address}, gives {gives} to the cluster {options.cluster}"]
+    if options.is_first:
+        lines += [
+            "on each other machine, which needs the same key (once):",
+            f"    {copy_line()}",
+            f"    weft open --join {options.cluster}",
+        ]
+    return "\n".join(lines)
+
+
+def _some(count: int, thing: str) -> str:
+    return f"1 {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _validate_ports(options: NodeOptions) -> None:
+    """Raise LaunchError if a port of the node is in use here."""
+    offset = 0 if options.is_first else node.RAYLET
+    last = options.port + node.RUNTIME_ENV
+    for port in range(options.port + offset, last + 1):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                raise LaunchError(
+                    f"port {port} of this machine cannot be used ({error.strerror}): a node needs "
+                    f"{options.port} to {last}, and its workers {options.port + node.WORKERS[0]} "
+                    f"to {options.port + node.WORKERS[1]}; choose another port for the whole "
+                    "cluster, for example\n    weft open --port 2900"
+                ) from None
+
+
+def own_address() -> str:
+    """Return the address at which other machines reach this one: that of its name, else that of
+    its way to the outside, else any. Raises LaunchError if it has none but loopback."""
+    with contextlib.suppress(OSError):
+        for *_, address in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET):
+            if not str(address[0]).startswith("127."):
+                return str(address[0])
+    with contextlib.suppress(OSError):
+        return _address_towards("192.0.2.1", 9)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        line = ["hostname", "-I"]
+        listed = subprocess.run(line, capture_output=True, text=True, timeout=5, check=False).stdout
+        for word in listed.split():
+            if "." in word:
+                return word
+    raise LaunchError("this machine has no address but loopback: no other can reach it")
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return this machine's address on the way to another. Sends nothing. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, port))
+        return str(way.getsockname()[0])
