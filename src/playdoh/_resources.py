@@ -1,4 +1,4 @@
-"""Workers that scripts of this machine can use one after another, and what there is of it."""
+"""Workers that scripts can use one after another, and what there is of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.engines import registry
 from weft.errors import InvalidValue
 from weft.resources import count_cores, visible_gpus
 
-#: where Playdoh's workers listened; nothing listens here
+#: where machines reach each other's workers, unless another port is given
 DEFAULT_PORT = 2718
 _LAST_PORT = 65535
 
@@ -38,35 +38,57 @@ def funworker(
     max_cpu: int | None = None,
     max_gpu: int | None = None,
     named_pipe: bool | str | None = None,
-    port: int | None = None,
+    port: int | str | None = None,
 ) -> None:
-    """Serve workers to the scripts of this machine, one after another or at once, as `weft open`
-    does. Returns when one of them calls `shutdown(dfun)`; ends with this script.
+    """Serve workers to scripts, one after another or at once, as `weft open` does: with a port to
+    those of other machines, else to those of this one, behind a named pipe. Returns when one of
+    them calls `shutdown(dfun)`, or after `weft close`; ends with this script.
 
     max_cpu     the most workers of a script; no more than there are CPUs.
-    max_gpu     has no effect, and warns where there are more GPUs: each script has its own cap.
+    max_gpu     the most GPUs that this machine gives to others; with a pipe it has no effect, and
+                warns where there are more: each script has its own cap.
     named_pipe  True or a name, which scripts pass too: distribute(fun, named_pipe="NAME").
-    port        has no effect, and warns: nothing listens on a port, as other machines come with a
-                later release of weft.
+    port        the port of the cluster that this machine begins; or "HOST:2718", to join that which
+                another machine has begun. Scripts pass distribute(fun, machines=[...]). With a
+                pipe it has no effect, and warns.
 
-    Raises LaunchError if the pipe is served already, InvalidType, InvalidValue.
+    Raises LaunchError if the pipe is served already, a port is in use, or this machine is in a
+    cluster; MachineUnavailable if it cannot join; MissingPackage without Ray; InvalidType,
+    InvalidValue.
     """
     cpus = MAXCPU if max_cpu is None else validate_count(max_cpu, "funworker", "max_cpu", least=1)
-    if max_gpu is not None and validate_count(max_gpu, "funworker", "max_gpu", least=0) < MAXGPU:
+    if max_gpu is not None:
+        validate_count(max_gpu, "funworker", "max_gpu", least=0)
+    if port is not None and not isinstance(port, str):
+        validate_port(port, "funworker")
+    has_pipe = named_pipe is not None and named_pipe is not False
+    if port is not None and not has_pipe:
+        _serve_machines(port, max_cpu, max_gpu)
+        return
+    if port is not None:
+        warn_caller(
+            f"funworker(port={port!r}) has no effect: with named_pipe={named_pipe!r} it serves "
+            "scripts of this machine; leave that out to serve those of other machines"
+        )
+    if max_gpu is not None and max_gpu < MAXGPU:
         warn_caller(
             f"funworker(max_gpu={max_gpu}) has no effect: each script says how many of the "
             f"{MAXGPU} GPUs it uses, by distribute(fun, max_gpu={max_gpu})"
         )
-    if port is not None:
-        validate_port(port, "funworker")
-        warn_caller(
-            f"funworker(port={port}) has no effect: nothing listens on a port, and scripts of this "
-            "machine use these workers by distribute(fun, named_pipe=...); other machines come "
-            "with a later release of weft"
-        )
-    name = True if named_pipe is None or named_pipe is False else named_pipe
     engine: Any = registry.choose(None, "launch").load()
-    engine.serve_pipe(name, min(cpus, MAXCPU), _say_how)
+    engine.serve_pipe(named_pipe if has_pipe else True, min(cpus, MAXCPU), _say_how)
+
+
+def _serve_machines(port: int | str, max_cpu: int | None, max_gpu: int | None) -> None:
+    """Serve workers to the scripts of other machines."""
+    engine: Any = registry.choose("ray", "machines").load()
+    engine.serve_node(
+        port=None if isinstance(port, str) else port,
+        join=port if isinstance(port, str) else None,
+        max_cpu=max_cpu,
+        max_gpu=max_gpu,
+        opened=lambda told: print(f"playdoh: {told}", flush=True),
+    )
 
 
 def _say_how(pipe: str) -> None:

@@ -531,7 +531,7 @@ def test_what_has_no_effect_in_funworker(pipe: str, monkeypatch: pytest.MonkeyPa
         assert (worker.returncode, out) == (0, "it has returned\n")
         assert "RuntimeWarning: funworker(max_gpu=1) has no effect: each script says how" in err
         assert "distribute(fun, max_gpu=1)" in err
-        assert "RuntimeWarning: funworker(port=2718) has no effect: nothing listens on" in err
+        assert "RuntimeWarning: funworker(port=2718) has no effect: with named_pipe=" in err
     finally:
         worker.kill()
 

@@ -1,43 +1,121 @@
-"""How nodes end: whoever is killed, nothing is left on any host, and nobody else's Ray is touched."""
+"""How nodes end: whoever is killed, nothing is left, and nobody else's Ray is touched."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.hosts import Hosts, Job
+from tests.hosts import Hosts, Process
 from tests.support import wait_until
 
-#: none needs a key file on the hosts then
+#: no host needs a key file then
 KEY = {"WEFT_KEY": "a key of many letters"}
+OPEN = ("open", "--port", "2718")
 
 
 def weft(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "weft", *arguments]
 
 
-def find(hosts: Hosts, k: int, words: str) -> int:
-    """The pid of the process of a host that has these words in its command line."""
-    pids = [one.pid for one in hosts.processes(k) if words in one.command]
-    return pids[0] if pids else 0
-
-
 def open_both(hosts: Hosts) -> None:
     """Open a node on each host, of clusters of their own, at the same time."""
-    jobs = [hosts.start_on(k, weft("open", "--port", "2718"), env=KEY) for k in (1, 2)]
+    jobs = [hosts.start_on(k, weft(*OPEN), env=KEY) for k in (1, 2)]
     for job in jobs:
         outcome = job.wait()
         assert outcome.code == 0, outcome
 
 
-def test_a_killed_watcher_and_a_killed_ray_start(two_hosts: Hosts) -> None:
-    """Each does for the other: also for what Ray leaves, and the folder."""
-    open_both(two_hosts)
-    import os
+def find(hosts: Hosts, k: int, words: str) -> list[Process]:
+    """The processes of a host that have these words in their command lines."""
+    return [process for process in hosts.processes(k) if words in process.command]
 
-    os.kill(find(two_hosts, 1, "node.watch"), signal.SIGKILL)
-    os.kill(find(two_hosts, 2, "node.serve"), signal.SIGKILL)
+
+def kill(hosts: Hosts, k: int, words: str) -> None:
+    """Kill the one process of a host that has these words in its command line."""
+    (process,) = find(hosts, k, words)
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def test_killed_processes_of_nodes(two_hosts: Hosts) -> None:
+    """The watcher, and `ray start`: the other one ends what is left, folder and all."""
+    open_both(two_hosts)
+    kill(two_hosts, 1, "node.watch")
+    kill(two_hosts, 2, "node.serve")
     assert two_hosts.leave_nothing() == []
+
+
+@pytest.mark.soak
+def test_processes_of_ray_that_die(two_hosts: Hosts) -> None:
+    """A node whose raylet or whose gcs_server has died is no node: it ends, all of it."""
+    open_both(two_hosts)
+    kill(two_hosts, 1, "raylet/raylet")
+    kill(two_hosts, 2, "gcs/gcs_server")
+    assert two_hosts.leave_nothing(within=10) == []
+
+
+def test_opening_that_is_interrupted(two_hosts: Hosts) -> None:
+    """`weft open` is killed while it waits for Ray, or gets Ctrl-C; also later, when it runs."""
+
+    def starts(k: int) -> Callable[[], bool]:
+        return lambda: bool(find(two_hosts, k, "gcs/gcs_server"))
+
+    killed, interrupted = (two_hosts.start_on(k, weft(*OPEN), env=KEY) for k in (1, 2))
+    wait_until(starts(1))
+    killed.kill(signal.SIGKILL)
+    wait_until(starts(2))
+    interrupted.kill(signal.SIGINT)
+    assert killed.wait().code == 137
+    assert interrupted.wait().code == 130
+    assert two_hosts.leave_nothing() == []
+
+
+def test_scripts_that_serve(two_hosts: Hosts) -> None:
+    """Playdoh's funworker begins a cluster, or joins one. Its node ends with the script; with the
+    first node the others end some seconds later, and nobody can join any more."""
+    program = """
+import sys
+from playdoh import funworker
+port = sys.argv[1]
+funworker(port=int(port) if port.isdecimal() else port, max_cpu=1, max_gpu=0)
+print("closed")
+"""
+    scripts = []
+    for k, port in ((1, "2718"), (2, "host1:2718")):
+        line = [sys.executable, "-c", program, port]
+        scripts.append(two_hosts.start_on(k, line, env=KEY))
+        wait_until(lambda: "gives 1 core and 0 GPUs to the cluster 10" in scripts[-1].out)
+    assert "weft open --join 10.78.0.1:2718" in scripts[0].out
+    status = two_hosts.run_on(2, weft("status"), env=KEY)
+    assert "10.78.0.2" in status.out
+    scripts[0].kill(signal.SIGKILL)
+    closed = scripts[1].wait()
+    assert (closed.code, "closed" in closed.out) == (0, True), closed
+    refused = two_hosts.run_on(2, weft("open", "--join", "host1"), env=KEY)
+    assert refused.code == 1
+    assert "10.78.0.1  runs no node (nothing listens at port 2718)" in refused.err
+    scripts[0].wait()
+    assert two_hosts.leave_nothing() == []
+
+
+def test_a_ray_of_the_users_own_beside(two_hosts: Hosts) -> None:
+    """It finds its cluster as before, and lives when ours has ended."""
+    ray = str(Path(sys.executable).parent / "ray")
+    line = f"{ray} start --head --port 6400 --include-dashboard false --disable-usage-stats"
+    own = two_hosts.start_on(1, f"{line} --node-ip-address 10.78.0.1 --num-cpus 1")
+    ours = two_hosts.run_on(1, weft(*OPEN), env=KEY)
+    assert (own.wait().code, ours.code) == (0, 0), ours
+    theirs = {one.pid for one in two_hosts.processes(1) if "weft-" not in one.command}
+    found = two_hosts.run_on(1, "cat $TMPDIR/ray/ray_current_cluster")  # what ray.init() reads
+    assert two_hosts.run_on(1, weft("close"), env=KEY).code == 0
+    left = two_hosts.processes(1)
+    two_hosts.clean()
+    assert found.out.strip() == "10.78.0.1:6400", found
+    servers = {one.pid for one in left if "gcs_server" in one.command or "raylet/" in one.command}
+    assert len(servers) == 2
+    assert servers <= theirs
+    assert not [one for one in left if "weft" in one.command.partition("/bin/")[2]]
