@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 import weft
 from tests.hosts import Hosts, require_hosts
-from tests.support import MARK, Reading, marked_processes, readings
+from tests.support import MARK, Reading, all_processes, earlier, marked_processes, readings
 
 # a shell without job control starts background commands with Ctrl-C ignored, nohup has them ignore
 # the end of the terminal, and programs inherit both; the tests that do these things need them back
@@ -80,10 +81,12 @@ def nothing_left_by_a_module(
 ) -> Iterator[None]:
     """Tests that share something that stays, such as a team, are looked after together: their
     module says `SHARES = True`."""
+    gc.collect()
+    gc.freeze()  # with PyTorch loaded, each collection after a test would take a tenth of a second
     with contextlib.ExitStack() as stack:
         if _shares(request):
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            stack.enter_context(nothing_stays(tmp_path_factory.mktemp("module"), patch))
+            stack.enter_context(nothing_stays(_new_folder(tmp_path_factory), patch))
         yield
 
 
@@ -91,14 +94,25 @@ def nothing_left_by_a_module(
 def nothing_left(
     request: pytest.FixtureRequest,
     nothing_left_by_a_module: None,
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not _shares(request):
-            stack.enter_context(nothing_stays(tmp_path, monkeypatch))
+            stack.enter_context(nothing_stays(_new_folder(tmp_path_factory), monkeypatch))
         yield
         request.node.funcargs.clear()  # with a team, its replicas and their memory
+
+
+#: numbers of folders
+_numbers = itertools.count()
+
+
+def _new_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder of its own, sooner than by `tmp_path`, which looks through those of other tests."""
+    folder = factory.getbasetemp() / f"left{next(_numbers)}"
+    folder.mkdir()
+    return folder
 
 
 def _shares(request: pytest.FixtureRequest) -> bool:
@@ -115,6 +129,8 @@ def nothing_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("WEFT_TEST_FOLDER", str(folder))
     # torch's optimizers make this folder, by default among the temporary files
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "torch"))
+    earlier.clear()
+    earlier.update(all_processes())
     before = _leavings(temporary)
     readings[:] = [Reading.take()]
     yield
@@ -123,7 +139,7 @@ def nothing_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     while (left := _leavings(temporary) - before) and time.monotonic() < deadline:
         gc.collect()  # an exception may hold arrays in a cycle,
         weft.shutdown()  # whose memory is then kept for the next ones
-        time.sleep(0.02)
+        time.sleep(0.005)
     assert not left, f"left behind: {sorted(left)}"
 
 

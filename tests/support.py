@@ -255,19 +255,28 @@ def await_state(group: Any, rank: int, condition: Callable[[Any], Any]) -> None:
 AWAIT_STATE = "import time\nfrom typing import Any, Callable\n" + inspect.getsource(await_state)
 
 
+#: processes that were there before the test began, and so have not its mark
+earlier: set[str] = set()
+
+
 def marked_processes() -> dict[int, str]:
     """Processes that a test started, by their environment: orphans are found too."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
+    present, found = all_processes(), {}
+    earlier.intersection_update(present)  # a number of one that has ended may come again
+    for pid in present - earlier - {str(os.getpid())}:
+        folder = Path("/proc", pid)
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if state != "Z":
-                    found[int(folder.name)] = f"{state} {command_line}"
+                    found[int(pid)] = f"{state} {command_line}"
         except OSError:
             continue
     return found
+
+
+def all_processes() -> set[str]:
+    """The numbers of all processes of this machine."""
+    return {name for name in os.listdir("/proc") if name.isdigit()}

@@ -44,18 +44,25 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def block_cases() -> list[Any]:
-    """Each block alone and with two ranks; `make soak` has those with ranks that join no group."""
+    """Each block alone and with two ranks. `make soak` has those with two ranks that join no group,
+    and alone those of ranks that load a framework, which takes seconds in every process."""
     return [
         pytest.param(
             text,
             ranks,
-            marks=pytest.mark.soak if ranks == 2 and ".init(" not in text else (),
+            marks=pytest.mark.soak if is_left_to_soak(text, ranks) else (),
             id=f"{page.relative_to(ROOT)} {number}{' with two ranks' if ranks == 2 else ''}",
         )
         for page in PAGES
         for number, text in enumerate(blocks(page, "python"))
         for ranks in (1, 2)
     ]
+
+
+def is_left_to_soak(text: str, ranks: int) -> bool:
+    if ".init(" not in text:
+        return ranks == 2
+    return ranks == 1 and re.search(r"^import (torch|keras|jax|pytensor)$", text, re.M) is not None
 
 
 @pytest.mark.parametrize(("text", "ranks"), block_cases())
