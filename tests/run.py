@@ -23,64 +23,65 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-#: what takes longest, the longest first: whatever begins last should be short
+#: what takes more than some ten seconds, the longest first: whatever begins last should be short
 SLOW = (
+    "engines/mpi/test_service.py",
     "test_documents.py",
-    "test_examples.py",
-    "seeds/test_synkhronos.py",
-    "adapters/test_apart.py",
     "failures/test_points_and_deadlines.py",
-    "failures/test_points.py",
+    "test_examples.py",
+    "engines/mpi/test_group.py",
+    "seeds/test_synkhronos.py",
+    "contracts/test_pool.py",
+    "adapters/test_apart.py",
     "failures/test_collectives.py",
-    "_api/test_mapping.py",
-    "contracts/test_tables.py",
-    "contracts/test_team.py",
-    "_api/test_models.py",
+    "contracts/test_group.py",
+    "trust/test_07_nothing_grows.py",
+    "failures/test_points.py",
+    "trust/test_10_time_limits.py",
     "contracts/test_collectives.py",
-    "failures/test_giving_up.py",
+    "contracts/test_tables.py",
     "engines/mpi/test_launcher.py",
-    "engines/local/collectives/test_pipelined_memory.py",
     "failures/test_functions.py",
+    "engines/mpi/test_speaker.py",
+    "contracts/test_team.py",
+    "failures/test_giving_up.py",
+    "failures/test_tables.py",
     "seeds/test_multiverso.py",
     "seeds/test_playdoh.py",
-    "failures/test_tables.py",
-    "contracts/test_pool.py",
-    "failures/test_map_drivers.py",
-    "trust/test_07_nothing_grows.py",
-    "failures/test_launcher.py",
-    "test_demo.py",
-    "trust/test_10_time_limits.py",
-    "contracts/test_tensors.py",
     "_api/test_training.py",
+    "_api/test_models.py",
+    "engines/local/tables/test_store.py",
+    "failures/test_interrupts.py",
+    "failures/test_functions_interrupted.py",
+    "engines/local/collectives/test_pipelined_memory.py",
+    "engines/local/meeting/test_rendezvous.py",
+    "trust/test_01_values.py",
+    "trust/test_06_no_storm.py",
     "trust/test_03_random.py",
     "trust/test_02_collect.py",
-    "engines/local/tables/test_store.py",
-    "trust/test_12_beside_pool.py",
-    "failures/test_interrupts.py",
-    "trust/test_05_driver_state.py",
-    "trust/test_01_values.py",
+    "trust/test_04_edited_modules.py",
     "trust/test_08_one_pool.py",
-    "trust/test_soak.py",
-    "failures/test_functions_interrupted.py",
+    "_api/test_mapping.py",
     "failures/test_table_histories.py",
     "engines/local/collectives/test_collective.py",
-    "engines/local/collectives/test_collective_random.py",
+    "trust/test_soak.py",
+    "trust/test_12_beside_pool.py",
+    "contracts/test_tensors.py",
     "seeds/test_multiverso_torch.py",
-    "_api/test_sharing.py",
-    "_api/test_functions.py",
-    "test_package.py",
     "failures/test_map.py",
     "failures/test_map_points.py",
-    "_api/test_replicas.py",
-    "_api/test_distributing.py",
-    "trust/test_09_streams.py",
-    "trust/test_04_edited_modules.py",
+    "failures/test_map_drivers.py",
+    "test_readme.py",
+    "test_package.py",
+    "trust/test_05_driver_state.py",
+    "_api/test_sharing.py",
+    "_api/test_functions.py",
 )
-#: parts at a time: one more than there are cores, up to four of them, as many tests wait for
-#: deadlines
-AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1
+#: parts at a time: two more than there are cores, up to four of them, as many tests wait for
+#: deadlines, and those on hosts for mpirun
+AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 2
 #: files of one pytest, where they are short: each start of it takes a second
-BUNDLE = 12
+BUNDLE = 8
 #: seconds after which a part is ended; every test has a limit of its own, which comes first
 LIMIT = 1800
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rfE", "--continue-on-collection-errors")

@@ -29,7 +29,7 @@ def grown():
     return max(now[pid] - before[pid] for pid in now)
 
 def flat(megabytes):
-    deadline = time.monotonic() + 10  # a worker is told without being asked whether it has heard
+    deadline = time.monotonic() + 60  # a worker is told without being asked whether it has heard
     while grown() > megabytes and time.monotonic() < deadline:
         time.sleep(0.02)
     print("grown by", round(grown()), "MB")

@@ -17,8 +17,6 @@ from tests.support import within
 from weft._core.schedule import MOST_BYTES
 from weft.engines.local.pool.payload import Payload
 
-pytestmark = pytest.mark.alone
-
 #: seconds of a long item, where time is measured
 LONG = 0.3
 
@@ -87,6 +85,7 @@ def sleep(seconds: float) -> float:
     return seconds
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("short", [20, 1000])
 def test_long_items_after_many_short_ones(short: int) -> None:
     """Of the long ones each worker gets half: who has several gives them back."""
@@ -174,6 +173,7 @@ def print_and_sleep(seconds: float) -> float:
     return seconds
 
 
+@pytest.mark.alone
 def test_a_worker_that_prints_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
     """The other worker gets its items all the same."""
     weft.map(print_and_sleep, [0.0] * 100, n=2)
