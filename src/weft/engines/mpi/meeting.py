@@ -235,30 +235,25 @@ class HostMeeting(Meeting):
         self.step = step
         self._waiter.publish(self._own[step & 1], step << 8 | code)
 
-    def missing_here(self) -> dict[int, tuple[str, bool]]:
-        """Return the ranks of this host that will not come to the next step: how they were lost,
-        and whether they have left or died, or have only given up this generation."""
+    def missing_here(self) -> dict[int, bool]:
+        """Return the ranks of this host that will not come to the next step, and whether they have
+        left or died, or have only given up this generation."""
         half, target = (self.step + 1) & 1, (self.step + 1) << 8
         absent = self._absent(self._other_places, half, target)
         gone = self._absent(self._gone_places(absent), half, target)
         given_up = self._absent(self._given_up(absent), half, target)
-        missing = {}
-        for place in dict.fromkeys([*gone, *given_up]):
-            index = self.places.index(place)
-            (state,) = self.roster.states([self.members[index]])
-            missing[self.local[index]] = (self._how_lost(place, state), place in gone)
-        return missing
+        return {self.local[self.places.index(place)]: place in gone for place in (*given_up, *gone)}
 
-    def gone_here(self) -> dict[int, str]:
-        """Return the ranks of this host that have left or ended, and how."""
-        gone = {}
-        for place in self._gone_places(self._other_places):
-            index = self.places.index(place)
-            (state,) = self.roster.states([self.members[index]])
-            gone[self.local[index]] = self._how_lost(place, state)
-        return gone
+    def gone_here(self) -> list[int]:
+        """Return the ranks of this host that have left or ended."""
+        gone = self._gone_places(self._other_places)
+        return [self.local[self.places.index(place)] for place in gone]
 
-    def _how_lost(self, place: int, state: RankState) -> str:
+    def how_lost(self, rank: int) -> str:
+        """Return how a rank of this host was lost, in words."""
+        index = self.local.index(rank)
+        place = self.places[index]
+        (state,) = self.roster.states([self.members[index]])
         if state.alive and self.roster.gone([self.ranks[place] + self._half]):
             return "its process in MPI has ended"
         if state.alive and not self._words[self._memory.head(place, LEFT)]:

@@ -247,13 +247,13 @@ class Service:
 
     def _look_for_lost_here(self) -> None:
         lost = {}
-        for rank, (how, gone) in self.meeting.missing_here().items():
+        for rank, gone in self.meeting.missing_here().items():
             # in the middle of a call it is missed at once, unless it has done its part of it
             between = (self._gathering and not self.midway) or not self.meeting.broke_off(rank)
             first = 2 * (self.number + 1) if between else self.position
             known = self.lost.get(rank)
             if known is None or gone > known[2] or first < known[0]:
-                lost[rank] = (first, how, gone)
+                lost[rank] = (first, self.meeting.how_lost(rank), gone)
         if lost:
             self.note_lost(lost)
             self._tell_lost()
@@ -261,10 +261,13 @@ class Service:
     def _look_for_gone_here(self) -> None:
         """Note ranks of this host that have left or ended since this generation ended, and tell
         the other hosts."""
-        gone = self.meeting.gone_here()
         following = 2 * (self.number + 1)
-        news = {rank: (following, how, True) for rank, how in gone.items()}
-        if any(rank not in self.lost or not self.lost[rank][2] for rank in news):
+        news = {
+            rank: (following, self.meeting.how_lost(rank), True)
+            for rank in self.meeting.gone_here()
+            if rank not in self.lost or not self.lost[rank][2]
+        }
+        if news:
             self.note_lost(news)
             self._tell_lost()
 

@@ -61,9 +61,10 @@ _PAUSE, _SHORT_PAUSE = 0.02, 0.001
 #: seconds that a speaker whose rank has failed gives the others to say why they end: some of them
 #: may not need it and go on; but where all were refused, all have the same to say
 _GRACE, _REFUSED_GRACE = 1.0, 10.0
-#: seconds that MPI_Finalize may take once all have come to it, and a rank to end without it; and
-#: that a rank which has failed waits for its speaker, which may have been stopped
-_FINALIZING, _ENDING = 10.0, 30.0
+#: seconds that MPI_Finalize may take once all have come to it, and a rank to end without it; the
+#: same after a failure, where some may not come; and seconds that a rank which has failed waits for
+#: its speaker, which may have been stopped
+_FINALIZING, _FAILING, _ENDING = 10, 3, 30.0
 #: of one poll, where there is no deadline
 _LONG = 3600.0
 _PROGRAM = (
@@ -144,6 +145,8 @@ class Speaker:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
+        #: the MPI library, while it is being initialized
+        self._initializing = ""
         self.sessions = 0
         if _is_initialized():
             _validate_threads()
@@ -175,22 +178,18 @@ class Speaker:
         who = f"rank {place.rank} on host {socket.gethostname()}"
         try:
             self._conversation.say(["join", self.sessions])
-            while not self._conversation.wait(min(1.0, deadline - time.monotonic())):
-                if time.monotonic() >= deadline:
-                    self.abandon()
-                    raise MissingRank(
-                        f"the {place.size} ranks did not all come within {seconds:g} s (this is "
-                        f"{who}); did one fail before weft.init()? For slow starts raise --timeout "
-                        "or WEFT_TIMEOUT",
-                    )
-            kind, *answer = self._conversation.hear()
-        except Gone:
-            how = f": {end_as_text(self._process.wait())}" if self._process else ""
-            raise PeerLost(
-                f"the process that stands for {who} in MPI ended while the group was starting{how};"
-                " what it printed before says why",
-                [place.rank],
+            kind, *answer = self._hear(deadline)
+            while kind == "initializes":
+                (self._initializing,) = answer
+                kind, *answer = self._hear(deadline)
+        except TimeoutError:
+            self.abandon()
+            raise MissingRank(
+                f"the {place.size} ranks did not all come within {seconds:g} s (this is {who}); "
+                "did one fail before weft.init()? For slow starts raise --timeout or WEFT_TIMEOUT",
             ) from None
+        except Gone:
+            raise self._lost_error(place, who) from None
         if kind == "refused":
             raise Refused(answer[0])
         if kind == "unavailable":
@@ -198,6 +197,29 @@ class Speaker:
         world, host_of, names, host, local_rank, local_size, launch = answer
         placement = Placement(tuple(world), tuple(host_of), tuple(names))
         return Placed(placement, host, local_rank, local_size, launch)
+
+    def _hear(self, deadline: float) -> Any:
+        """Return what the speaker says next. Raises Gone, TimeoutError."""
+        while not self._conversation.wait(min(1.0, deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+        return self._conversation.hear()
+
+    def _lost_error(self, place: Launched, who: str) -> PeerLost | EngineUnavailable:
+        code = self._process.wait() if self._process else 0
+        if self._initializing and code > 0:
+            return EngineUnavailable(
+                f"{who}: {self._initializing}, which mpi4py loads, did not start "
+                f"({end_as_text(code)}); what it printed before says why. If it is another MPI "
+                f"than the one whose mpirun started this job ({', '.join(place.variables)}), use "
+                "the mpirun that belongs to it, or install the other's mpi4py"
+            )
+        how = f": {end_as_text(code)}" if self._process else ""
+        return PeerLost(
+            f"the process that stands for {who} in MPI ended while the group was starting{how}; "
+            "what it printed before says why",
+            [place.rank],
+        )
 
     def end(self, *, failed: bool) -> None:
         """End MPI in this rank's place, after all have come to their ends; after a failure, and if
@@ -266,12 +288,10 @@ def main(descriptor: int) -> None:
     rank, size = int(os.environ.pop(_RANK)), int(os.environ.pop(_SIZE))
     if os.getppid() != parent:
         os._exit(1)
-    import mpi4py
-
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
-    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    mpi = _load_mpi(conversation)
+    conversation.say(["initializes", _library(mpi)])
+    mpi.Init_thread(mpi.THREAD_SERIALIZED)
+    conversation.say(["initializes", ""])
     voice = Voice(conversation, rank, size, lambda: readable(watched))
     end_with_parent(0)
     try:
@@ -279,9 +299,9 @@ def main(descriptor: int) -> None:
     except Gone:  # the rank is gone, without a word
         os._exit(1)
     complete = voice.await_all_ends(failed)
-    threading.Timer(_FINALIZING, os._exit, [0]).start()
+    signal.alarm(_FAILING if failed else _FINALIZING)  # MPI_Finalize keeps the interpreter's lock
     if complete and not voice.has_lost:
-        MPI.Finalize()
+        mpi.Finalize()
     else:
         voice.let_rank_end()
     sys.stdout.flush()
@@ -293,6 +313,26 @@ def open_pidfd_of(pid: int) -> int:
     from weft._core.launch import Process
 
     return open_pidfd(Process(pid, process_start(pid)))
+
+
+def _load_mpi(conversation: Conversation) -> Any:
+    """Return mpi4py's MPI, not initialized; if there is none, tell the rank, and end."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = f"mpi4py cannot load an MPI library ({error}); Open MPI's comes with"
+        conversation.say(["unavailable", f"{reason}\n    pip install 'weft[mpi]'"])
+        os._exit(1)
+    return MPI
+
+
+def _library(mpi: Any) -> str:
+    """Return the name and the version of the MPI library."""
+    words = mpi.Get_library_version().split(",")[0].splitlines()[0]
+    return " ".join(words.replace("Version:", "").strip("\0 ").split())
 
 
 def _speak_in_thread(conversation: Conversation, rank: int, size: int) -> None:
@@ -380,8 +420,7 @@ class Voice:
         records = self._meet(number)
         if records is None:
             return
-        library = self._mpi.Get_library_version().split(",")[0].strip("\0\n ")
-        misfit, refusal = misfit_of(records, library), refusal_of(records)
+        misfit, refusal = misfit_of(records, _library(self._mpi)), refusal_of(records)
         self._refused = bool(misfit or refusal)
         if self._refused:
             answer = ["unavailable", misfit] if misfit else ["refused", refusal]

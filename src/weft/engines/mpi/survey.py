@@ -58,7 +58,8 @@ for package in ("numpy", "mpi4py"):
 if full == "full":
     load = (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
-        "print(MPI.Get_library_version().split(',')[0].splitlines()[0].strip())"
+        "words = MPI.Get_library_version().split(',')[0].splitlines()[0];"
+        "print(*words.replace('Version:', '').split())"
     )
     facts["mpi"] = subprocess.run(
         [sys.executable, "-c", load], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

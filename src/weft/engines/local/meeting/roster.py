@@ -346,7 +346,8 @@ class Roster:
     def states(self, ranks: Sequence[int]) -> tuple[RankState, ...]:
         """Return the table that errors carry: the states of these ranks, numbered by position."""
         now = time.monotonic_ns()
-        deadline = time.monotonic() + _ENDING_SECONDS
+        # only a launcher of weft's publishes how they end
+        deadline = time.monotonic() + (_ENDING_SECONDS if self._launcher else 0.0)
         rows = []
         for place, rank in enumerate(ranks):
             entry = current(self._words, self._row(rank) + 8)
