@@ -51,8 +51,10 @@ def test_versions_that_may_differ() -> None:
 
 
 def test_two_hosts_of_one_name() -> None:
-    """Are an error; one host under two names is none."""
+    """Are an error; and so is one host under two names."""
     (told,) = refusals([answer("a", name="node"), answer("b", name="node")])
     assert told.startswith("a and b are different hosts that are both called 'node'")
     one = answer("a", name="node")
-    assert refusals([one, Answer("alias", "", one.facts, one.identity)]) == []
+    (told,) = refusals([one, Answer("10.0.0.1", "", one.facts, one.identity)])
+    assert told.startswith("a and 10.0.0.1 are one host, of which mpirun would run")
+    assert told.endswith("name it once, with the number of its ranks, as a:2")

@@ -52,7 +52,7 @@ def table(answers: Sequence[Answer]) -> str:
 def refusals(answers: Sequence[Answer]) -> list[str]:
     """Return why ranks cannot run on some hosts, or not together: a sentence each."""
     found = [f"{answer.host}: {answer.refusal}" for answer in answers if answer.refusal]
-    return [*found, *_same_names(answers), *_disagreements(answers)]
+    return [*found, *_same_hosts(answers), *_same_names(answers), *_disagreements(answers)]
 
 
 def differences(answers: Sequence[Answer]) -> list[str]:
@@ -64,6 +64,21 @@ def differences(answers: Sequence[Answer]) -> list[str]:
             listed = ", ".join(f"{version} on {host}" for version, host in versions.items())
             found.append(f"{label} differs: {listed}; install the same version on all hosts")
     return found
+
+
+def _same_hosts(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield a sentence for each host that was named in several ways."""
+    named: dict[str, dict[str, None]] = {}
+    for answer in answers:
+        if answer.identity:
+            named.setdefault(answer.identity, {})[answer.host] = None
+    for names in named.values():
+        if len(names) > 1:
+            first, *_ = names
+            yield (
+                f"{' and '.join(names)} are one host, of which mpirun would run the ranks of one "
+                f"name only; name it once, with the number of its ranks, as {first}:{len(names)}"
+            )
 
 
 def _same_names(answers: Sequence[Answer]) -> Iterator[str]:

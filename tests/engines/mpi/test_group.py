@@ -28,6 +28,32 @@ print(type(here).__name__, here.hosts, here.all_reduce(1), flush=True)
     assert outcome.out.count("LocalGroup ('host2', 'host2') 2") == 2
 
 
+def test_tensors(two_hosts: Hosts) -> None:
+    """Go over hosts from CPU memory; of others, as those on a GPU, the error says what to do, and
+    on which rank; the other ranks are told."""
+    script = """
+import torch, weft
+torch.set_num_threads(1)
+group = weft.init(timeout=60)
+assert torch.equal(group.all_reduce(torch.full((3, 2), 1.5)), torch.full((3, 2), 3.0))
+large = torch.arange(300_000, dtype=torch.bfloat16)
+assert torch.equal(group.broadcast(large if group.rank else None, root=1), large)
+elsewhere = torch.ones(3, device="meta" if group.rank else "cpu")  # as "cuda", where there is none
+try:
+    group.all_reduce(elsewhere)
+except weft.WeftError as error:
+    print(type(error).__name__, error.__notes__ if group.rank else str(error), flush=True)
+print(group.all_reduce(torch.ones(1)), flush=True)
+"""
+    outcome = two_hosts.launch(script, 1)
+    assert outcome.code == 0, outcome
+    assert "[1] InvalidType ['on rank 1 of 2, on host host2']" in outcome.out, outcome
+    assert "[0] Disagreement the ranks of group 'world' made different calls" in outcome.out
+    told = "a tensor on meta: tensors on a GPU cannot be used yet; pass tensor.cpu()"
+    assert told in outcome.out, outcome.out
+    assert outcome.out.count("tensor([2.])") == 2, outcome
+
+
 def test_by_name_on_one_host() -> None:
     """`engine="mpi"` works with all ranks on one host, too, and alone without a launcher."""
     script = """

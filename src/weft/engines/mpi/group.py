@@ -130,6 +130,10 @@ class MpiGroup(LocalGroup):
             self._succeed(successor)
             return successor
 
+    def refuse(self, name: str, error: Exception) -> None:
+        error.add_note(f"on rank {self.rank} of {self.size}, on host {self.hosts[self.rank]}")
+        super().refuse(name, error)
+
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
         raise EngineUnavailable(
             f"a table of {self.size} ranks on {len(self._meeting.placement.order)} hosts: tables "
