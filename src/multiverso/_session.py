@@ -19,8 +19,18 @@ _in_step: weft.Group | None = None
 #: the variables that `mv_shared` has made, in the order in which all workers make them
 shared_variables: list[Any] = []
 
-#: what weft's errors advise, and what to write here
+#: what weft's errors advise or call arguments, and what to write here
 _OWN_WORDS = (
+    ("a delta of shape", "data of shape"),
+    ("delta of ", "data of "),
+    ("delta is ", "data is "),
+    ("delta has ", "data has "),
+    ("rows is ", "row_ids is "),
+    ("rows has shape ", "row_ids has shape "),
+    ("rows=", "row_ids="),
+    ("n_row_ids=", "num_row="),
+    ("n_cols=", "num_col="),
+    ("a whole number, or an array to start from", "a whole number"),
     ("use the group it returned, or end that session first", "go on, or end that session first"),
     ("a new one comes from weft.init(), or from split() of a group that it is still in", "join it"),
     ("group = weft.init()", "mv.init()"),

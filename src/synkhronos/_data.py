@@ -183,7 +183,8 @@ class Data:
         return np.array(self._data, dtype=dtype) if copy else np.asarray(self._data, dtype=dtype)
 
     def __repr__(self) -> str:
-        return f"<Data {self.name or ''} of dtype {self._dtype}, shape {self.shape}>"
+        name = "" if self.name is None else f" {self.name}"
+        return f"<Data{name} of dtype {self._dtype}, shape {self.shape}>"
 
 
 def is_minibatch(value: Any) -> bool:

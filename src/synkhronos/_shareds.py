@@ -37,10 +37,19 @@ def _own_stream(member: Member, number: int) -> None:
 def find(given: Any, caller: str) -> tuple[list[Any], bool]:
     """Return the variables given as such or by name, and whether it was a single one.
 
-    Raises InvalidValue for one that no function uses.
+    Raises InvalidValue for one that no function uses, for one given twice, and for an empty list.
     """
-    single = not isinstance(given, (list, tuple))
-    return [_find(one, caller) for one in ([given] if single else given)], single
+    if not isinstance(given, (list, tuple)):
+        return [_find(given, caller)], True
+    found = [_find(one, caller) for one in given]
+    if not found:
+        raise InvalidValue(f"{caller} got an empty list; expected shared variables or their names")
+    for position, one in enumerate(found):
+        if any(one is before for before in found[:position]):
+            raise InvalidValue(
+                f"{caller} got the variable {one.name!r} twice; expected each variable once"
+            )
+    return found, False
 
 
 def of_functions(functions: Any, caller: str) -> list[Any]:

@@ -150,12 +150,17 @@ def test_what_collectives_refuse(s: Any) -> None:
         synk.set_value(1, s, np.zeros(2))
     with pytest.raises(InvalidValue, match="2 axes"):
         synk.broadcast(s, ROWS)
-    with pytest.raises(InvalidValue, match="1 values for 2 variables"):
-        synk.broadcast([s, s], [np.zeros(2, "float32")])
-    with pytest.raises(InvalidType, match="scatter got a ndarray for 2 variables; expected a list"):
-        synk.scatter([s, s], ROWS)
+    for call in (synk.gather, synk.all_reduce, synk.get_lengths):
+        with pytest.raises(InvalidValue, match=f"{call.__name__} got the variable 's' twice"):
+            call([s, "s"])
+        with pytest.raises(InvalidValue, match=f"{call.__name__} got an empty list; expected"):
+            call([])
     twin = pytensor.shared(np.ones(2, "float32"), "s")
     used = synk.function([], twin.sum())
+    with pytest.raises(InvalidValue, match="1 values for 2 variables"):
+        synk.broadcast([s, twin], [np.zeros(2, "float32")])
+    with pytest.raises(InvalidType, match="scatter got a ndarray for 2 variables; expected a list"):
+        synk.scatter([s, twin], ROWS)
     with pytest.raises(InvalidValue, match="more than one variable"):
         synk.gather("s")
     assert used() == 2
