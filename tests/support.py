@@ -256,27 +256,28 @@ AWAIT_STATE = "import time\nfrom typing import Any, Callable\n" + inspect.getsou
 
 
 #: processes that were there before the test began, and so have not its mark
-earlier: set[str] = set()
+earlier: set[tuple[int, int]] = set()
 
 
 def marked_processes() -> dict[int, str]:
     """Processes that a test started, by their environment: orphans are found too."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    present, found = all_processes(), {}
-    earlier.intersection_update(present)  # a number of one that has ended may come again
-    for pid in present - earlier - {str(os.getpid())}:
-        folder = Path("/proc", pid)
+    found = {}
+    for pid, _ in all_processes() - earlier:
+        folder = Path(f"/proc/{pid}")
         try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
+            if pid != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if state != "Z":
-                    found[int(pid)] = f"{state} {command_line}"
+                    found[pid] = f"{state} {command_line}"
         except OSError:
             continue
     return found
 
 
-def all_processes() -> set[str]:
-    """The numbers of all processes of this machine."""
-    return {name for name in os.listdir("/proc") if name.isdigit()}
+def all_processes() -> set[tuple[int, int]]:
+    """All processes of this machine: the number of each, and that of its folder, which is another
+    one if the process is."""
+    with os.scandir("/proc") as folders:
+        return {(int(one.name), one.inode()) for one in folders if one.name.isdigit()}

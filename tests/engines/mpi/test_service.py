@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.hosts import Hosts
-from tests.support import wait_until
+from tests.support import deadline, wait_until
 
 #: sums until something happens to some ranks at the twentieth; what a rank then sees
 PROGRAM = """
@@ -55,7 +55,7 @@ SMALL, LARGE = "8", "300000"
 
 def run(hosts: Hosts, what: str, victims: str, *, size: str = SMALL, ft: bool = False) -> Any:
     """The outcome, and what each rank has seen: the class of the error, and the lost ranks."""
-    timeout = "4" if what == "stop" else "60"
+    timeout = str(deadline(4)) if what == "stop" else "60"
     goes_on = "on" if ft else "no"
     outcome = hosts.launch(PROGRAM, 2, what, victims, size, goes_on, timeout, ft=ft)
     assert not (left := hosts.leave_nothing()), (left, outcome)
@@ -121,7 +121,7 @@ def test_mpirun_ends(two_hosts: Hosts) -> None:
 def test_a_host_is_cut_off(two_hosts: Hosts) -> None:
     """Both sides reach their deadlines, and say who does not answer; no rank, and nothing that
     stands for one, stays. mpirun's own daemon waits until it can tell what they have printed."""
-    job = two_hosts.start(PROGRAM, 2, "nothing", "9", SMALL, "no", "3")
+    job = two_hosts.start(PROGRAM, 2, "nothing", "9", SMALL, "no", str(deadline(3)))
     wait_until(lambda: job.out.count("ready") == 4)
     two_hosts.cut(2)
     for k in (1, 2):
