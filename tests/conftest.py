@@ -99,7 +99,9 @@ def nothing_left(
 ) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not _shares(request):
-            stack.enter_context(nothing_stays(_new_folder(tmp_path_factory), monkeypatch))
+            has_folder = "tmp_path" in request.fixturenames
+            folder = request.getfixturevalue("tmp_path") if has_folder else None
+            stack.enter_context(nothing_stays(folder or _new_folder(tmp_path_factory), monkeypatch))
         yield
         request.node.funcargs.clear()  # with a team, its replicas and their memory
 
@@ -109,7 +111,8 @@ _numbers = itertools.count()
 
 
 def _new_folder(factory: pytest.TempPathFactory) -> Path:
-    """A folder of its own, sooner than by `tmp_path`, which looks through those of other tests."""
+    """A folder for a test that asks for none: `tmp_path` takes long, as it looks through those of
+    other tests."""
     folder = factory.getbasetemp() / f"left{next(_numbers)}"
     folder.mkdir()
     return folder
