@@ -9,7 +9,7 @@ from typing import Any
 from weft._core.arguments import explain_keywords, validate_count
 from weft._core.failures import warn_caller
 from weft.engines import registry
-from weft.errors import InvalidValue
+from weft.errors import InvalidType, InvalidValue
 from weft.resources import count_cores, visible_gpus
 
 #: where machines reach each other's workers, unless another port is given
@@ -59,6 +59,11 @@ def funworker(
     cpus = MAXCPU if max_cpu is None else validate_count(max_cpu, "funworker", "max_cpu", least=1)
     if max_gpu is not None:
         validate_count(max_gpu, "funworker", "max_gpu", least=0)
+    if isinstance(port, str) and port.isdecimal():
+        raise InvalidType(
+            f"funworker(port={port!r}): expected a number, port={port}, to begin a cluster, or a "
+            f"machine to join, port='HOST:{port}'"
+        )
     if port is not None and not isinstance(port, str):
         validate_port(port, "funworker")
     has_pipe = named_pipe is not None and named_pipe is not False
