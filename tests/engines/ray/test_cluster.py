@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version as metadata
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,70 @@ def test_a_node_of_another_cluster(opened: tuple[Hosts, Outcome]) -> None:
 
 
 AT_2800 = REACH.replace("None", "2800")
+
+
+def test_status(opened: tuple[Hosts, Outcome]) -> None:
+    """The machines, what is free, their versions, and a map that runs: told on each of them."""
+    hosts, _ = opened
+    program = """
+import signal
+import ray
+from weft.engines.ray import cluster
+from weft.engines.ray.status import RunningMap
+cluster.connect(cluster.reach(["host2"], None))
+class Actor:
+    def running(self):
+        return [RunningMap("10.78.0.2", "host1 pid 7", "fun", 1, 0, 12, 3.3)]
+actor = ray.remote(Actor).options(name="any", num_cpus=0).remote()
+ray.get(actor.running.remote())
+print("runs", flush=True)
+signal.pause()
+"""
+    driver = hosts.start_on(1, python(program), env=OWN)
+    wait_until(lambda: "runs" in driver.out or not driver.running)
+    told = hosts.run_on(2, weft("status"), env=OWN)
+    driver.kill()
+    driver.wait()
+    assert told.code == 0, told
+    lines = told.out.splitlines()
+    assert lines[0] == "cluster 10.78.0.1:2718, of which this machine is 10.78.0.2"
+    assert lines[1].split()[-4:] == ["Python", "weft", "Ray", "NumPy"]
+    versions = [platform.python_version(), __version__, metadata("ray"), metadata("numpy")]
+    for line, row in zip(lines[2:4], (["host1", "10.78.0.1"], ["host2", "10.78.0.2"]), strict=True):
+        assert line.split()[:2] == row
+        assert line.split()[-4:] == versions
+        assert " GB " in line or " MB " in line
+    assert lines[3].split()[2:4] == ["1", "0"]
+    assert lines[4:] == ["fun of host1 pid 7: 1 workers on host2, 12 items in 3 s"]
+    assert told.err == ""
+    alone = hosts.run_on(3, weft("status"), env=OWN)
+    assert alone.out == "weft: no pipe is open, and this machine is in no cluster\n"
+
+
+def test_long_answers(opened: tuple[Hosts, Outcome]) -> None:
+    """Longer than a server of HTTP/2 may send unasked, as of a cluster of a thousand nodes."""
+    hosts, _ = opened
+    program = """
+from ray.core.generated import gcs_service_pb2 as pb2
+from weft.engines.ray import rpc
+from weft.engines.ray.token import find_token
+def call(method, question, reply):
+    answer = rpc.call("host1:2718", f"InternalKVGcsService/InternalKV{method}",
+                      question.SerializeToString(), token=find_token(), timeout=10)
+    reply.ParseFromString(answer)
+    return reply
+space = dict(namespace=b"weft-test")
+values = {b"%d" % k: bytes([k]) * 15_000 for k in range(20)}
+for key, value in values.items():
+    call("Put", pb2.InternalKVPutRequest(key=key, value=value, **space), pb2.InternalKVPutReply())
+asked = pb2.InternalKVMultiGetRequest(keys=list(values), **space)
+results = call("MultiGet", asked, pb2.InternalKVMultiGetReply()).results
+assert {entry.key: entry.value for entry in results} == values
+for key in values:
+    call("Del", pb2.InternalKVDelRequest(key=key, **space), pb2.InternalKVDelReply())
+"""
+    outcome = hosts.run_on(1, python(program), env=OWN)
+    assert (outcome.code, outcome.err) == (0, ""), outcome
 
 
 def test_strangers_are_refused_at_every_port(opened: tuple[Hosts, Outcome]) -> None:

@@ -102,6 +102,39 @@ print("closed")
     assert two_hosts.leave_nothing() == []
 
 
+def test_a_node_for_one_process(two_hosts: Hosts) -> None:
+    """It listens on loopback only, works without the user's key, and ends with the process."""
+    program = """
+import pathlib, signal, sys
+from weft.engines.ray import cluster, opening
+private = opening.PrivateNode()
+cluster.connect(private.cluster)
+import ray
+assert ray.get(ray.remote(lambda: 1).remote()) == 1
+assert [node.is_this for node in cluster.living(private.cluster)] == [True]
+listening = set()
+for table in ("tcp", "tcp6"):
+    for line in pathlib.Path("/proc/net", table).read_text().splitlines()[1:]:
+        if line.split()[3] == "0A":
+            listening.add(line.split()[1].partition(":")[0][-8:])
+assert listening == {"0100007F"}, listening
+if sys.argv[1] == "close":
+    cluster.disconnect()
+    private.close()
+print("ready", flush=True)
+signal.pause() if sys.argv[1] == "kill" else None
+"""
+    jobs = [
+        two_hosts.start_on(k, [sys.executable, "-c", program, word])
+        for k, word in ((1, "kill"), (2, "close"))
+    ]
+    wait_until(lambda: "ready" in jobs[0].out or not jobs[0].running)
+    jobs[0].kill()
+    assert jobs[0].wait().code == 137, jobs[0].wait()
+    assert jobs[1].wait().code == 0, jobs[1].wait()
+    assert two_hosts.leave_nothing() == []
+
+
 def test_a_ray_of_the_users_own_beside(two_hosts: Hosts) -> None:
     """It finds its cluster as before, and lives when ours has ended."""
     ray = str(Path(sys.executable).parent / "ray")

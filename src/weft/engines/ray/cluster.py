@@ -17,7 +17,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from weft.errors import EngineUnavailable, InvalidValue, MachineUnavailable
 from weft.resources import host_name
 
 DEFAULT_PORT = 2718
+#: where names of weft's actors are
+NAMESPACE = "weft"
 #: the last port after which there is room for those of workers
 _LAST_PORT = 65535 - node.WORKERS[1]
 #: seconds for a machine to answer
@@ -78,34 +80,59 @@ def reach(machines: Sequence[str], port: int | None, *, timeout: float = 10.0) -
     validate_port(port)
     if token is None:
         raise MachineUnavailable(no_key(own.cluster if own else f"at port {port}"))
-    asked = _Asked(own, port, token, until=time.monotonic() + timeout - 1)
+    # the rest is for this machine's answer, which takes two calls
+    until = time.monotonic() + max(1.0, timeout - 2 * _ANSWER)
+    asked = _Asked(own, port, token, until)
     others = asked.others(machines)
     here, members = asked.this_machine(others)
     answers = [here, *others]
     found = checks.problems(answers, members, versions, asked.join)
     if found or own is None or members is None:
         raise MachineUnavailable(f"these machines cannot take part:\n{checks.table(found)}")
-    chosen = {}
-    for answer in answers:
-        if member := checks.find(members, answer):
-            chosen[member.node_id] = _node(member, own.address)
-    return Cluster(own.cluster, tuple(chosen.values()), token)
+    chosen = [member for answer in answers if (member := checks.find(members, answer))]
+    return of_members(own.cluster, chosen, token, own.address)
+
+
+def of_members(address: str, members: Iterable[Member], token: str, own: str) -> Cluster:
+    """Return a cluster with these nodes, each once; `own` is this machine's address."""
+    nodes = {member.node_id: _node(member, own) for member in members}
+    return Cluster(address, tuple(nodes.values()), token)
+
+
+def of_user() -> Cluster:
+    """Return the cluster that the user has connected this process to, or, if none, that RAY_ADDRESS
+    names, to which this connects it. Raises MachineUnavailable."""
+    global _connected
+    ray = load_ray()
+    if not ray.is_initialized():
+        try:
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError) as error:
+            address = os.environ.get("RAY_ADDRESS")
+            raise MachineUnavailable(f"RAY_ADDRESS={address}: {error}") from error
+        _connected = True
+    context = ray.get_runtime_context()
+    return Cluster(str(context.gcs_address), _ask_ray(ray), None)
 
 
 def living(cluster: Cluster) -> tuple[Node, ...]:
     """Return the nodes of a cluster that live now: those of weft, if it is weft's. Raises
     MachineUnavailable if its first node does not answer."""
+    if cluster.key is None:
+        asked = _at_once(lambda _: _ask_ray(load_ray()), [""], time.monotonic() + _ANSWER)
+        if "" not in asked:  # Ray waits, until it ends the process
+            raise MachineUnavailable(f"the cluster at {cluster.address} does not answer any more")
+        nodes: tuple[Node, ...] = asked[""]
+        return nodes
     own = next((node.address for node in cluster.nodes if node.is_this), "")
     try:
-        members = _members(cluster.address, cluster.key, _ANSWER)
+        members = read_members(cluster.address, cluster.key)
     except (OSError, rpc.CallFailed, rpc.WrongToken) as error:
         raise MachineUnavailable(
             f"the first node of the cluster, {cluster.address}, does not answer any more: "
             f"{_refusal(error, parse_machine(cluster.address)[1])}"
         ) from None
-    return tuple(
-        _node(member, own) for member in members if cluster.key is None or "weft" in member.versions
-    )
+    return tuple(_node(member, own) for member in members if "weft" in member.versions)
 
 
 def parse_machine(text: str) -> tuple[str, int]:
@@ -185,7 +212,7 @@ def ask_first(name: str, port: int, token: str) -> tuple[Answer, list[Member] | 
     answer = _ask(name, port, "NodeInfoGcsService/GetClusterId", token)
     if answer.refusal:
         return answer, None
-    return answer, _members(f"{answer.address}:{port}", token, _ANSWER)
+    return answer, read_members(f"{answer.address}:{port}", token)
 
 
 def _ask(machine: str, port: int, method: str, token: str, join: str = "") -> Answer:
@@ -216,7 +243,7 @@ def _refusal(error: Exception, port: int, join: str = "") -> str:
     return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
 
 
-def _members(address: str, token: str | None, timeout: float) -> list[Member]:
+def read_members(address: str, token: str | None, timeout: float = _ANSWER) -> list[Member]:
     """Return the nodes of a cluster that live. Raises what `rpc.call` does."""
     from ray.core.generated import gcs_service_pb2
 
@@ -235,6 +262,23 @@ def _members(address: str, token: str | None, timeout: float) -> list[Member]:
         for info in reply.node_info_list
         if info.state == 0  # of GcsNodeInfo: ALIVE
     ]
+
+
+def _ask_ray(ray: Any) -> tuple[Node, ...]:
+    """Return the nodes of the cluster that this process is connected to."""
+    own = ray.get_runtime_context().get_node_id()
+    return tuple(
+        Node(
+            node_id=found["NodeID"],
+            name=found["NodeManagerHostname"],
+            address=found["NodeManagerAddress"],
+            cores=int(found["Resources"].get("CPU", 0)),
+            gpus=int(found["Resources"].get("GPU", 0)),
+            is_this=found["NodeID"] == own,
+        )
+        for found in ray.nodes()
+        if found["Alive"]
+    )
 
 
 def _node(member: Member, own: str) -> Node:
@@ -276,10 +320,10 @@ def connect(cluster: Cluster) -> None:
             )
         return
     own = next((node.address for node in cluster.nodes if node.is_this), None)
-    with _settings(cluster.key):
+    with _settings(cluster.key), _own_addresses(cluster.address):
         ray.init(
             address=cluster.address,
-            namespace="weft",
+            namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,
             _node_ip_address=own,
@@ -325,6 +369,18 @@ def _settings(token: str | None) -> Iterator[None]:
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
         yield
+
+
+@contextlib.contextmanager
+def _own_addresses(address: str) -> Iterator[None]:
+    """Keep Ray from putting another address of this machine in place of that for loopback."""
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = before and parse_machine(address)[0] != node.LOOPBACK
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager

@@ -57,7 +57,9 @@ def status() -> Iterator[str]:
 
     own = node.find()
     if own is not None:
-        yield f"this machine, {own.address}, is in the cluster {own.cluster}"
+        from weft.engines.ray.status import describe
+
+        yield from describe(own)
 
 
 def make_pool(options: PoolOptions) -> Pool:

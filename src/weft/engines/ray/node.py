@@ -50,6 +50,7 @@ RAYLET, OBJECTS, RUNTIME_ENV, _AGENTS, WORKERS = 1, 2, 3, (4, 5, 6), (10, 59)
 #: the part of this machine's memory that objects on their way may take, and Ray's least
 _STORE, _LEAST_STORE = 0.3, 80_000_000
 _CREDENTIALS = struct.Struct("3i")
+LOOPBACK = "127.0.0.1"
 
 #: Ray as it is installed alone: with these it would open further ports, which no option closes
 _HIDDEN = ("grpc", "aiohttp", "prometheus_client")
@@ -110,7 +111,7 @@ def start(options: NodeOptions, token: str) -> subprocess.Popen[bytes]:
             *(sys.executable, "-c", f"{_PROGRAM}watch(*sys.argv[1:3])"),
             *(json.dumps(asdict(options)), f"{write} {os.getpid()}", *sys.path),
         ],
-        env=_environment(token),
+        env=_environment(options, token),
         stdin=subprocess.DEVNULL,
         pass_fds=[write],
         start_new_session=True,
@@ -191,11 +192,17 @@ def _ask(connection: socket.socket, what: str) -> OwnNode:
         ) from None
 
 
-def _environment(token: str) -> dict[str, str]:
+def _environment(options: NodeOptions, token: str) -> dict[str, str]:
     """Return the environment of a node's processes: the user's, without what is for another Ray."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    if options.address == LOOPBACK:
+        environment |= _LOOPBACK_SETTINGS
     return {**environment, **RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
+
+#: what keeps Ray from putting another address of this machine in place of that for loopback, the
+#: only address to which it binds all of its ports
+_LOOPBACK_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 #: how Ray behaves in nodes of weft
 RAY_SETTINGS = {

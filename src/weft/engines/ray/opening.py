@@ -1,19 +1,26 @@
-"""`weft open --port`, `weft open --join`, `weft close`: this machine's node, begun and ended."""
+"""This machine's node, begun and ended: `weft open --port`, `weft open --join` and `weft close`, or
+for one process alone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
+import secrets
 import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.engines.ray import checks, cluster, node
-from weft.engines.ray.node import NodeOptions
+from weft.engines.ray.node import LOOPBACK, NodeOptions
 from weft.engines.ray.token import copy_line, find_token, make_token, no_key
 from weft.errors import LaunchError, MachineUnavailable
 from weft.resources import count_cores, visible_gpus
+
+#: below those that the kernel gives to clients
+_PRIVATE_PORTS = 20_000, 32_000
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,46 @@ def close_node() -> str:
     Refused, Stalled."""
     ended = node.end()
     return "" if ended is None else ended.address
+
+
+class PrivateNode:
+    """A cluster of this machine alone, for this process alone: it listens on loopback, and ends
+    with the process or by `close`."""
+
+    def __init__(self) -> None:
+        token = secrets.token_hex(32)
+        options = _private_options()
+        self._watcher = node.start(options, token)
+        try:
+            members = cluster.read_members(options.cluster, token)
+        except BaseException:
+            self.close()
+            raise
+        #: what this process connects to
+        self.cluster = cluster.of_members(options.cluster, members, token, options.address)
+
+    def close(self) -> None:
+        """End the node and all of its processes."""
+        self._watcher.terminate()
+        self._watcher.wait()
+
+
+def _private_options() -> NodeOptions:
+    """Return options with ports that are free now."""
+    cores, gpus = count_cores()[0], len(visible_gpus(os.environ))
+    labels = checks.labels_of(cluster.own_versions())
+    for attempt in range(_ATTEMPTS):
+        port = random.SystemRandom().randrange(*_PRIVATE_PORTS)
+        first = f"{LOOPBACK}:{port}"
+        options = NodeOptions(first, LOOPBACK, cores, gpus, labels, tied=True, private=True)
+        try:
+            _validate_ports(options)
+        except LaunchError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            break
+    return options
 
 
 def _prepare(opening: Opening) -> tuple[NodeOptions, str]:

@@ -10,7 +10,8 @@ one key per process, and cannot be told how long it may take. This one opens a c
                                  <───  HEADERS, DATA: the answer
                                  <───  HEADERS: grpc-status, and grpc-message if that is not 0
 
-(HTTP/2, RFC 9113, and HPACK, RFC 7541, of which this needs literals only), and closes it.
+(HTTP/2, RFC 9113, and HPACK, RFC 7541, of which this needs literals only), and closes it. Questions
+fit into one frame: 16,384 bytes at most.
 """
 
 from __future__ import annotations
