@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
@@ -20,8 +21,8 @@ from weft._core.own_modules import imports_of, mentioned_in, own_modules, refere
 
 ZOO = """
 from __future__ import annotations
-import abc, collections, dataclasses, datetime, decimal, enum, functools, pathlib, re, threading
-import typing
+import abc, array, collections, contextlib, dataclasses, datetime, decimal, enum, functools
+import pathlib, re, threading, typing
 import numpy as np
 
 NUMBERS = 1, 2.5, -0.0, 1j, True, None, ..., 10 ** 5000, float("nan"), range(3), slice(1, 2)
@@ -102,6 +103,42 @@ def decorated(x, y=[1, 2], *, z={"a"}):
 def cached(x):
     return x
 
+@functools.singledispatch
+def dispatching(x):
+    return x
+
+@dispatching.register
+def _(x: str):
+    return x + "!"
+
+@contextlib.contextmanager
+def managed(x):
+    yield x
+
+class Scaled:  # a decorator with a state of its own, and an attribute that arrays have, too
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.flags = 0
+
+    def __call__(self, x):
+        return self.__wrapped__(x) + self.flags
+
+@Scaled
+def scaled(x):
+    return x
+
+class Tokens:  # an iterator with a state of its own
+    position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration
+
+TOKENS = Tokens()
+ARRAYS = [np.zeros((2, 3))]
+BUFFERS = {"a": array.array("i", [0])}
 PARTIAL = functools.partial(decorated, 1, z=2)
 METHOD = CONFIG.f
 BUILTIN = abs
@@ -140,7 +177,8 @@ print({name: one.hex() for name, one in sorted(read_module(zoo, {}).items())})
     }
     assert len(seen) == 1, seen
     here = {name: one.hex() for name, one in sorted(read_module(zoo, {}).items())}
-    assert {repr(here) + "\n"} == seen
+    (found,) = map(ast.literal_eval, seen)
+    assert found == here
 
 
 @pytest.mark.parametrize(
@@ -177,6 +215,14 @@ print({name: one.hex() for name, one in sorted(read_module(zoo, {}).items())})
         "zoo.CHOSEN = zoo.Color.GREEN",
         "zoo.LOCK = zoo.threading.Lock()",
         "zoo.REGISTRY['g'] = zoo.cached",
+        "zoo.dispatching.register(int, abs)",
+        "zoo.managed.__wrapped__.__code__ = (lambda x: (yield x + 1)).__code__",
+        "zoo.scaled.flags = 1",
+        "zoo.TOKENS.position = 1",
+        "zoo.ARRAYS[0] = zoo.ARRAYS[0].reshape(3, 2)",
+        "zoo.ARRAYS[0] = zoo.ARRAYS[0].view('i8')",
+        "zoo.ARRAYS[0] = zoo.np.asfortranarray(zoo.ARRAYS[0])",
+        "zoo.BUFFERS['a'] = zoo.array.array('f', [0])",
         "zoo.NEW = 1",
         "del zoo.WORDS",
     ],
@@ -233,11 +279,10 @@ class Interrupting:
     def __init__(self, error: BaseException) -> None:
         self._errors = [error]
 
-    @property
-    def __wrapped__(self) -> Any:
+    def __reduce_ex__(self, _: Any) -> Any:
         if self._errors:
             raise self._errors.pop()
-        raise AttributeError
+        return Interrupting, (None,)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), TimeoutError()], ids=repr)
@@ -332,5 +377,6 @@ def test_references_of_pickles(zoo: ModuleType) -> None:
 
     assert "zoo" in mentioned_in(pickle.dumps([zoo.CHOSEN], 5))
     assert mentioned_in(pickle.dumps([1, "zoo"], 5)) == []
-    assert list(references(zoo.Config)) == list(references(zoo)) == ["zoo"]
+    for value in (zoo.Config, zoo, zoo.decorated, zoo.cached, zoo.dispatching, zoo.managed):
+        assert list(references(value)) == ["zoo"]
     assert list(references(lambda: zoo.CONFIG)) == []

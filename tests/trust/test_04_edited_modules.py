@@ -323,6 +323,199 @@ with weft.Team(2) as team:  # what the driver's part of a call changes is sent w
     )
 
 
+CACHES = """
+import contextlib, functools
+
+RATE = 1
+
+def g(x):
+    return x * RATE + 0
+
+@functools.lru_cache
+def remembered(x):
+    return g(x)
+
+def remember(function):
+    found = {}
+    def inner(x):
+        if x not in found:
+            found[x] = function(x)
+        return found[x]
+    return inner
+
+@remember
+def by_a_closure(x):
+    return g(x)
+
+def by_a_default(x, found={}):
+    if x not in found:
+        found[x] = g(x)
+    return found[x]
+
+def by_an_attribute(x):
+    if not hasattr(by_an_attribute, "found"):
+        by_an_attribute.found = g(1)
+    return by_an_attribute.found
+
+FOUND = None
+
+def by_a_constant(x):
+    global FOUND
+    if FOUND is None:
+        FOUND = g(1)
+    return FOUND
+
+def by_a_new_variable(x):
+    global NEW
+    try:
+        return NEW
+    except NameError:
+        NEW = g(1)
+        return NEW
+
+class Model:
+    found = {}
+    rate = 1
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        return True
+
+    @functools.lru_cache
+    def remembered(self, x):
+        return g(x) * self.rate
+
+    @functools.cached_property
+    def once(self):
+        return g(1)
+
+    def by_a_class(self, x):
+        if x not in Model.found:
+            Model.found[x] = g(x) * self.rate
+        return Model.found[x]
+
+MODEL = Model()
+
+def all_of_them(x):
+    functions = (
+        remembered, by_a_closure, by_a_default, by_an_attribute, by_a_constant, by_a_new_variable,
+        MODEL.remembered, MODEL.by_a_class, lambda _: MODEL.once,
+    )
+    return [function(x) for function in functions]
+"""
+
+
+def test_what_workers_remember_of_old_code() -> None:
+    """Caches of any kind are the driver's after a reload, which makes them anew; those of
+    functools are cleared by any change, whether or not the driver has cleared its own."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "caches.py").write_text(CACHES)
+    succeeds(
+        START
+        + """
+import caches
+assert weft.map(caches.all_of_them, [1, 1], n=2) == [[1] * 9] * 2
+edit("caches.py", "x * RATE + 0", "x * RATE + 6")
+importlib.reload(caches)
+assert weft.map(caches.all_of_them, [1, 1], n=2) == [[7] * 9] * 2
+caches.RATE = 2
+assert weft.map(caches.remembered, [1, 1], n=2) == [8, 8]
+caches.MODEL.rate = 3  # a worker has something in the cache of its class
+assert weft.map(caches.MODEL.remembered, [1, 1], n=2) == [24, 24]
+by_script = functools.lru_cache(lambda x: caches.g(x))
+assert weft.map(by_script, [1, 1], n=2) == [8, 8]
+caches.RATE = 3
+assert weft.map(by_script, [1, 1], n=2) == [9, 9]
+""".replace("import caches", "import caches, functools", 1)
+    )
+
+
+CALLABLES = """
+import contextlib, functools, operator
+
+def g(x):
+    return x + 0
+
+@functools.lru_cache
+def cached(x):
+    return x + 0
+
+@functools.singledispatch
+def dispatching(x):
+    return 0
+
+@dispatching.register
+def _(x: int):
+    return x + 0
+
+@contextlib.contextmanager
+def managed(x):
+    yield x + 0
+
+def manages(x):
+    with managed(x) as found:
+        return found
+
+class Scaled:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.by = 1
+
+    def __call__(self, x):
+        return self.__wrapped__(x) * self.by
+
+@Scaled
+def scaled(x):
+    return x + 0
+
+class Model:
+    @functools.singledispatchmethod
+    def dispatching(self, x):
+        return x + 0
+
+    def method(self, x):
+        return x + 0
+
+    again = functools.partialmethod(method)
+
+PARTIAL = functools.partial(g)
+TABLE = {"g": lambda x: x + 0}
+MODEL = Model()
+"""
+
+
+@pytest.mark.parametrize(
+    "callable",
+    [
+        *("cached", "dispatching", "manages", "scaled", "PARTIAL", "TABLE['g']"),
+        *("MODEL.dispatching", "MODEL.again", "Model().method"),
+    ],
+)
+def test_what_is_called_is_no_plain_function(callable: str) -> None:
+    """Each alone in a program: nothing else has its module brought up to date."""
+    (Path(os.environ["WEFT_TEST_FOLDER"]) / "callables.py").write_text(CALLABLES)
+    succeeds(
+        START
+        + """
+import callables
+assert weft.map(callables.NAME, [1, 2], n=2) == [1, 2]
+edit("callables.py", "x + 0", "x + 6")
+importlib.reload(callables)
+assert weft.map(callables.NAME, [1, 2], n=2) == [7, 8]
+if "NAME" == "scaled":
+    callables.scaled.by = 2
+    assert weft.map(callables.scaled, [1, 2], n=2) == [14, 16]
+if "NAME" == "dispatching":
+    callables.dispatching.register(int, lambda x: -x)
+    assert weft.map(callables.dispatching, [1, 2], n=2) == [-1, -2]
+    mine = functools.singledispatch(lambda x: 3)
+    mine.register(str, lambda x: 4)
+    assert weft.map(mine, [1, ""], n=2) == [3, 4]
+""".replace("NAME", callable).replace("import callables", "import callables, functools", 1)
+    )
+
+
 def test_data_of_any_kind() -> None:
     """Whatever can be pickled, also where the driver has changed it before the first call; objects
     that hold one another stay what they are to each other."""
@@ -576,11 +769,10 @@ def test_an_interrupt_while_modules_are_compared() -> None:
 import signal
 
 class Armed:
-    @property
-    def __wrapped__(self):
+    def __reduce_ex__(self, _):
         if vars(signal).pop("armed", False):
             signal.raise_signal(signal.SIGUSR1)
-        raise AttributeError
+        return Armed, ()
 
 RATE = 1
 armed = Armed()

@@ -18,8 +18,10 @@ from __future__ import annotations
 import copyreg
 import enum
 import functools
+import io
 import itertools
 import marshal
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import is_
@@ -45,6 +47,7 @@ from weft._core.own_modules import (
     names_in,
     own_modules,
 )
+from weft._core.pickling import is_single_dispatch
 
 #: tells errors that came from outside, such as a signal handler's, from those of what is read
 IsInterrupt = Callable[[Exception], bool]
@@ -103,6 +106,8 @@ class Reader:
         self.is_opaque = False
         #: whether it holds objects of libraries, which are as their own pickles make them
         self.has_library_objects = False
+        #: whether it is, or holds, a wrapper with more than is compared: a cache, compiled code
+        self.has_wrappers = False
         #: functions, their code and their defaults
         self.functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
         #: cells, classes, and functions with attributes, with the values in them
@@ -215,11 +220,16 @@ class Reader:
 
     def _function(self, function: FunctionType) -> bytes:
         home = home_of(function)
+        if self._is_compared_elsewhere(function):
+            return self._global(function)
         if home is not None and home.__name__ in own_modules():
             self.mentions.add(home.__name__)
             self.mentions |= modules_used_by(function)
-        elif is_importable(function):
-            return _hash(b"global", function.__module__.encode(), function.__qualname__.encode())
+        elif is_users(function.__module__) and is_single_dispatch(function):
+            registry = function.registry  # type: ignore[attr-defined]
+            return self._contents(b"dispatch", function, lambda: [self._part(dict(registry))])
+        elif is_importable(function) and not is_users(function.__module__):
+            return self._global(function)
         elif is_foreign(function):
             return self._foreign_function(function)
         code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
@@ -239,6 +249,20 @@ class Reader:
             parts += [self._known(variables[name]) for name in names_in(code) if name in variables]
             self._always = True
         return _hash(b"function", *parts)
+
+    def _is_compared_elsewhere(self, value: Any) -> bool:
+        """Return whether a function or class within the value is an attribute of one of the user's
+        modules, which are compared one by one: a worker may have its own cache in it. Of an Enum
+        that changes, a worker has another class."""
+        if len(self._open) < 2 or "." in value.__qualname__ or isinstance(value, enum.EnumMeta):
+            return False
+        if value.__module__ not in own_modules() or not is_importable(value):
+            return False
+        self.mentions.add(value.__module__)
+        return True
+
+    def _global(self, value: Any) -> bytes:
+        return _hash(b"global", value.__module__.encode(), value.__qualname__.encode())
 
     def _foreign_function(self, function: FunctionType) -> bytes:
         """Read a foreign function: what it has besides the function that it wraps, and functions
@@ -267,6 +291,8 @@ class Reader:
         name = f"{kind.__module__}.{kind.__qualname__}".encode()
         if not is_users(kind.__module__):
             return _hash(b"class", name)
+        if self._is_compared_elsewhere(kind):
+            return self._global(kind)
         self.mentions.add(kind.__module__)
         parts = [name, self._known(type(kind)), *map(self._known, kind.__bases__)]
         if isinstance(kind, enum.EnumMeta):
@@ -293,6 +319,8 @@ class Reader:
         return _hash(b"member", self._read(type(value)), value.name.encode())
 
     def _wrapper(self, value: Any) -> bytes:
+        self.has_wrappers = True
+        self.has_library_objects |= type(value) is not functools._lru_cache_wrapper
         return _hash(b"wrapper", self._name(value), self._read(value.__wrapped__))
 
     def _callable(self, value: Any) -> bytes:
@@ -326,9 +354,9 @@ class Reader:
         """Return what changes with a value that may be changed in place, in this process only."""
         if type(value) in (dict, list, set, bytearray):
             try:
-                stamp = marshal.dumps(value, 2)
-                return stamp if len(stamp) <= _LONGEST else _hash(b"marshal", stamp)
-            except ValueError as error:  # there is something else in it
+                stamp = _plain_pickle(value)
+                return bytes(stamp) if len(stamp) <= _LONGEST else _hash(b"plain", stamp)
+            except Exception as error:  # there is something else in it, or it is in itself
                 if self._is_interrupt(error):
                     raise
         return Reader(self._is_interrupt, for_stamp=True)._known(value)
@@ -436,6 +464,21 @@ _PLAIN = (
 )
 
 
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        raise TypeError(type(value))  # functions and classes come here too
+
+
+def _plain_pickle(value: Any) -> memoryview:
+    """Pickle Python's own numbers, strings and containers, equal ones to equal bytes. Raises an
+    Exception if there is anything else: an array's buffer would not tell its shape and dtype."""
+    pieces = io.BytesIO()
+    pickler = _PlainPickler(pieces, 5)
+    pickler.fast = True  # the same object twice is written twice
+    pickler.dump(value)
+    return pieces.getbuffer()
+
+
 def _values_in(holder: Any) -> list[Any]:
     """Return the values in a cell, a class or the attributes of a function."""
     if type(holder) is not CellType:
@@ -447,9 +490,10 @@ def _values_in(holder: Any) -> list[Any]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether a value is an array that nobody can write to."""
-    flags = getattr(value, "flags", None)
-    return flags is not None and value.base is None and not flags.writeable
+    """Return whether a value is an array of NumPy that nobody can write to."""
+    if type(value).__module__ != "numpy" or not _is_array(type(value), value):
+        return False
+    return value.base is None and not value.flags.writeable
 
 
 def _is_immutable(kind: type, value: Any) -> bool:
@@ -461,12 +505,13 @@ def _is_immutable(kind: type, value: Any) -> bool:
 
 
 def _is_each_processes_own(kind: type, value: Any) -> bool:
-    """Return whether a value is not compared, though it could be pickled: an iterator, a random
-    generator, or an object that stands for itself."""
-    generator = getattr(sys.modules.get("random"), "Random", Iterator)
+    """Return whether a value is not compared, though it could be pickled: an iterator of Python's
+    or a library's, a random generator, or an object that stands for itself."""
+    generator = getattr(sys.modules.get("random"), "Random", ())
     return (
         kind is object
-        or isinstance(value, (Iterator, generator))
+        or isinstance(value, generator)
+        or (isinstance(value, Iterator) and not is_users(kind.__module__))
         or kind.__module__.startswith(_EACH_PROCESSES_OWN)
     )
 
@@ -486,7 +531,7 @@ def _array_bytes(value: Any) -> bytes:
         content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _hash(name, about, memoryview(content))
     numpy: Any = sys.modules["numpy"]
-    about = f"{value.dtype.descr} {value.shape}".encode()
+    about = f"{value.dtype.descr} {value.shape} {value.flags.fnc}".encode()
     content = numpy.ascontiguousarray(value.view(numpy.ndarray)).reshape(-1).view(numpy.uint8)
     return _hash(name, about, memoryview(content))
 
@@ -545,7 +590,10 @@ _OTHER_READERS: list[tuple[Callable[[type, Any], bool], Callable[[Reader, Any], 
     (_is_array, Reader._array),
     (lambda kind, _: issubclass(kind, tuple) and hasattr(kind, "_fields"), Reader._named_tuple),
     (
-        lambda _, value: isinstance(getattr(value, "__wrapped__", None), FunctionType),
+        lambda kind, value: (
+            not is_users(kind.__module__)
+            and isinstance(getattr(value, "__wrapped__", None), FunctionType)
+        ),
         Reader._wrapper,
     ),
 ]

@@ -55,6 +55,10 @@ class ModuleDigests:
         """Return the attributes that have changed."""
         return [name for name, one in self.digests.items() if before.digests.get(name) != one]
 
+    def is_reloaded_since(self, before: ModuleDigests) -> bool:
+        """Return whether the module was run again, which makes all of its attributes anew."""
+        return self.values.get("__spec__") is not before.values.get("__spec__")
+
     def now(self, is_interrupt: IsInterrupt) -> ModuleDigests:
         """Return the module as it is now: this object if nothing has changed."""
         values = dict(vars(self.module))
@@ -96,7 +100,8 @@ class ModuleDigests:
                 content = reader.digest(value)
                 _, version = self.digests.get(name, (b"", 0))
                 is_other = name in self.digests and self.values[name] is not value
-                if is_other and (reader.is_opaque or reader.is_data(value)):
+                partly = reader.is_opaque or reader.has_wrappers
+                if is_other and (partly or reader.is_data(value)):
                     version += 1
                 digests[name] = content, version
         now.digests = self.digests if digests == self.digests else digests

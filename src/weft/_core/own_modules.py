@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from functools import _lru_cache_wrapper
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -67,7 +68,7 @@ def references(value: Any) -> Iterable[str]:
     """Return the names of the modules that a pickle of a function, class or module refers to."""
     if isinstance(value, ModuleType):
         return (value.__name__,)
-    if isinstance(value, (FunctionType, type)) and is_importable(value):
+    if isinstance(value, (FunctionType, type, _lru_cache_wrapper)) and is_importable(value):
         return (value.__module__,)
     return modules_used_by(value) if isinstance(value, FunctionType) else ()
 
@@ -87,8 +88,10 @@ def home_of(function: FunctionType) -> ModuleType | None:
 
 def is_foreign(value: Any) -> bool:
     """Return whether a value is a function that an installed package or `exec` has made, such as a
-    decorator's, and that cannot be imported."""
-    if type(value) is not FunctionType or is_importable(value):
+    decorator's, and that cannot be imported from there."""
+    if type(value) is not FunctionType:
+        return False
+    if is_importable(value) and not is_users(value.__module__):
         return False
     home, variables = home_of(value), value.__globals__
     if home is not None:

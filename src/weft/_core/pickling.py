@@ -16,7 +16,8 @@ import io
 import os
 import platform
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -53,6 +54,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         """Return how a value is pickled."""
         if type(value) is functools._lru_cache_wrapper and not is_importable(value):
             return make_lru_cache, (value.__wrapped__, value.cache_parameters())
+        if is_single_dispatch(value) and not is_importable(value):
+            return reduce_single_dispatch(value, None)
         reduced = super().reducer_override(value)
         if not isinstance(value, type) or not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
@@ -76,6 +79,34 @@ def dumps(value: Any) -> bytes:
 def make_lru_cache(function: Any, parameters: dict[str, Any]) -> Any:
     """Return a function with a cache of its own."""
     return functools.lru_cache(**parameters)(function)
+
+
+_dispatching: Any = functools.singledispatch(lambda _: None)
+_SINGLE_DISPATCH = _dispatching.__code__
+
+
+def is_single_dispatch(value: Any) -> bool:
+    """Return whether a value is a function that `functools.singledispatch` has made."""
+    return type(value) is FunctionType and value.__code__ is _SINGLE_DISPATCH
+
+
+def reduce_single_dispatch(function: Any, existing: Any) -> Any:
+    """Reduce a function of `functools.singledispatch`: one that is there, or a new one, registers
+    the same functions. Its closure has a cache of weak references, which cannot be pickled."""
+    state = dict(function.registry)
+    made_of = function.__wrapped__, existing
+    return make_single_dispatch, made_of, state, None, None, register_all
+
+
+def make_single_dispatch(function: Any, existing: Any) -> Any:
+    """Return a function that dispatches to this one: the one that is there already, if any."""
+    return existing if is_single_dispatch(existing) else functools.singledispatch(function)
+
+
+def register_all(function: Any, registry: Mapping[type, Any]) -> None:
+    """Have a function dispatch to others for objects of these types."""
+    for kind, one in registry.items():
+        function.register(kind, one)
 
 
 class ClassState(NamedTuple):

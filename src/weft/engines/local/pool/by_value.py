@@ -19,7 +19,7 @@ from typing import Any
 
 from weft._core.digest import is_plain_instance, own_attributes
 from weft._core.own_modules import home_of, is_importable, own_modules
-from weft._core.pickling import make_lru_cache
+from weft._core.pickling import is_single_dispatch, make_lru_cache, reduce_single_dispatch
 from weft.engines.local.pool.payload import Pickler
 
 #: an attribute of a module: the names of both
@@ -39,6 +39,8 @@ class ByValuePickler(Pickler):
         if id(value) in self.in_place and is_plain_instance(value):
             made_of = type(value), self.in_place[id(value)]
             return _make_instance, made_of, vars(value), None, None, _replace_attributes
+        if is_single_dispatch(value) and self._is_sent(value):
+            return reduce_single_dispatch(value, _Existing(self.in_place.get(id(value))))
         if type(value) is FunctionType and self._is_sent(value):
             home = home_of(value)
             if home is not None:
@@ -88,6 +90,16 @@ class ByValuePickler(Pickler):
         return _make_class, made_of, state, None, None, _set_attributes
 
 
+class _Existing:
+    """Stands for the worker's own object of an attribute; for None without one."""
+
+    def __init__(self, attribute: Attribute | None) -> None:
+        self._attribute = attribute
+
+    def __reduce__(self) -> Any:
+        return _at, (self._attribute,)
+
+
 class _NoContent(enum.Enum):
     """Stands for the content of an empty cell. An Enum: unpickled, it is the same object."""
 
@@ -127,7 +139,8 @@ def _is_array_like(old: Any, value: Any) -> bool:
     return (
         numpy is not None
         and type(value) is numpy.ndarray
-        and (old.shape, old.dtype, old.flags.writeable) == (value.shape, value.dtype, True)
+        and (old.shape, old.dtype, old.flags.fnc) == (value.shape, value.dtype, value.flags.fnc)
+        and old.flags.writeable
     )
 
 
@@ -178,8 +191,10 @@ def _make_class(
 ) -> type:
     old = _at(existing)
     slots = start.get("__slots__")
-    same = isinstance(old, type) and old.__bases__ == bases and type(old) is kind
-    if same and vars(old).get("__slots__") == slots and not issubclass(kind, enum.EnumMeta):
+    same = isinstance(old, type) and type(old) is kind and vars(old).get("__slots__") == slots
+    if same and not issubclass(kind, enum.EnumMeta):
+        if old.__bases__ != bases:
+            old.__bases__ = bases
         return old  # type: ignore[no-any-return]
     return types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(start))
 

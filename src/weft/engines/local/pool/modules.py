@@ -17,6 +17,7 @@ has the worker's. Whoever holds the object from before has what he would have in
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 from weft._core.digest import Reader, digest, type_digest
 from weft._core.failures import Failure, describe, warn_caller
 from weft._core.modules import ModuleDigests, ModuleWatcher, read_module, slowest
-from weft._core.own_modules import is_foreign
+from weft._core.own_modules import is_foreign, own_modules
 from weft.engines.interruption import by_signal_handler
 from weft.engines.local.pool.by_value import Attribute, ByValuePickler, change_in_place
 from weft.engines.local.pool.messages import Frames, Message, Modules, Outdated, Update
@@ -126,8 +127,11 @@ class SentModules:
         """Return the messages after which the worker has these modules."""
         changes: dict[Attribute, Change] = {}
         deleted: list[Attribute] = []
+        compared: dict[str, dict[str, bytes]] = {}
         for name, now in modules.items():
             before = self._known.get(name)
+            if before is None or now.is_reloaded_since(before):
+                compared[name] = now.contents
             if before is None or before.digests is now.digests:
                 continue
             deleted += [(name, one) for one in before.digests.keys() - now.digests.keys()]
@@ -136,8 +140,7 @@ class SentModules:
         messages: list[Modules | Update] = []
         if changes or deleted:
             messages.append(self._update(changes, deleted))
-        new = {name: now.contents for name, now in modules.items() if name not in self._known}
-        return [*messages, Modules(new)] if new else messages
+        return [*messages, Modules(compared)] if compared else messages
 
     def note(self, modules: Mapping[str, ModuleDigests]) -> None:
         """Note that the worker has these."""
@@ -355,6 +358,7 @@ class LoadedModules:
         """Import modules, delete attributes that the driver does not have, and return those that
         are not the driver's."""
         outdated: dict[str, list[str]] = {}
+        clear_caches()
         for name, expected in digests.items():
             try:
                 module = importlib.import_module(name)
@@ -384,9 +388,23 @@ def _apply(update: Update) -> None:
         variables = vars(importlib.import_module(name))
         if not (in_place and change_in_place(variables.get(attribute), value)):
             variables[attribute] = value
+    clear_caches()
     for (name, attribute), expected in update.digests.items():
         if digest(vars(sys.modules[name])[attribute]) != expected:
             raise ModuleDiffers(
                 f"{name}.{attribute} in a worker differs from the driver's, and cannot be "
                 "changed there; start new workers, which import it anew:\n    weft.shutdown()"
             )
+
+
+def clear_caches() -> None:
+    """Clear the caches of functions and methods of the user's modules: what is in them was computed
+    with what the modules had before."""
+    for name, module in own_modules().items():
+        values = [*vars(module).values()]
+        classes = [one for one in values if isinstance(one, type) and one.__module__ == name]
+        for kind in classes:
+            values += [getattr(one, "__func__", one) for one in vars(kind).values()]
+        for one in values:
+            if type(one) is functools._lru_cache_wrapper:
+                one.cache_clear()
