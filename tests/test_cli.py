@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import HANGS
+from tests.support import HANGS, run_python
 from weft import __version__, cli
 from weft._core.hosts import Host
 from weft.engines.base import Command
@@ -57,6 +57,16 @@ def parse_run(arguments: list[str]) -> Command:
         (["run", "--hosts", "a", "--hostfile", "f", "ok.py"], "expected one of them"),
         (["run", "--hosts", "a:2"], "no script was given"),
         (["doctor", "--hosts", "a b"], "'a b' is no host with a number"),
+        (["open", "--port", "0"], "--port 0: expected a whole number, 1 or more"),
+        (["open", "--port", "x"], "--port x: expected a whole number"),
+        (["open", "--port", "65530"], "port 65530: expected 1 to 65476, as the ports of"),
+        (["open", "--port", "2718", "--max-cpu", "0"], "--max-cpu 0: expected a whole number, 1"),
+        (["open", "--port", "2718", "--max-gpu", "-1"], "--max-gpu -1: expected a whole number"),
+        (["open", "--port", "2718", "--join", "a"], "--port and --join were given; expected one"),
+        (["open", "--port", "2718", "--pipe", "a"], "--pipe and -n are for pipes; for other"),
+        (["open", "--max-cpu", "2"], "--max-cpu and --max-gpu say what a machine gives to others"),
+        (["open", "--join", "a:b"], "'a:b': expected HOST:PORT, for example bob:2718"),
+        (["open", "--join", ":1"], "':1': expected HOST:PORT, for example bob:2718"),
         (["walk"], "invalid choice: 'walk' (choose from"),
         (["doctor", "--xml"], "weft doctor has no option '--xml'"),
         (["doctor", "--json", "now"], "weft doctor has no option 'now'"),
@@ -76,6 +86,30 @@ def test_wrong_commands(arguments: list[str], told: str, tmp_path: Path) -> None
     assert "ran" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("hidden", "told"),
+    [
+        ("importlib.util.find_spec = lambda *_: None", "It needs the package ray, which is not"),
+        ("importlib.metadata.version = lambda _: '2.9.3'", "Ray 2.9.3 is installed, and 2.56"),
+    ],
+)
+def test_a_machine_without_ray(hidden: str, told: str) -> None:
+    """Or with one that is too old: the pip line is printed; what needs none works."""
+    program = f"""
+import importlib.metadata, importlib.util, sys
+from weft import cli
+{hidden}
+cli.main(sys.argv[1:])
+"""
+    done = run_python(program, "open", "--port", "2718")
+    assert done.code == 1
+    assert told in done.err
+    assert "pip install 'weft[ray]'" in done.err
+    assert "Traceback" not in done.err
+    status = run_python(program, "status")
+    assert (status.code, status.err) == (0, ""), status
+
+
 def test_help_and_version() -> None:
     """The usage is printed when asked for, and on an empty command."""
     assert weft("--version").stdout == f"weft {__version__}\n"
@@ -85,6 +119,7 @@ def test_help_and_version() -> None:
         assert "usage: weft run -n N" in done.stdout
         assert "weft doctor [--json] [--hosts a,b]" in done.stdout
         assert "weft run --hosts a:2,b:2" in done.stdout
+        assert "weft open --port P | --join HOST:P" in done.stdout
 
 
 def test_options_in_every_spelling(tmp_path: Path) -> None:

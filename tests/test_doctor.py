@@ -23,7 +23,7 @@ from weft.doctor.look import attempt, reason
 from weft.doctor.problems import Fact, Machine, obstacles, problems, thread_number
 from weft.engines.local import probes
 
-INSTALLED = {name: Fact("1.0") for name in look.PACKAGES}
+INSTALLED = {name: Fact("3.0") for name in look.PACKAGES}
 
 #: a machine on which nothing would go wrong
 SOUND = Machine(
@@ -195,6 +195,11 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
             made_up(mpi_threads=Fact("funneled")),
             "the MPI library serves one thread only (funneled), weft needs MPI_THREAD_SERIALIZED "
             "on several hosts; use one that was built for threads",
+        ),
+        (
+            made_up(packages={**INSTALLED, "ray": Fact("2.55.1")}),
+            "Ray 2.55.1 is installed, and weft open --port needs 2.56 or later on all machines: "
+            "pip install 'weft[ray]'",
         ),
         (
             made_up(kernels=Fact(False, "why")),

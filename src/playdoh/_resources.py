@@ -86,7 +86,9 @@ def funworker(
 
 def _serve_machines(port: int | str, max_cpu: int | None, max_gpu: int | None) -> None:
     """Serve workers to the scripts of other machines."""
-    engine: Any = registry.choose("ray", "machines").load()
+    row = registry.ENGINES["ray"]
+    row.validate(f"funworker(port={port!r}) uses Ray between machines")
+    engine: Any = row.load()
     engine.serve_node(
         port=None if isinstance(port, str) else port,
         join=port if isinstance(port, str) else None,

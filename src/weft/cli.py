@@ -157,7 +157,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _cluster_engine() -> Any:
     """Return the engine of other machines. Raises MissingPackage, EngineUnavailable."""
-    return registry.choose("ray", "machines").load()
+    row = registry.ENGINES["ray"]
+    row.validate("weft open --port and --join use Ray between machines")
+    return row.load()
 
 
 def _open(options: argparse.Namespace) -> int:

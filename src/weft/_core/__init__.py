@@ -7,6 +7,7 @@ launch.py       rank and size, from the launcher's variables
 hosts.py        the hosts of a launch, as users write them
 mpirun.py       what differs between mpiruns: options, marks of lines, messages
 survey.py       what hosts have, as a table, and what follows
+ray_versions.py which versions of Ray can be used
 seeding.py      random seeds from (seed, index)
 failures.py     exceptions between processes; the unpicklable part of a value; the user's line
 

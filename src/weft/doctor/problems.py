@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from weft._core import arguments, mpirun
+from weft._core import arguments, mpirun, ray_versions
 from weft.errors import InvalidValue, format_bytes
 from weft.resources import THREAD_VARIABLES
 
@@ -187,6 +187,12 @@ def _about_gpus(machine: Machine) -> Iterator[str]:
 
 def _about_setup(machine: Machine) -> Iterator[str]:
     yield from _about_mpi(machine)
+    ray = machine.packages["ray"].value
+    if ray and ray_versions.is_too_old(ray):
+        yield (
+            f"Ray {ray} is installed, and weft open --port needs {ray_versions.OLDEST} or later on "
+            "all machines: pip install 'weft[ray]'"
+        )
     if machine.kernels.value is False:
         yield (
             f"adding to tables is slower than it could be, still right: weft's loops in C are not "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,39 @@ print("closed")
     assert refused.code == 1
     assert "10.78.0.1  runs no node (nothing listens at port 2718)" in refused.err
     scripts[0].wait()
+    assert two_hosts.leave_nothing() == []
+
+
+@pytest.mark.soak
+def test_a_cluster_over_tls(two_hosts: Hosts, tmp_path: Path) -> None:
+    """With Ray's own variables: everything works, and who does not encrypt is told so."""
+    line = "openssl req -newkey rsa:2048 -nodes -subj /CN=weft"
+    names = "subjectAltName=IP:10.78.0.1,IP:10.78.0.2"
+    for command in (
+        f"{line} -x509 -days 2 -keyout ca.key -out ca.crt",
+        f"{line} -keyout tls.key -out tls.csr",
+        f"echo {names} > names",
+        "openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 "
+        "-extfile names -out tls.crt",
+    ):
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path, capture_output=True)
+    tls = {
+        **KEY,
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_CA_CERT": f"{tmp_path}/ca.crt",
+        "RAY_TLS_SERVER_CERT": f"{tmp_path}/tls.crt",
+        "RAY_TLS_SERVER_KEY": f"{tmp_path}/tls.key",
+    }
+    for k, options in ((1, OPEN), (2, ("open", "--join", "host1"))):
+        opened = two_hosts.run_on(k, weft(*options), env=tls)
+        assert opened.code == 0, opened
+    status = two_hosts.run_on(2, weft("status"), env=tls)
+    assert "  host1    10.78.0.1  " in status.out, status
+    assert "no map runs on these machines" in status.out
+    plain = two_hosts.run_on(2, weft("status"), env=KEY)
+    assert "it does not speak gRPC, or over TLS only" in plain.out, plain
+    for k in (2, 1):
+        assert two_hosts.run_on(k, weft("close")).code == 0
     assert two_hosts.leave_nothing() == []
 
 

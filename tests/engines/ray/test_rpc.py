@@ -84,7 +84,7 @@ def test_an_error_is_told(serve: Callable[[bytes | None], str]) -> None:
 def test_what_is_no_grpc(serve: Callable[[bytes | None], str]) -> None:
     """It closes the connection, answers in another language, or says nothing."""
     for answer in (b"", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", b"SSH-2.0-x\r\n"):
-        with pytest.raises(rpc.CallFailed, match="what does not speak gRPC"):
+        with pytest.raises(rpc.CallFailed, match="it does not speak gRPC"):
             call(serve(answer))
     began = time.monotonic()
     with pytest.raises(TimeoutError):

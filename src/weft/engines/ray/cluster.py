@@ -21,12 +21,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft._core.ray_versions import OLDEST, is_too_old
 from weft._version import __version__
 from weft.engines.ray import checks, node, rpc
 from weft.engines.ray.checks import Answer, Member
 from weft.engines.ray.node import OwnNode
 from weft.engines.ray.token import find_token, no_key
-from weft.errors import EngineUnavailable, InvalidValue, MachineUnavailable
+from weft.errors import (
+    EngineUnavailable,
+    InvalidValue,
+    MachineUnavailable,
+    MissingPackage,
+)
 from weft.resources import host_name
 
 DEFAULT_PORT = 2718
@@ -153,8 +159,14 @@ def validate_port(port: int) -> int:
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions that the machines of a cluster compare."""
+    """Return the versions that the machines of a cluster compare. Raises MissingPackage for a Ray
+    that is too old."""
     packages = {name: importlib.metadata.version(name) for name in ("ray", "numpy")}
+    if is_too_old(packages["ray"]):
+        raise MissingPackage(
+            f"Ray {packages['ray']} is installed, and {OLDEST} or later is needed:\n"
+            "    pip install 'weft[ray]'"
+        )
     return {"python": platform.python_version(), "weft": __version__, **packages}
 
 

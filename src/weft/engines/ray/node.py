@@ -34,6 +34,7 @@ from typing import NoReturn
 from weft._core.launch import Process
 from weft.engines.launched import stat_fields
 from weft.engines.local.processes import linux
+from weft.engines.ray import rpc
 from weft.errors import LaunchError, Refused, Stalled
 from weft.resources import available_memory
 
@@ -193,8 +194,13 @@ def _ask(connection: socket.socket, what: str) -> OwnNode:
 
 
 def _environment(options: NodeOptions, token: str) -> dict[str, str]:
-    """Return the environment of a node's processes: the user's, without what is for another Ray."""
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    """Return the environment of a node's processes: the user's, of which certificates count, but
+    nothing else that is for another Ray."""
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("RAY_") or name in rpc.TLS
+    }
     if options.address == LOOPBACK:
         environment |= _LOOPBACK_SETTINGS
     return {**environment, **RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}

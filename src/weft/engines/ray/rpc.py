@@ -16,6 +16,7 @@ fit into one frame: 16,384 bytes at most.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -30,6 +31,10 @@ _LARGEST_WINDOW = 2**31 - 1
 _INITIAL_WINDOW_SIZE, _USUAL_WINDOW = 4, 65535
 #: of gRPC: the caller has not proved who it is
 _UNAUTHENTICATED = 16
+#: the variables by which Ray encrypts: whether, and this machine's certificate, its key, and the
+#: certificate of the authority
+TLS = ("RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+_USE_TLS = TLS[0]
 #: HPACK: a literal field that is not indexed, and the largest number in seven bits
 _LITERAL, _SEVEN_BITS = b"\x10", 127
 
@@ -51,9 +56,25 @@ def call(
     """
     host, _, port = address.rpartition(":")
     until = time.monotonic() + timeout
-    with socket.create_connection((host, int(port)), timeout) as connection:
+    with socket.create_connection((host, int(port)), timeout) as plain:
+        connection = _encrypt(plain, host) if os.environ.get(_USE_TLS) == "1" else plain
         connection.sendall(_request(address, method, question, token))
         return _answer(_frames(connection, until))
+
+
+def _encrypt(plain: socket.socket, host: str) -> socket.socket:
+    """Return the connection over TLS, with the certificates that Ray uses: each side shows one that
+    the authority has signed, the server's with its address."""
+    import ssl
+
+    certificate, key, authority = (os.environ.get(name) for name in TLS[1:])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    if authority:
+        context.load_verify_locations(authority)
+    return context.wrap_socket(plain, server_hostname=host)
 
 
 def _request(address: str, method: str, question: bytes, token: str | None) -> bytes:
@@ -125,7 +146,7 @@ def _answer(frames: Iterator[tuple[int, int, bytes]]) -> bytes:
             return answer[5:]  # after a byte for "not compressed", and four for its size
         elif kind in (_RESET, _GO_AWAY):
             raise CallFailed("it ended the call")
-    raise CallFailed("it closed the connection, as what does not speak gRPC")
+    raise CallFailed("it closed the connection: it does not speak gRPC, or over TLS only")
 
 
 def _validate_status(trailers: bytes) -> None:
