@@ -1,10 +1,12 @@
 """The tables of docs/scale.md: what one call over hosts costs, from the functions that decide it.
 
 python docs/scale_tables.py     placement.py, memory.py -> the tables between the page's marks
+                                and benchmarks/results/simulation.json
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from weft.engines.mpi.memory import HostMemory
 from weft.engines.mpi.placement import WINDOW, Placement, Stream, cut_streams, cut_sum, ring_for
 
 PAGE = Path(__file__).with_name("scale.md")
+SIMULATION = PAGE.parent.parent / "benchmarks" / "results" / "simulation.json"
 HOSTS = (2, 3, 4, 8, 9, 16, 32, 64, 128)
 RANKS = (1, 2, 8, 64)
 #: bytes of a large array, and of one of its numbers
@@ -27,7 +30,13 @@ def main() -> None:
 
 def filled(page: str) -> str:
     """The page with its tables as they are now."""
-    tables = {"small": small, "large": large, "memory": memory}
+    tables = {
+        "small": small,
+        "large": large,
+        "memory": memory,
+        "simulated": simulated,
+        "checked": checked,
+    }
     return _TABLE.sub(lambda found: f"{found[1]}{tables[found[2]]()}{found[3]}", page)
 
 
@@ -104,6 +113,38 @@ def memory() -> str:
         rows.append([ranks, f"{ring.slots} of {shown(ring.chunk)}", *map(shown, sizes)])
     heads = ("ranks on each host", "chunks of the ring", "2 hosts", "16 hosts", "128 hosts")
     return table(heads, rows)
+
+
+def simulated() -> str:
+    """A table's adds and gets on so many hosts, as benchmarks/simulate.py found them."""
+    found = json.loads(SIMULATION.read_text())
+    ranks = found["cluster"]["ranks"]
+    rows = []
+    for hosts, rules in found["hosts"].items():
+        cells: list[object] = [hosts, int(hosts) * ranks]
+        for outcome in rules.values():
+            cells.append(f"{outcome['adds_per_second']:,.0f}")
+            cells.append(f"{outcome['staleness']:.1f}")
+        rows.append(cells)
+    heads = ["hosts", "ranks"]
+    for rule in next(iter(found["hosts"].values())):
+        heads += [f"{rule}: adds per second", "staleness"]
+    return table(heads, rows)
+
+
+def checked() -> str:
+    """The same beside real hosts."""
+    found = json.loads(SIMULATION.read_text()).get("check", {})
+    rows = []
+    for hosts, row in found.items():
+        for rule, pair in row.items() if hosts.isdigit() else ():
+            if isinstance(pair, dict):
+                (adds, expected), (stale, behind) = pair["adds"], pair["staleness"]
+                rows.append(
+                    [hosts, rule, f"{adds:.0f}", f"{expected:.0f}", f"{stale:.1f}", f"{behind:.1f}"]
+                )
+    heads = ("hosts", "rule", "adds per second: measured", "simulated")
+    return table((*heads, "staleness: measured", "simulated"), rows)
 
 
 def placement_of(hosts: int, ranks: int) -> Placement:
