@@ -345,7 +345,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--compute", type=float, default=program.compute)
     parser.add_argument("--touched", type=int, default=program.touched)
     parser.add_argument("--steps", type=int, default=program.steps)
-    parser.add_argument("--check", action="store_true", help="only compare with real hosts, as root")
+    parser.add_argument("--check", action="store_true", help="only beside real hosts, as root")
     parser.add_argument("--results", type=Path, default=comparison.RESULTS)
     return parser.parse_args()
 
