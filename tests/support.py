@@ -10,9 +10,10 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -141,10 +142,22 @@ def run_ranks_on_hosts(
 
 
 def _payload(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Path:
-    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     payload = Path(os.environ["WEFT_TEST_FOLDER"]) / f"payload{time.monotonic_ns()}"
-    payload.write_bytes(cloudpickle.dumps((function, arguments)))
+    with by_value(sys.modules[function.__module__]):
+        payload.write_bytes(cloudpickle.dumps((function, arguments)))
     return payload
+
+
+@contextlib.contextmanager
+def by_value(module: ModuleType) -> Iterator[None]:
+    """Have functions of a module of tests pickled by value, as ranks cannot import it."""
+    known = module.__name__ in cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        if not known:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _results(payload: Path, ranks: int) -> list[Any]:

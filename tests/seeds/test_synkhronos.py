@@ -65,7 +65,10 @@ def test_the_example_of_shared_variables(float_type: str, tmp_path: Path) -> Non
     assert outcome.err == ""
 
 
-@pytest.mark.parametrize(("ranks", "launcher"), [(1, "python"), (2, "weft run"), (2, "mpirun")])
+@pytest.mark.parametrize(
+    ("ranks", "launcher"),
+    [(1, "python"), (2, "weft run"), pytest.param(2, "mpirun", marks=pytest.mark.soak)],
+)
 def test_the_old_programs(ranks: int, launcher: str, tmp_path: Path) -> None:
     """The introductory examples of both versions, the demos and the tests do what they did, alone
     in float32 as on GPUs, and in several ranks, each of which starts processes of its own."""

@@ -30,7 +30,10 @@ def numbers(rank: int, kind: str = "float32", shape: Any = LENGTH) -> Any:
     return (np.random.default_rng(rank).normal(size=shape) * 1000).astype(kind)
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.soak)])
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.soak) for size in (2, 4))]
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_the_bits_are_those_of_other_ways(size: int) -> None:
     """With and without loops in C, and where only some ranks have them: the same sums and means, to
     the bit, whatever the arrays are like."""
