@@ -31,7 +31,7 @@ _HOT, _LONGEST_NAP = 0.005, 0.01
 _NAP_PART = 1 / 50
 #: seconds without news after which an agent whose ranks have left ends, whatever it still sends
 _LINGERING = 10.0
-#: seconds between two looks at who has left the launch
+#: seconds between two looks at who has left the launch, and who asks where everybody is
 _LOOK = 0.02
 
 
@@ -98,15 +98,18 @@ class Agent:
             now = time.monotonic()
             if self.progress != before:
                 news = now
-                continue
             if now - looked >= _LOOK:
                 looked = now
+                for service, _ in self._services.values():
+                    service.attend()
                 # what others wait for is sent first, if that comes to an end
                 done = self._all_have_left() and (now - news > _LINGERING or not self._is_busy())
                 if done or self._leave():
                     for service, _ in self._services.values():
                         service.say_farewell()
                     return
+            if self.progress != before:
+                continue
             waited = now - news
             if waited < _HOT:
                 os.sched_yield()
@@ -145,8 +148,7 @@ class Agent:
             for service, _ in self._services.values():
                 service.note_failed(self.mail.failed)
             self.progress += 1
-        for key, (service, waiting) in list(self._services.items()):
-            service.attend()
+        for key, (_, waiting) in list(self._services.items()):
             try:
                 next(waiting)
             except StopIteration:

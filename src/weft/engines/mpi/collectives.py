@@ -85,7 +85,7 @@ class HostCollectives:
     def _reduce(self, call: Reduce, deadline: float) -> None:
         order, plan = self._known.get(call.common) or self._describe(call)
         text = pack([call.common, call.own, order])
-        if plan.how.is_small:
+        if plan.is_small:
             reply = self._meeting.converse(
                 COLLECTIVE, text, deadline, size=plan.layout.size, fill=lambda at: _fill(at, call)
             )

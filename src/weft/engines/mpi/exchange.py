@@ -67,10 +67,6 @@ class Sum(NamedTuple):
     def encode(self) -> bytes:
         return json.dumps(self).encode()
 
-    @property
-    def is_small(self) -> bool:
-        return layout_of(tuple(size for _, _, size in self.arrays)).size <= _SMALL_SUM
-
 
 @lru_cache(maxsize=256)
 def decode_sum(text: bytes) -> SumPlan:
@@ -87,6 +83,7 @@ class SumPlan:
         self.dtypes = [np.dtype(dtype) for _, dtype, _ in how.arrays]
         self.sizes = tuple(size for _, _, size in how.arrays)
         self.layout = layout_of(self.sizes)
+        self.is_small = self.layout.size <= _SMALL_SUM
         kinds = zip(self.dtypes, self.elements, strict=True)
         self.wide = [
             wide_type(dtype, how.op, element, weighted=how.weighted) for dtype, element in kinds
@@ -146,10 +143,9 @@ def collective(service: Service) -> Waiting:
     """Carry out the first step of a collective, and the rest of a large reduction."""
     texts, arrays = yield from service.read_texts()
     commons, owns, orders = zip(*(unpack(text) for text in texts), strict=True)
-    words = [bytes(common).decode(errors="replace") for common in commons]
-    if len(set(words)) > 1:
+    if any(common != commons[0] for common in commons):
         yield from service.exchange(0, b"")
-        yield from service.differ(words)
+        yield from service.differ(_in_words(commons))
         return
     plan = decode_sum(bytes(orders[0])) if len(orders[0]) else None
     if plan is None:
@@ -159,7 +155,7 @@ def collective(service: Service) -> Waiting:
     bodies = yield from service.exchange(COLLECTIVE, body)
     parts = [unpack(body) for body in bodies or ()]
     if bodies is None or any(part[0] != commons[0] for part in parts):
-        yield from service.differ(words)
+        yield from service.differ(_in_words(commons))
         return
     if plan is None:
         reply, more = _movement_reply(service.placement, parts)
@@ -167,6 +163,10 @@ def collective(service: Service) -> Waiting:
         service.midway = more
     else:
         yield from _sum(service, plan, [part[1:] for part in parts])
+
+
+def _in_words(commons: Sequence[Any]) -> list[str]:
+    return [bytes(common).decode(errors="replace") for common in commons]
 
 
 def continue_collective(service: Service) -> Waiting:
@@ -327,7 +327,7 @@ class _Passing:
 def _own_total(plan: SumPlan, owns: Sequence[Any], slots: Sequence[Any]) -> list[Any]:
     """Return the weights of this host's ranks, and their total if it is small."""
     weights = [bytes(own) for own in owns] if plan.how.weighted else []
-    if not plan.how.is_small:
+    if not plan.is_small:
         return weights
     inputs = [plan.views(slot) for slot in slots]
     total = np.zeros(plan.wide_layout.size, np.uint8)
@@ -352,7 +352,7 @@ def _sum(service: Service, plan: SumPlan, parts: Sequence[Sequence[Any]]) -> Wai
             owns[rank] = bytes(own)
         weights.append(sum(_WEIGHT.unpack(owns[rank])[0] for rank in ranks))
     head = pack(owns if plan.how.weighted else [])
-    if not plan.how.is_small:
+    if not plan.is_small:
         yield from service.reply(memoryview(head))
         if sum(weights):  # else all ranks raise InvalidValue
             yield from _pipelined_sum(service, plan, weights)
@@ -382,7 +382,7 @@ def _combine(
 def read_sum_reply(reply: Any, plan: SumPlan, size: int) -> tuple[list[bytes], list[Any] | None]:
     """Return all ranks' parts and, of a small reduction, the results."""
     owns = [bytes(own) for own in unpack(reply)] or [b""] * size
-    if not plan.how.is_small:
+    if not plan.is_small:
         return owns, None
     return owns, plan.views(reply[aligned(packed_size(reply)) :])
 
