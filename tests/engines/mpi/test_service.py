@@ -31,6 +31,8 @@ try:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif what == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            elif what == "stop-speaker":
+                os.kill(engine._speaker._process.pid, signal.SIGSTOP)
             elif what == "speaker":
                 os.kill(engine._speaker._process.pid, signal.SIGKILL)
             elif what == "raise":
@@ -55,7 +57,7 @@ SMALL, LARGE = "8", "300000"
 
 def run(hosts: Hosts, what: str, victims: str, *, size: str = SMALL, ft: bool = False) -> Any:
     """The outcome, and what each rank has seen: the class of the error, and the lost ranks."""
-    timeout = str(deadline(4)) if what == "stop" else "60"
+    timeout = str(deadline(4)) if what.startswith("stop") else "60"
     goes_on = "on" if ft else "no"
     outcome = hosts.launch(PROGRAM, 2, what, victims, size, goes_on, timeout, ft=ft)
     assert not (left := hosts.leave_nothing()), (left, outcome)
@@ -99,6 +101,16 @@ def test_a_rank_that_stops(two_hosts: Hosts) -> None:
     assert {words[0] for words in saw.values()} <= {"Stalled", "PeerLost"}
     assert re.search(r"saw rank 3 of group 'world' did not come in time", outcome.out), outcome
     assert re.search(r"3 +host2 +\d+ +stopped", outcome.out), outcome
+
+
+def test_an_agent_that_stops(two_hosts: Hosts) -> None:
+    """Its ranks say which process has stopped, the others which host does not answer."""
+    outcome, saw = run(two_hosts, "stop-speaker", "0")
+    assert outcome.code != 0, outcome
+    assert saw
+    assert {words[0] for words in saw.values()} <= {"Stalled", "PeerLost"}, outcome
+    told = r"saw the agent of host host1 \(process \d+, stopped\) of group 'world' did not come"
+    assert re.search(told, outcome.out) or "host host1 does not answer" in outcome.out, outcome
 
 
 def test_a_speaker_ends(two_hosts: Hosts) -> None:
