@@ -28,7 +28,8 @@ _SECONDS = 0.003
 _SENDING = 0.0001
 #: seconds after which a worker begins no more items of a chunk, and gives them back
 LONGEST = 0.01
-#: the most items of such a chunk: to look at the clock takes almost as long as a trivial item
+#: the most items of a chunk in which the worker looks at the clock after each; in a larger one it
+#: looks after some, because that takes almost as long as a trivial item
 TIMED = 1000
 #: bytes of a chunk, there and back, unless one item has more
 MOST_BYTES = 4 << 20
@@ -292,7 +293,7 @@ class Schedule:
         if self.total is None:  # of what is to come perhaps as much as has ended
             return self._done // self._workers
         if not self._done:  # earlier jobs say little of these items
-            return min(-(-self.total // self._workers), TIMED)
+            return -(-self.total // self._workers)
         left = self.total - self._taken
         worth_sending = int(_SENDING / max(seconds, 1e-9))
         return max(-(-left // self._workers), min(worth_sending, TIMED))

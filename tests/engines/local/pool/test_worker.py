@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -106,13 +107,22 @@ def test_an_interrupt_leaves_the_results_before_it() -> None:
 
 
 def test_what_has_not_begun_is_given_back_when_items_take_long() -> None:
-    """At least one is run; a failure counts too; a chunk that is too large is run to its end."""
+    """At least one is run; a failure counts too; in a large chunk some more may be run."""
     values, failures, noted = run(fails_on(set()), [1, 2, 3], longest=0.0)
     assert (values, failures, noted) == ([10], {}, [0])
     values, failures, noted = run(fails_on({1}), [1, 2, 3], keep_going=True, longest=0.0)
     assert (values, list(failures), noted) == ([None], [0], [0])
-    values, _, _ = run(fails_on(set()), [1] * (TIMED + 1), longest=0.0)
-    assert len(values) == TIMED + 1
+    many = range(TIMED + 1)
+    values, _, _ = run(fails_on(set()), [*many], longest=0.0)
+    assert len(values) == 1
+    values, failures, _ = run(fails_on({0}), [*many], keep_going=True, longest=0.0)
+    assert (values, list(failures)) == ([None], [0])
+    values, _, noted = run(lambda x: x == 500 and time.sleep(1.0), [*many], longest=1.0)
+    assert 500 < len(values) <= 532
+    assert noted == [*range(len(values))]
+    values, failures, _ = run(fails_on({3, 700}), [*many], keep_going=True, longest=math.inf)
+    assert len(values) == len(many)
+    assert list(failures) == [3, 700]
 
 
 def test_an_item_is_gone_when_its_call_is_over() -> None:

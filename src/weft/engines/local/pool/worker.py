@@ -67,6 +67,9 @@ _added: dict[str, str] = {}
 #: why nothing can be run: the driver's working folder cannot be entered
 _unfit: Failure | None = None
 
+#: the most items of a large chunk that are run between two looks at the clock
+_UNTIMED = 32
+
 _NO_RESULTS = Payload()
 
 
@@ -367,10 +370,12 @@ def carry_out(
 
     Empties the list of items: an argument is freed as soon as its call is over. `noted[0]` is the
     index of the item that is being run. When more than `longest` seconds have passed, what is left
-    of a chunk of no more than TIMED items is not run: there are fewer values. Raises
-    KeyboardInterrupt, after which the values are those of the items before.
+    is not run: there are fewer values. In a chunk of more than TIMED items the clock is looked at
+    after some items only. Raises KeyboardInterrupt, after which the values are those of the items
+    before.
     """
     clock, timed = time.perf_counter, len(items) <= TIMED
+    most = len(items) if timed else 1
     deadline = clock() + longest
     items.reverse()
     take, keep = items.pop, values.append
@@ -378,19 +383,21 @@ def carry_out(
         index = first + len(values)
         try:
             # in few steps: most items of a large chunk are short
-            for noted[0] in range(index, index + len(items)):
+            for noted[0] in range(index, index + min(most, len(items))):
                 if _forked:
                     os._exit(0)  # a child that an earlier item forked, and that has returned
                 if seed is not None:
                     seed_generators(derive(seed, first + len(values)))
                 keep(function(take()))
                 if timed and clock() > deadline:
-                    items.clear()
                     break
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too is the item's, not the worker's
             failures.append((len(values), describe(error)))
             values.append(None)
-            if not keep_going or (timed and clock() > deadline):
+            if not keep_going:
                 items.clear()
+        if clock() > deadline:
+            items.clear()
+        most = max(most, min(2 * most, _UNTIMED))
