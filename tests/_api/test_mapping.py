@@ -461,7 +461,7 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], type[Exce
     (weft.map, (abs,), {}, TypeError, r"map\(\) missing 1 required positional argument: 'items'"),
     (weft.map, (abs, [1]), {"n": 2.0}, InvalidType, r"n=2\.0: expected a whole number"),
     (weft.map, (abs, [1]), {"n": True}, InvalidType, r"n=True: expected a whole number"),
-    (weft.map, (abs, [1]), {"engine": "mpi"}, UnknownEngine, r"'mpi': known are 'local', 'ray', 'serial'"),
+    (weft.map, (abs, [1]), {"engine": "mpi"}, UnknownEngine, r"'mpi': known are 'local', 'ray'"),
     (weft.map, (abs, [1]), {"seed": "s"}, InvalidType, r"map\(seed='s'\): expected a whole number"),
     (weft.map, (abs, [1]), {"retries": -1}, InvalidValue, r"retries=-1\): .*number, 0 or more"),
     (weft.map, (abs, [1]), {"retries": None}, InvalidType, r"retries=None\): .*got NoneType"),
