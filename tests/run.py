@@ -26,6 +26,8 @@ TESTS = ROOT / "tests"
 #: what takes more than some ten seconds, the longest first: whatever begins last should be short
 SLOW = (
     "engines/mpi/test_service.py",
+    "engines/ray/test_cluster.py",
+    "engines/ray/test_node.py",
     "test_documents.py",
     "failures/test_points_and_deadlines.py",
     "test_examples.py",
