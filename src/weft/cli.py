@@ -25,7 +25,7 @@ usage: weft run -n N [options] script.py [arguments]
        weft run -n N [options] -m module [arguments]
        weft run --hosts a:2,b:2 [options] script.py [arguments]
        weft open [--pipe NAME] [-n N]
-       weft open --port P | --join HOST:P [--max-cpu N] [--max-gpu N]
+       weft open --port P | --join HOST:P [--max-cpu N] [--max-gpu N] [--address A]
        weft status
        weft close [--pipe NAME]
        weft doctor [--json] [--hosts a,b]
@@ -42,7 +42,8 @@ weft open keeps workers ready behind a named pipe, by default "weft", until weft
 of this user gets up to N of them (default: one per core) by distribute(fun, named_pipe="NAME").
 weft open --port 2718 has this machine begin a cluster, weft open --join HOST:2718 has it join one:
 until weft close it takes part in distribute(fun, machines=[...]) with all its cores and GPUs, or as
-many as --max-cpu and --max-gpu say. The machines need the same key; weft open tells how.
+many as --max-cpu and --max-gpu say. The machines need the same key; weft open tells how. --address
+says at which of its addresses the others reach this machine, where the one that is found is wrong.
 
 weft status tells which pipes are open and how busy, and what the machines of the cluster have and
 do. weft close ends what weft open has started on this machine.
@@ -132,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     opens.add_argument("-n", type=_whole_number, dest="size")
     opens.add_argument("--port", type=_number("--port", 1))
     opens.add_argument("--join")
+    opens.add_argument("--address")
     opens.add_argument("--max-cpu", type=_number("--max-cpu", 1))
     opens.add_argument("--max-gpu", type=_number("--max-gpu", 0))
     command(_status)
@@ -167,9 +169,9 @@ def _open(options: argparse.Namespace) -> int:
 
     if options.port is not None or options.join is not None:
         return _open_node(options)
-    if options.max_cpu is not None or options.max_gpu is not None:
+    if any(one is not None for one in (options.max_cpu, options.max_gpu, options.address)):
         raise LaunchError(
-            "--max-cpu and --max-gpu say what a machine gives to others: weft open --port 2718 "
+            "--max-cpu, --max-gpu and --address are for other machines: weft open --port 2718 "
             "--max-cpu 4; for a pipe: weft open -n 4"
         )
     pipe = _engine().open_pipe(options.pipe or True, options.size or count_cores()[0])
@@ -186,7 +188,11 @@ def _open_node(options: argparse.Namespace) -> int:
     if options.pipe is not None or options.size is not None:
         raise LaunchError("--pipe and -n are for pipes; for other machines: --max-cpu, --max-gpu")
     told = _cluster_engine().open_node(
-        port=options.port, join=options.join, max_cpu=options.max_cpu, max_gpu=options.max_gpu
+        port=options.port,
+        join=options.join,
+        max_cpu=options.max_cpu,
+        max_gpu=options.max_gpu,
+        address=options.address,
     )
     print(f"weft: {told}")
     return 0

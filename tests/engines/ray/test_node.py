@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Hosts, Process
+from tests.hosts import Hosts, Job, Process
 from tests.support import wait_until
 
 #: no host needs a key file then
 KEY = {"WEFT_KEY": "a key of many letters"}
 OPEN = ("open", "--port", "2718")
+#: what nodes of one core say when they run
+SERVES = "gives 1 core and 0 GPUs to the cluster 10.78.0.1:2718"
 
 
 def weft(*arguments: str) -> list[str]:
@@ -76,8 +78,38 @@ def test_opening_that_is_interrupted(two_hosts: Hosts) -> None:
 
 
 def test_scripts_that_serve(two_hosts: Hosts) -> None:
-    """Playdoh's funworker begins a cluster, or joins one. Its node ends with the script; with the
-    first node the others end some seconds later, and nobody can join any more."""
+    """Playdoh's funworker begins a cluster, or joins one; both return when a program closes it, and
+    nobody can join any more."""
+    scripts = serve_both(two_hosts)
+    assert "weft open --join 10.78.0.1:2718" in scripts[0].out
+    program = """
+from weft.engines.ray import cluster, opening
+opening.close_cluster(cluster.reach(["host1"], 2718))
+"""
+    closed = two_hosts.run_on(2, [sys.executable, "-c", program], env=KEY)
+    assert (closed.code, closed.err) == (0, ""), closed
+    for script in scripts:
+        outcome = script.wait()
+        assert (outcome.code, "closed" in outcome.out) == (0, True), outcome
+    refused = two_hosts.run_on(2, weft("open", "--join", "host1"), env=KEY)
+    assert refused.code == 1
+    assert "10.78.0.1  runs no node (nothing listens at port 2718)" in refused.err
+    assert two_hosts.leave_nothing() == []
+
+
+@pytest.mark.soak
+def test_a_killed_script_that_serves_the_first_node(two_hosts: Hosts) -> None:
+    """Its node ends with it, the others some seconds later."""
+    scripts = serve_both(two_hosts)
+    scripts[0].kill(signal.SIGKILL)
+    assert scripts[0].wait().code == 137
+    closed = scripts[1].wait()
+    assert (closed.code, "closed" in closed.out) == (0, True), closed
+    assert two_hosts.leave_nothing() == []
+
+
+def serve_both(hosts: Hosts) -> list[Job]:
+    """Start a script on each host, of which the second joins the first."""
     program = """
 import sys
 from playdoh import funworker
@@ -85,22 +117,12 @@ port = sys.argv[1]
 funworker(port=int(port) if port.isdecimal() else port, max_cpu=1, max_gpu=0)
 print("closed")
 """
-    scripts = []
+    scripts: list[Job] = []
     for k, port in ((1, "2718"), (2, "host1:2718")):
-        line = [sys.executable, "-c", program, port]
-        scripts.append(two_hosts.start_on(k, line, env=KEY))
-        wait_until(lambda: "gives 1 core and 0 GPUs to the cluster 10" in scripts[-1].out)
-    assert "weft open --join 10.78.0.1:2718" in scripts[0].out
-    status = two_hosts.run_on(2, weft("status"), env=KEY)
-    assert "10.78.0.2" in status.out
-    scripts[0].kill(signal.SIGKILL)
-    closed = scripts[1].wait()
-    assert (closed.code, "closed" in closed.out) == (0, True), closed
-    refused = two_hosts.run_on(2, weft("open", "--join", "host1"), env=KEY)
-    assert refused.code == 1
-    assert "10.78.0.1  runs no node (nothing listens at port 2718)" in refused.err
-    scripts[0].wait()
-    assert two_hosts.leave_nothing() == []
+        scripts.append(hosts.start_on(k, [sys.executable, "-c", program, port], env=KEY))
+        wait_until(lambda: SERVES in scripts[-1].out or not scripts[-1].running)
+        assert scripts[-1].running, scripts[-1].wait()
+    return scripts
 
 
 @pytest.mark.soak
@@ -123,6 +145,10 @@ def test_a_cluster_over_tls(two_hosts: Hosts, tmp_path: Path) -> None:
         "RAY_TLS_SERVER_CERT": f"{tmp_path}/tls.crt",
         "RAY_TLS_SERVER_KEY": f"{tmp_path}/tls.key",
     }
+    without = two_hosts.run_on(1, weft(*OPEN), env={**tls, "RAY_TLS_SERVER_CERT": "/none"})
+    assert without.code == 2
+    assert "weft: Ray did not start the node: " in without.err
+    assert two_hosts.leave_nothing() == []
     for k, options in ((1, OPEN), (2, ("open", "--join", "host1"))):
         opened = two_hosts.run_on(k, weft(*options), env=tls)
         assert opened.code == 0, opened

@@ -343,6 +343,13 @@ def connect(cluster: Cluster) -> None:
     _connected = True
 
 
+def on_node(function: Callable[[], Any], node_id: str) -> Any:
+    """Return a function of Ray that runs on a node, beside whatever else runs there."""
+    ray = load_ray()
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+
+
 def disconnect() -> None:
     """Disconnect this process, unless the user has connected it."""
     global _connected

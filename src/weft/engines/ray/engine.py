@@ -9,6 +9,7 @@ from weft.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from weft.engines.base import Pool, PoolOptions
+    from weft.engines.ray.cluster import Cluster
 
 
 def open_node(
@@ -17,6 +18,7 @@ def open_node(
     join: str | None = None,
     max_cpu: int | None = None,
     max_gpu: int | None = None,
+    address: str | None = None,
 ) -> str:
     """Have this machine begin a cluster at a port, or join that at HOST:PORT, until `close_node`.
     Return what to tell the user.
@@ -25,7 +27,7 @@ def open_node(
     """
     from weft.engines.ray import opening
 
-    return opening.open_node(opening.Opening(port, join, max_cpu, max_gpu))
+    return opening.open_node(opening.Opening(port, join, max_cpu, max_gpu, address))
 
 
 def serve_node(
@@ -49,6 +51,13 @@ def close_node() -> str:
     from weft.engines.ray import opening
 
     return opening.close_node()
+
+
+def close_cluster(reached: Cluster) -> None:
+    """Have all machines leave a cluster, where they are this user's. Raises Stalled."""
+    from weft.engines.ray import opening
+
+    opening.close_cluster(reached)
 
 
 def status() -> Iterator[str]:

@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -52,6 +53,8 @@ RAYLET, OBJECTS, RUNTIME_ENV, _AGENTS, WORKERS = 1, 2, 3, (4, 5, 6), (10, 59)
 _STORE, _LEAST_STORE = 0.3, 80_000_000
 _CREDENTIALS = struct.Struct("3i")
 LOOPBACK = "127.0.0.1"
+#: an error in the logs of Ray's servers
+_SERIOUS = re.compile(r"^\[\S+ \S+ [CEF] ")
 
 #: Ray as it is installed alone: with these it would open further ports, which no option closes
 _HIDDEN = ("grpc", "aiohttp", "prometheus_client")
@@ -270,6 +273,8 @@ class _Watcher:
         self._listener = socket.socket(socket.AF_UNIX)
         self._folder = ""
         self._process: subprocess.Popen[bytes] | None = None
+        #: what `ray start` prints
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  as long as this process
         #: who has asked for the end, and waits for it
         self._closers: list[socket.socket] = []
 
@@ -297,19 +302,18 @@ class _Watcher:
         self._listener.listen()
 
     def _start_ray(self) -> subprocess.Popen[bytes]:
-        """Start `ray start --block`, whose output goes into the folder."""
+        """Start `ray start --block`."""
         arguments = json.dumps(_ray_arguments(self._options, self._folder))
-        with open(self._log(), "wb") as log:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-c", f"{_PROGRAM}serve(sys.argv[1], sys.argv[2])"),
-                    *(self._folder, arguments, *sys.path),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-c", f"{_PROGRAM}serve(sys.argv[1], sys.argv[2])"),
+                *(self._folder, arguments, *sys.path),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=self._printed,
+            start_new_session=True,
+        )
 
     def _await_start(self, process: subprocess.Popen[bytes]) -> str:
         """Wait until the node runs. Return why it does not."""
@@ -322,8 +326,20 @@ class _Watcher:
             if ended.poll(_LOOK * 1000):
                 return "it was told to end"
             if process.poll() is not None or time.monotonic() > until:
-                return _failure(self._log())
+                return self._failure()
         return ""
+
+    def _failure(self) -> str:
+        """Return why the node does not run: the last lines that `ray start` has printed, and the
+        last error of the servers that it has started."""
+        self._printed.seek(0)
+        told = " ".join(_lines(self._printed.read())[-3:]) or "it said nothing"
+        for name in ("gcs_server", "raylet"):
+            log = Path(self._folder, "session_latest/logs", f"{name}.out")
+            with contextlib.suppress(OSError):
+                errors = [line for line in _lines(log.read_bytes()) if _SERIOUS.search(line)]
+                told += f"; {name}: {errors[-1][:500]}" if errors else ""
+        return f"Ray did not start the node: {told[-1500:]}"
 
     def _say(self, outcome: str) -> None:
         """Tell `weft open`, and leave its terminal."""
@@ -374,9 +390,6 @@ class _Watcher:
         if self._folder:
             clean_up(self._folder)
 
-    def _log(self) -> Path:
-        return Path(self._folder, "start.log")
-
 
 def _socket_name() -> str:
     """Return where this user's node on this machine is asked: in the abstract namespace, so that a
@@ -399,10 +412,9 @@ def _make_folder() -> str:
         raise LaunchError(f"no folder can be made for the node: {error}") from None
 
 
-def _failure(log: Path) -> str:
-    """Return the last lines that `ray start` has printed, as why it did not start."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"ray start did not start the node: {' '.join(lines[-6:])[-600:] or 'it said nothing'}"
+def _lines(text: bytes) -> list[str]:
+    lines = (line.strip() for line in text.decode(errors="replace").splitlines())
+    return [line for line in lines if line]
 
 
 # `ray start`
@@ -460,8 +472,8 @@ def serve(folder: str, arguments: str) -> None:
     """Run `ray start --block`, until it is told to end or the watcher has ended."""
     signal.signal(signal.SIGTERM, _leave)
     linux.become_subreaper()
-    atexit.register(clean_up, folder)  # called after what Ray registers
     watcher = os.getppid()
+    atexit.register(_clean_up_alone, folder, watcher)  # called after what Ray registers
     linux.end_with_parent(signal.SIGTERM)
     if os.getppid() != watcher:
         return
@@ -475,6 +487,12 @@ def serve(folder: str, arguments: str) -> None:
 
 def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
+
+
+def _clean_up_alone(folder: str, watcher: int) -> None:
+    """Do what the watcher would do, if it has ended."""
+    if os.getppid() != watcher:
+        clean_up(folder)
 
 
 def clean_up(folder: str) -> None:

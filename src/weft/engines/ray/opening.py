@@ -9,18 +9,22 @@ import random
 import secrets
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.engines.ray import checks, cluster, node
+from weft.engines.ray.cluster import Cluster
 from weft.engines.ray.node import LOOPBACK, NodeOptions
 from weft.engines.ray.token import copy_line, find_token, make_token, no_key
-from weft.errors import LaunchError, MachineUnavailable
+from weft.errors import LaunchError, MachineUnavailable, Stalled
 from weft.resources import count_cores, visible_gpus
 
 #: below those that the kernel gives to clients
 _PRIVATE_PORTS = 20_000, 32_000
 _ATTEMPTS = 20
+#: seconds for the nodes of all machines to end
+_ALL_END = 30.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Opening:
     #: the most that this machine gives; None: all of its cores, all of its GPUs
     max_cpu: int | None = None
     max_gpu: int | None = None
+    #: where others reach this machine; None: decided here
+    address: str | None = None
 
 
 def open_node(opening: Opening) -> str:
@@ -60,6 +66,30 @@ def close_node() -> str:
     Refused, Stalled."""
     ended = node.end()
     return "" if ended is None else ended.address
+
+
+def close_cluster(reached: Cluster) -> None:
+    """End this user's nodes on all machines of a cluster, this machine's last. Raises Stalled for
+    those that have not ended in time."""
+    cluster.connect(reached)
+    for member in cluster.living(reached):
+        if not member.is_this:
+            cluster.on_node(node.end, member.node_id).remote()  # its process ends with the node
+    until = time.monotonic() + _ALL_END
+    while others := [one.name for one in _living(reached) if not one.is_this]:
+        if time.monotonic() > until:
+            raise Stalled(f"the nodes of {', '.join(others)} have not ended in {_ALL_END:.0f} s")
+        time.sleep(0.05)
+    cluster.disconnect()
+    node.end()
+
+
+def _living(reached: Cluster) -> tuple[cluster.Node, ...]:
+    """Return the nodes that live; none once the first has ended, as the others then end, too."""
+    try:
+        return cluster.living(reached)
+    except MachineUnavailable:
+        return ()
 
 
 class PrivateNode:
@@ -109,12 +139,12 @@ def _prepare(opening: Opening) -> tuple[NodeOptions, str]:
     versions = cluster.own_versions()
     if opening.join is None:
         port = cluster.validate_port(opening.port or cluster.DEFAULT_PORT)
-        address, token = own_address(), make_token()
+        address, token = opening.address or own_address(), make_token()
         first = f"{address}:{port}"
     else:
         first, token = _find_first(opening.join, versions)
         host, _, text = first.rpartition(":")
-        address = _address_towards(host, int(text))
+        address = opening.address or _address_towards(host, int(text))
     cores, gpus = count_cores()[0], len(visible_gpus(os.environ))
     options = NodeOptions(
         cluster=first,
@@ -158,7 +188,15 @@ def _some(count: int, thing: str) -> str:
 
 
 def _validate_ports(options: NodeOptions) -> None:
-    """Raise LaunchError if a port of the node is in use here."""
+    """Raise LaunchError if the address is not this machine's, or a port of the node is in use."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((options.address, 0))
+        except OSError:
+            raise LaunchError(
+                f"--address {options.address}: expected an address of this machine, at which "
+                "others reach it, in numbers"
+            ) from None
     offset = 0 if options.is_first else node.RAYLET
     last = options.port + node.RUNTIME_ENV
     for port in range(options.port + offset, last + 1):

@@ -98,7 +98,10 @@ def _ask(reached: Cluster) -> tuple[dict[str, int], list[RunningMap]]:
     cluster.connect(reached)
     try:
         ray = cluster.load_ray()
-        memory = {_on(ray, node.node_id).remote(): node.node_id for node in reached.nodes}
+        memory = {
+            cluster.on_node(_free_memory, node.node_id).remote(): node.node_id
+            for node in reached.nodes
+        }
         named = ray.util.list_named_actors(all_namespaces=True)
         actors = [entry["name"] for entry in named if entry["namespace"] == cluster.NAMESPACE]
         maps = [ray.get_actor(name).running.remote() for name in actors]
@@ -116,12 +119,6 @@ def _answer(ray: Any, asked: Any) -> Any:
         return ray.get(asked)
     except ray.exceptions.RayError:
         return None
-
-
-def _on(ray: Any, node_id: str) -> Any:
-    """Return the question for a node's memory."""
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(_free_memory).options(num_cpus=0, scheduling_strategy=strategy)
 
 
 def _free_memory() -> int:

@@ -53,6 +53,7 @@ def _derive(key: bytes) -> str:
     if len(key) < _LEAST_KEY:
         raise InvalidValue(
             f"the key has {len(key)} characters; for other machines, where many can try, expected "
-            f"{_LEAST_KEY} or more: unset {user_key.VARIABLE}, and one is made"
+            f"{_LEAST_KEY} or more: unset {user_key.VARIABLE}, or remove {user_key.key_file()}, "
+            "and one is made"
         )
     return hashlib.sha256(b"weft cluster " + key).hexdigest()
