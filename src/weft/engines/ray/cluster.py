@@ -256,12 +256,15 @@ def _refusal(error: Exception, port: int, join: str = "") -> str:
 
 
 def read_members(address: str, token: str | None, timeout: float = _ANSWER) -> list[Member]:
-    """Return the nodes of a cluster that live. Raises what `rpc.call` does."""
+    """Return the nodes of a cluster that live: the first one, then the others by name. Raises what
+    `rpc.call` does."""
     from ray.core.generated import gcs_service_pb2
 
     method = "NodeInfoGcsService/GetAllNodeInfo"
     reply: Any = gcs_service_pb2.GetAllNodeInfoReply()
     reply.ParseFromString(rpc.call(address, method, token=token, timeout=timeout))
+    infos = [info for info in reply.node_info_list if info.state == 0]  # of GcsNodeInfo: ALIVE
+    infos.sort(key=lambda info: (not info.is_head_node, info.node_manager_hostname))
     return [
         Member(
             node_id=info.node_id.hex(),
@@ -271,8 +274,7 @@ def read_members(address: str, token: str | None, timeout: float = _ANSWER) -> l
             gpus=int(info.resources_total.get("GPU", 0)),
             labels=dict(info.labels),
         )
-        for info in reply.node_info_list
-        if info.state == 0  # of GcsNodeInfo: ALIVE
+        for info in infos
     ]
 
 
