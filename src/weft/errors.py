@@ -26,6 +26,7 @@
     ├── SegmentGone         (RuntimeError)    a shared array's memory was given back too early
     ├── DamagedFile         (ValueError)      a saved table that is not as it was written
     ├── PeerLost            (ConnectionError) a peer died or left while it was waited for
+    │   └── RowsLost                          rows of a table lay on a host that is lost
     ├── WorkerLost          (RuntimeError)    a worker died while it ran an item
     ├── RemoteError         (RuntimeError)    an exception in a worker that cannot travel itself
     ├── ModuleDiffers       (RuntimeError)    a worker's module cannot be made the driver's
@@ -204,6 +205,27 @@ class Disagreement(_WithRanks, UsageError, RuntimeError):
 
 class PeerLost(_WithRanks, ConnectionError):
     """A peer died or left while this rank was waiting for it."""
+
+
+class RowsLost(PeerLost):
+    """Rows of a table lay on a host that is lost; the ranks are those of that host."""
+
+    def __init__(
+        self,
+        message: str,
+        ranks: Sequence[int] = (),
+        states: Sequence[RankState] = (),
+        *,
+        host: str = "",
+        rows: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message, ranks, states)
+        #: the name of the host, and the rows that it had
+        self.host, self.rows = host, rows
+
+    def __reduce__(self) -> tuple[object, ...]:
+        again = partial(type(self), host=self.host, rows=self.rows)
+        return again, (self.message, self.ranks, self.states)
 
 
 class Stalled(_WithRanks, TimeoutError):

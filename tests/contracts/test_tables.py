@@ -34,6 +34,7 @@ from weft.errors import (
 from weft.resources import available_memory
 
 BODIES = Bodies(each_in="session")
+OVER_HOSTS = True
 IDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = (*IDS, "float16", "float32", "float64", "longdouble", "complex64", "complex128")
 

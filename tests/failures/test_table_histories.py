@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests._core.histories import Added, Event, Gone, Got, violations
+from tests.hosts import Hosts
 from tests.support import launch
 from weft._core.tables import Consistency, resolve, ssp
 
@@ -85,16 +86,20 @@ note("left")
 """
 
 
-def run(plan: dict[str, Any]) -> list[list[list[Any]]]:
-    """What each rank wrote down: when, what, and more."""
-    outcome = launch(PROGRAM, SIZE, json.dumps(plan), options=("--keep-going",))
+def run(plan: dict[str, Any], hosts: Hosts | None = None) -> list[list[list[Any]]]:
+    """What each rank wrote down: when, what, and more; on this host, or on several."""
+    if hosts is None:
+        outcome = launch(PROGRAM, SIZE, json.dumps(plan), options=("--keep-going",))
+    else:
+        outcome = hosts.launch(PROGRAM, SIZE // hosts.count, json.dumps(plan), ft=True)
     folder = Path(os.environ["WEFT_TEST_FOLDER"])
     texts = [(folder / f"log{rank}").read_text() for rank in range(SIZE)]
     # the last line of a rank that was killed may be incomplete
     logs = [[json.loads(line) for line in text.split("\n")[:-1]] for text in texts]
     killed = [str(rank) for rank, log in enumerate(logs) if log[-1][1] != "left"]
     assert set(killed) <= plan["kill"].keys(), outcome  # some have ended before
-    assert outcome.code == (128 + signal.SIGALRM if killed else 0), outcome
+    if hosts is None:  # mpirun with ULFM may end with any code
+        assert outcome.code == (128 + signal.SIGALRM if killed else 0), outcome
     return logs
 
 
@@ -120,7 +125,19 @@ def quiet_plan(delays: int) -> dict[str, Any]:
 def test_random_runs_keep_the_rules(seed: int) -> None:
     """Whoever leaves or is killed, whenever: nobody waits for it, and every get has what its
     table's consistency promises; under bsp the same bits on every rank."""
-    logs = run(random_plan(seed))
+    keep_the_rules(run(random_plan(seed)))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_random_runs_over_hosts_keep_the_rules(two_hosts: Hosts, seed: int) -> None:
+    """The same on two hosts, of which each has half of the rows; the last of a host is killed."""
+    plan = random_plan(seed)
+    plan["leave"] = {"1": plan["leave"].get("1", 7)}
+    plan["kill"] = {"3": 0.1 + 0.1 * seed}
+    keep_the_rules(run(plan, two_hosts))
+
+
+def keep_the_rules(logs: list[list[list[Any]]]) -> None:
     for name, rule in RULES.items():
         events = [[line for line in log if line[2:3] == [name]] for log in logs]
         killed = [rank for rank, log in enumerate(logs) if log[-1][1] != "left"]
@@ -130,12 +147,17 @@ def test_random_runs_keep_the_rules(seed: int) -> None:
     _equal_bits(logs)
 
 
-def test_bsp_gives_the_same_bits_in_every_run() -> None:
-    """Two runs of one program, with other delays: every get of every rank has the same bits."""
-    first, second = (_equal_bits(run(quiet_plan(delays))) for delays in (1, 2))
-    common = first.keys() & second.keys()
-    assert len(common) > TURNS // 2
-    assert {turn: first[turn] for turn in common} == {turn: second[turn] for turn in common}
+def test_bsp_gives_the_same_bits_in_every_run(two_hosts: Hosts) -> None:
+    """Three runs of one program, with other delays and on one host or two: every get of every rank
+    has the same bits."""
+    one, other, over_hosts = (
+        _equal_bits(run(quiet_plan(delays), hosts))
+        for delays, hosts in ((1, None), (2, None), (3, two_hosts))
+    )
+    for first, second in ((one, other), (one, over_hosts)):
+        common = first.keys() & second.keys()
+        assert len(common) > TURNS // 2
+        assert {turn: first[turn] for turn in common} == {turn: second[turn] for turn in common}
 
 
 def _history(events: Sequence[Sequence[list[Any]]], killed: Sequence[int]) -> list[Event]:

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def own(self):
-        return self.table._store._clocks.own
+        return self.table._store._rows.clocks.own
 
     def add(self, **options):
         self.table.add(self.delta, self.ids, **options)
@@ -432,7 +432,7 @@ else:
         except Stalled:  # the other may have come to its end
             pass
 for one in (case, other):
-    changes = one.table._store._changes
+    changes = one.table._store._rows.changes
     assert changes.write_begun[group.rank] == changes.write_done[group.rank]
 if sys.argv[1] == "bsp":
     most = group.all_reduce(case.own, "max")

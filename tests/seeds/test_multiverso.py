@@ -16,6 +16,7 @@ import multiverso as mv
 import weft
 from multiverso import api, tables, utils
 from multiverso.theano_ext import param_manager
+from tests.hosts import Hosts
 from tests.support import launch, run_command, run_python, run_ranks
 from weft.engines.base import Group
 from weft.errors import AlreadyInitialized, Disagreement, InvalidType, InvalidValue, NotInitialized
@@ -28,9 +29,14 @@ OLD_PROGRAMS = ["old_tables", "old_sharedvar", "old_regression", "old_network"]
 
 
 def run_in_turn(
-    names: list[str], workers: int, launcher: str, folder: Path, limit: float = 110.0
+    names: list[str],
+    workers: int,
+    launcher: str | Hosts,
+    folder: Path,
+    limit: float = 110.0,
 ) -> str:
-    """Run programs one after the other in the same workers; what they printed."""
+    """Run programs one after the other in the same workers, of a launcher or on hosts; what they
+    printed."""
     traces = folder / "traces"  # frameworks leave things in the temporary folder
     traces.mkdir(exist_ok=True)
     # a compiler takes longer than all the rest; small graphs do without
@@ -39,6 +45,9 @@ def run_in_turn(
     runner = PROGRAMS / "in_turn.py"
     if launcher == "python":
         outcome = run_command([sys.executable, str(runner), *paths], env=env, limit=limit)
+    elif isinstance(launcher, Hosts):
+        each = workers // launcher.count
+        outcome = launcher.launch(runner, each, *paths, env=env, timeout=limit)
     else:
         outcome = launch(runner, workers, *paths, env=env, limit=limit, launcher=launcher)
     assert outcome.code == 0, outcome
@@ -56,6 +65,12 @@ def test_the_blocks_of_the_tutorial(workers: int, launcher: str, tmp_path: Path)
         text for worker in range(workers) for text in (workers, worker, worker == 0)
     ]  # each worker prints three lines
     assert sorted(said) == sorted(map(str, expected)), out
+
+
+def test_the_blocks_over_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
+    """The same programs, unchanged, on two hosts."""
+    names = ["typical", "master", "theano_shared", "old_tables", "old_sharedvar"]
+    run_in_turn(names, 2, two_hosts, tmp_path)
 
 
 # what follows is called in each of several workers, and in this process, where it is the only one

@@ -11,6 +11,7 @@ import torch
 
 import multiverso
 from multiverso import torch_ext
+from tests.hosts import Hosts
 from tests.seeds.test_multiverso import run_in_turn
 from weft.errors import InvalidType, InvalidValue
 
@@ -21,6 +22,11 @@ PROGRAMS = ["torch_array", "torch_matrix", "old_xor"]
 def test_what_the_binding_says(workers: int, launcher: str, tmp_path: Path) -> None:
     """Each section of the document is part of a program that checks its results."""
     run_in_turn(PROGRAMS, workers, launcher, tmp_path)
+
+
+def test_over_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
+    """The same programs, unchanged, on two hosts."""
+    run_in_turn(["torch_array", "torch_matrix"], 2, two_hosts, tmp_path)
 
 
 def test_the_names_of_the_document() -> None:

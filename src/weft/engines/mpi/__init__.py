@@ -11,6 +11,11 @@ mail.py          messages between agents
 agent.py         the loop of a host's agent
 service.py       what the agent does for one group: its steps, its losses, its next generation
 exchange.py      the agent's part in a collective
+lanes.py         the memory through which a rank asks its agent for rows of other hosts
+layout.py        a table's memory on each host, and what is known of its ranks
+tables.py        the agent's part in tables: the rows of its host, and requests of other hosts
+store.py         a table as a rank sees it
+making.py        how a table is made, by ranks and agents
 group.py         MpiGroup
 launcher.py      `weft run --hosts`
 survey.py        what hosts have: Python, packages, names

@@ -21,9 +21,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from weft.engines.local.meeting.roster import Roster
-from weft.engines.mpi.mail import Letter, Mail
+from weft.engines.mpi.mail import Letter, Mail, Messages
 from weft.engines.mpi.memory import Bell
 from weft.engines.mpi.service import REPORT, TAGS, Service, Waiting
+from weft.engines.mpi.tables import KEY as TABLES
+from weft.engines.mpi.tables import Tables
 
 #: seconds without news in which the loop does not nap, and of the longest nap
 _HOT, _LONGEST_NAP = 0.005, 0.01
@@ -41,6 +43,7 @@ class Agent:
     def __init__(
         self,
         mail: Mail,
+        messages: Messages,
         roster: Roster,
         *,
         session: int,
@@ -49,12 +52,14 @@ class Agent:
         ranks: Sequence[int],
         leave: Callable[[], bool],
     ) -> None:
-        """`mail` outlives this agent; `host_of` tells the host of each rank in MPI; `ranks` are the
-        places in the launch of the ranks of this host; `leave` tells whether the loop must end."""
+        """`mail` and `messages` outlive this agent; `host_of` tells the host of each rank in MPI;
+        `ranks` are the places in the launch of the ranks of this host; `leave` tells whether the
+        loop must end."""
         self.mail, self.session = mail, session
         self.mpi_rank = mail.comm.Get_rank()
         self.host, self.host_of = host, host_of
         self.roster, self.place = roster, roster.rank
+        self.recorder = roster.open_recorder()
         self._ranks, self._leave = ranks, leave
         self._bell = Bell(roster, roster.rank)
         #: counts what has happened: the loop naps when it stays the same
@@ -63,6 +68,7 @@ class Agent:
         #: messages for generations that have not begun here
         self._early: defaultdict[tuple[int, int], list[Letter]] = defaultdict(list)
         self._tags = 0
+        self.tables = Tables(self, messages)
 
     def start(self, service: Service, *, take_over: bool = False) -> None:
         """Serve a generation of a group from now on; `take_over` from an agent that has ended."""
@@ -104,7 +110,8 @@ class Agent:
                     service.attend()
                 # what others wait for is sent first, if that comes to an end
                 done = self._all_have_left() and (now - news > _LINGERING or not self._is_busy())
-                if done or self._leave():
+                if (done and not self.tables.is_needed) or self._leave():
+                    self.tables.say_farewell()
                     for service, _ in self._services.values():
                         service.say_farewell()
                     return
@@ -119,8 +126,9 @@ class Agent:
     def flush(self, seconds: float) -> None:
         """Let messages go that are being sent."""
         deadline = time.monotonic() + seconds
-        while not self.mail.all_sent and time.monotonic() < deadline:
+        while not (self.mail.all_sent and self.tables.all_sent) and time.monotonic() < deadline:
             self.mail.poll()
+            self.tables.flush()
             time.sleep(0.001)
 
     def _nap(self, seconds: float) -> None:
@@ -138,7 +146,9 @@ class Agent:
         failed = len(self.mail.failed)
         for letter in self.mail.poll():
             key = letter.frame.key, letter.frame.generation
-            if key in self._services:
+            if letter.frame.key == TABLES:
+                self.tables.receive_news(letter)
+            elif key in self._services:
                 self._services[key][0].receive(letter)
             else:
                 self._early[key].append(letter)
@@ -148,6 +158,7 @@ class Agent:
             for service, _ in self._services.values():
                 service.note_failed(self.mail.failed)
             self.progress += 1
+        self.progress += self.tables.turn()
         for key, (_, waiting) in list(self._services.items()):
             try:
                 next(waiting)

@@ -28,7 +28,7 @@ from weft.engines.local.memory.segment import BlockHandle
 from weft.engines.mpi.exchange import COLOR
 from weft.engines.mpi.meeting import HostMeeting
 from weft.engines.mpi.packing import unpack
-from weft.errors import EngineUnavailable, SetupError
+from weft.errors import SetupError
 from weft.resources import Plan
 
 if TYPE_CHECKING:
@@ -135,11 +135,28 @@ class MpiGroup(LocalGroup):
         super().refuse(name, error)
 
     def make_store(self, spec: TableSpec, values: Array | None) -> Store:
-        raise EngineUnavailable(
-            f"a table of {self.size} ranks on {len(self._meeting.placement.order)} hosts: tables "
-            "over hosts are not part of this release; make it in a group of one host:\n"
-            "    here = group.split(group.hosts.index(group.hosts[group.rank]))"
+        if self.size == 1:
+            return super().make_store(spec, values)
+        from weft.engines.mpi.making import make_store
+
+        deadline = time.monotonic() + self.timeout
+        made = self._in_step(
+            spec.kind,
+            lambda: make_store(
+                self._meeting,
+                self._recorder,
+                spec,
+                values,
+                deadline=deadline,
+                timeout=self.timeout,
+            ),
+            (),
+            depth=5,
         )
+        if isinstance(made, Exception):
+            raise made
+        store: Store = made
+        return store
 
     def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
         return super(LocalGroup, self).allocate(shape, dtype, device)

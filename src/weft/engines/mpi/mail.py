@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -72,14 +72,14 @@ class Mail:
         try:
             self._sending.append((self.comm.Isend([message, MPI.BYTE], to, _TAG), message, to))
         except MPI.Exception as error:
-            self._note_failure(error, to)
+            self.note_failure(error, to)
 
     def poll(self) -> list[Letter]:
         """Return the messages that have come, and let those go on that are under way."""
         if self._sending:
-            self._sending = [e for e in self._sending if not self._has_ended(e[0], e[2])]
+            self._sending = [e for e in self._sending if not self.has_ended(e[0], e[2])]
         if self._kept:
-            self._kept = [entry for entry in self._kept if not self._has_ended(*entry[:2])]
+            self._kept = [entry for entry in self._kept if not self.has_ended(*entry[:2])]
         with contextlib.suppress(PeerFailed):  # told once; the next poll goes on
             while (message := self._probe()) is not None:
                 self._coming.append(message)
@@ -106,7 +106,7 @@ class Mail:
         try:
             return bool(request.Test())
         except MPI.Exception as error:
-            self._note_failure(error, peer)
+            self.note_failure(error, peer)
             raise PeerFailed from None
 
     def send_chunk(self, array: Any, to: int, tag: int) -> Any:
@@ -132,13 +132,13 @@ class Mail:
                 self.failed.update(rank for rank in ranks if rank >= 0)
             failed.Free()
 
-    def _note_failure(self, error: Any, peer: int) -> None:
+    def note_failure(self, error: Any, peer: int) -> None:
         """Note that a peer has failed; raise any other error of MPI again."""
         if error.Get_error_class() not in _FAILURES:
             raise error
         self.failed.add(peer)
 
-    def _has_ended(self, request: Any, peer: int) -> bool:
+    def has_ended(self, request: Any, peer: int) -> bool:
         """Return whether a request has ended, if only by a failure."""
         try:
             return self.test(request, peer)
@@ -159,3 +159,86 @@ class Mail:
             return None
         data = bytearray(status.Get_count(MPI.BYTE))
         return status.Get_source(), message.Irecv([data, MPI.BYTE]), data
+
+
+class Messages:
+    """Messages of tables: from memory straight into memory, of any length, one for each."""
+
+    #: of requests; answers have the tags that their requests name
+    REQUEST, FIRST_ANSWER = 1, 16
+
+    def __init__(self, comm: Any, mail: Mail) -> None:
+        self._comm, self._mail = comm, mail
+        self._last_tag: int = comm.Get_attr(MPI.TAG_UB)
+        self._status = MPI.Status()
+        self._sending: list[tuple[Any, Any, int]] = []
+        self._coming: list[tuple[Any, int, int, Any]] = []
+        self._next_tag = self.FIRST_ANSWER
+
+    def reserve_tags(self, count: int) -> int:
+        """Return the first of so many tags for answers, which were not used for long."""
+        first = self._next_tag
+        if first + count > self._last_tag:
+            first = self.FIRST_ANSWER
+        self._next_tag = first + count
+        return first
+
+    def send(self, memory: Any, to: int, tag: int) -> None:
+        """Send memory, which stays as it is until it has gone, unless its receiver has failed."""
+        if to in self._mail.failed:
+            return
+        try:
+            self._sending.append((self._comm.Isend([memory, MPI.BYTE], to, tag), memory, to))
+        except MPI.Exception as error:
+            self._mail.note_failure(error, to)
+
+    def poll(self, room_for: Callable[[int, int, int], Any]) -> list[tuple[int, int, Any]]:
+        """Return the messages that have come: sender, tag and memory. `room_for` gives memory for
+        one, by its sender, tag and length; None if it has to wait."""
+        if self._sending:
+            self._sending = [e for e in self._sending if not self._mail.has_ended(e[0], e[2])]
+        while (message := self._probe(room_for)) is not None:
+            self._coming.append(message)
+        if not self._coming:
+            return []
+        come, waiting = [], []
+        behind: set[int] = set()  # what one sender has sent comes in order
+        for entry in self._coming:
+            request, sender, _, _ = entry
+            try:
+                if sender not in behind and self._mail.test(request, sender):
+                    come.append(entry)
+                else:
+                    behind.add(sender)
+                    waiting.append(entry)
+            except PeerFailed:
+                continue
+        self._coming = waiting
+        return [(sender, tag, memory) for _, sender, tag, memory in come]
+
+    @property
+    def all_sent(self) -> bool:
+        return not self._sending
+
+    @property
+    def coming_bytes(self) -> int:
+        """Return the bytes of the requests that are coming."""
+        return sum(len(memory) for *_, tag, memory in self._coming if tag == self.REQUEST)
+
+    def _probe(self, room_for: Callable[[int, int, int], Any]) -> tuple[Any, int, int, Any] | None:
+        status = self._status
+        try:
+            if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+                return None
+            sender, tag = status.Get_source(), status.Get_tag()
+            length = status.Get_count(MPI.BYTE)
+            memory = room_for(sender, tag, length)
+            if memory is None:
+                return None
+            request = self._comm.Irecv([memory, MPI.BYTE], sender, tag)
+        except MPI.Exception:
+            self._mail.look_for_failures()
+            with contextlib.suppress(MPI.Exception, NotImplementedError, AttributeError):
+                self._comm.Ack_failed()
+            return None
+        return request, sender, tag, memory

@@ -22,7 +22,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from weft.engines.local.memory.segment import Block
 from weft.engines.mpi.memory import ASKED, Bell, HostMemory, RingingWaiter
 from weft.engines.mpi.placement import Placement, ring_for
 from weft.errors import Disagreement, PeerLost, RankState, SetupError, Stalled
+
+if TYPE_CHECKING:
+    from weft.engines.mpi.lanes import Lane
 
 #: what a rank's mailbox holds: the length of its text, where its arrays are in the slot (0: they
 #: are not); the agent's: what comes next, the length of its text, and of all it has to say
@@ -87,6 +90,8 @@ class HostMeeting(Meeting):
             free_cores=free_cores,
         )
         self.host = host
+        #: by the room of a message: where this rank asks for rows of other hosts
+        self.lanes: dict[int, Lane] = {}
         #: how often the group was split
         self.splits = 0
         self.has_memory = False
@@ -436,6 +441,11 @@ class HostMeeting(Meeting):
             RankState(**{**asdict(state), "rank": self.local[state.rank], "host": self.host_name})
             for state in states
         ]
+
+    def all_states(self) -> list[RankState]:
+        """Return the states of the group's ranks on all hosts, as far as the agent can tell."""
+        answer = self._ask() if self.has_memory else None
+        return self.local_states() if answer is None else _of_report(answer)[2]
 
     def calls_in_words(self, words: Mapping[int, str]) -> dict[int, str]:
         """Return the call that each rank of this host has made at the next step. `words` are those

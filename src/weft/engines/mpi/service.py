@@ -36,6 +36,7 @@ from weft.engines.local.meeting.meeting import (
     COLLECTIVE,
     REFUSED,
     SPLIT,
+    TABLE,
     TROUBLES,
     UNDER_WAY,
     in_words,
@@ -43,7 +44,7 @@ from weft.engines.local.meeting.meeting import (
 )
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block
-from weft.engines.mpi import exchange, placement
+from weft.engines.mpi import exchange, making, placement
 from weft.engines.mpi.mail import FIRST_TAG, Frame, Letter, PeerFailed
 from weft.engines.mpi.meeting import DIFFERENT, DONE, MORE, TROUBLE, HostMeeting, ranks_in_words
 from weft.engines.mpi.memory import HostMemory
@@ -53,6 +54,7 @@ from weft.errors import RankState
 
 if TYPE_CHECKING:
     from weft.engines.mpi.agent import Agent
+    from weft.engines.mpi.tables import LaneSet
 
 #: the kinds of messages
 STEP, LOST, ASK, ANSWER, REPORT, DECISION = range(6)
@@ -116,6 +118,10 @@ class Service:
         self._answers: Waiting | None = None
         #: the ranks with which this generation began, as those of the one before; for REPORT
         self.formed: list[int] | None = None
+        #: by the room of a message: the lanes of the ranks of this host; and how many tables they
+        #: have made
+        self.lanes: dict[int, LaneSet] = {}
+        self.tables_made = 0
         #: how many chunks of reductions and of movements have gone through the ring
         self.summed = self.moved = 0
 
@@ -173,7 +179,7 @@ class Service:
         yield from self.gather()
         said = [box for box in meeting.messages()[:-1] if box]
         troubles = yield from self.exchange(UNDER_WAY, pack([trouble, *said]))
-        meeting.arrive_with(UNDER_WAY, self._troubles_in_words(troubles))
+        meeting.arrive_with(UNDER_WAY, self.troubles_in_words(troubles))
         self.midway = False
 
     def _make_memory(self, made: list[Block]) -> bytes:
@@ -198,7 +204,7 @@ class Service:
             handles += [blocks.export(text.buffer, owned=False).encode(), _number(len(members))]
         return pack(handles)
 
-    def _troubles_in_words(self, troubles: Sequence[Any]) -> bytes:
+    def troubles_in_words(self, troubles: Sequence[Any]) -> bytes:
         lines = []
         for host, body in zip(self.hosts, troubles, strict=True):
             texts = (bytes(text).strip(b"\0").decode(errors="replace") for text in unpack(body))
@@ -299,6 +305,7 @@ class Service:
         return {rank: how for rank, (_, how, _) in self.lost.items()}
 
     def _tell_lost(self) -> None:
+        self.agent.tables.tell(at_once=True)  # what the lost have added, first
         self.states[self.host] = self._states_here()
         news = {str(rank): entry for rank, entry in self.lost.items()}
         self._to_others(LOST, json.dumps([news, self.states[self.host]]).encode())
@@ -373,6 +380,8 @@ class Service:
         if the hosts have come with different codes."""
         self.number += 1
         self._in_exchange = True
+        # who has met knows what the others have added before
+        self.agent.tables.tell(at_once=True)
         bodies = yield from self._all_bodies(bytes([code]) + body)
         self._in_exchange = False
         if any(other[0] != code for other in bodies) or code == DIFFERENT:
@@ -437,6 +446,8 @@ class Service:
             yield from exchange.continue_collective(self)
         elif code == SPLIT:
             yield from self._split()
+        elif code == TABLE:
+            yield from making.make_table(self)
         else:
             bodies = yield from self.exchange(code, b"")
             if bodies is None:
@@ -532,7 +543,7 @@ class Service:
         texts, _ = yield from self.read_texts()
         self.midway = False
         troubles = yield from self.exchange(UNDER_WAY, pack([made.trouble, *texts]))
-        words = b"" if troubles is None else self._troubles_in_words(troubles)
+        words = b"" if troubles is None else self.troubles_in_words(troubles)
         if troubles is None:
             yield from self.differ([None] * len(texts))
         elif words:

@@ -51,7 +51,7 @@ from weft.engines.mpi.placement import Placement
 from weft.errors import EngineUnavailable, MissingRank, PeerLost, Refused
 
 if TYPE_CHECKING:
-    from weft.engines.mpi.mail import Mail
+    from weft.engines.mpi.mail import Mail, Messages
 
 _LENGTH = struct.Struct("=Q")
 #: bytes in which a speaker says who it is, in the first exchange of all
@@ -368,6 +368,7 @@ class Voice:
         self._failed_at = 0.0
         #: of all sessions: what one has sent may be on its way when it ends
         self._mail: Mail | None = None
+        self._messages: Messages | None = None
         self.has_lost = False
         #: whether no rank was let into the last session
         self._refused = False
@@ -376,7 +377,9 @@ class Voice:
         self._place, self._places = world.Get_rank(), world.Get_size()
         #: for messages, for joining, and for ending: a user's own traffic cannot meet these
         self._comm, self._joining, self._ending = world.Dup(), world.Dup(), world.Dup()
-        for comm in (self._comm, self._joining, self._ending):
+        #: for tables, whose messages go straight into memory
+        self._tables_comm = world.Dup()
+        for comm in (self._comm, self._joining, self._ending, self._tables_comm):
             comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def serve(self) -> bool:
@@ -498,14 +501,16 @@ class Voice:
         first: bool,
     ) -> None:
         from weft.engines.mpi.agent import Agent
-        from weft.engines.mpi.mail import Mail
+        from weft.engines.mpi.mail import Mail, Messages
         from weft.engines.mpi.meeting import HostMeeting
         from weft.engines.mpi.service import Service
 
         size, placement = placed.local_size, placed.placement
         self._mail = self._mail or Mail(self._comm)
+        self._messages = self._messages or Messages(self._tables_comm, self._mail)
         agent = Agent(
             self._mail,
+            self._messages,
             joined.roster,
             session=session,
             host=placed.host,

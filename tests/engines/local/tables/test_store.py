@@ -32,7 +32,7 @@ def test_no_reader_sees_a_row_half_written(rows: int) -> None:
 
     def body(group: Any, rows: int) -> int:
         table = weft.MatrixTable(rows, WIDE, dtype="int64")
-        assert len(table._store._stripes) == (1 if rows == ONE_STRIPE else 6), table  # type: ignore
+        assert len(table._store._rows.stripes) == (1 if rows == ONE_STRIPE else 6), table  # type: ignore
         whole = np.ones((rows, WIDE), np.int64)
         generator = np.random.default_rng(group.rank)
         group.barrier()
@@ -306,7 +306,7 @@ def test_a_deadline_holds_for_all_stripes_together() -> None:
 
     def body(group: Any) -> float:
         table = weft.ArrayTable(6_000_000)  # of five stripes
-        locks = table._store._stripes  # type: ignore[attr-defined]
+        locks = table._store._rows.stripes  # type: ignore[attr-defined]
         assert len(locks) == 5
         stalled = Path(os.environ["WEFT_TEST_FOLDER"]) / "stalled"
         group.barrier()
@@ -344,7 +344,7 @@ def test_a_whole_add_that_has_begun_goes_on() -> None:
         usual, group.timeout = group.timeout, 3.0
         table = weft.ArrayTable(4_000_000)  # which has this deadline
         group.timeout = usual
-        last = table._store._stripes[-1]  # type: ignore[attr-defined]
+        last = table._store._rows.stripes[-1]  # type: ignore[attr-defined]
         told = Path(os.environ["WEFT_TEST_FOLDER"]) / "told"
         seen = []
         for holds_on in (False, True):

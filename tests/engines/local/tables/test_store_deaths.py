@@ -23,8 +23,8 @@ from weft.engines.local.meeting.locks import Lock
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block
 from weft.engines.local.tables import state, store
-from weft.engines.local.tables.state import TableMemory
-from weft.engines.local.tables.store import LocalStore
+from weft.engines.local.tables.state import Ranks, TableMemory
+from weft.engines.local.tables.store import LocalStore, SharedRows
 
 ROWS, SIZE, VICTIM = 6, 3, 1
 #: by file: what may change the memory of a table, and what is in its way
@@ -81,7 +81,15 @@ class Job:
     def open(self) -> list[LocalStore]:
         places: list[Any] = [Place(rank, self.dead) for rank in range(SIZE)]
         return [
-            LocalStore(self.spec, self.block, meeting=place, recorder=self.recorder, timeout=5)
+            LocalStore(
+                SharedRows(
+                    TableMemory(self.spec, SIZE, self.block),
+                    self.block,
+                    ranks=Ranks(place),
+                    recorder=self.recorder,
+                    timeout=5,
+                )
+            )
             for place in places
         ]
 
@@ -207,7 +215,7 @@ def test_whoever_dies_in_a_bsp_clock_leaves_it_to_the_next(
         assert (job.get(0) == first).all(), line
         suspect = job.interrupted_rows()
         kept = [row for row in range(ROWS) if row not in suspect]
-        counted = job.stores[0]._clocks.count(VICTIM)
+        counted = job.stores[0]._rows.clocks.count(VICTIM)
         expected = np.ones((ROWS, SIZE), np.int64)
         expected[:, VICTIM] = [int(counted and row in named) for row in range(ROWS)]
         assert (first[kept] == expected[kept]).all(), (line, first)

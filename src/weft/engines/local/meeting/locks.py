@@ -161,6 +161,58 @@ class Lock:
             del self._holding[thread]
             self._waiter.wake_sleepers(self._line + 1)
 
+    # for who must not wait: an agent, which serves others meanwhile. One thread of it takes locks,
+    # and no signal handler of it raises
+
+    def try_take(self, *, patience: float = 0.0) -> bool:
+        """Take the lock alone, if nobody else does; wait so many seconds at most. The caller may
+        change something once there are no more readers, and ends with `release_taken`."""
+        if not self._try_mutex(patience):
+            return False
+        self._words[_HOLDER] = self._place + 1
+        self._words[_DIED] = 0
+        return True
+
+    def has_readers(self) -> bool:
+        """Return whether somebody is still reading, after `try_take`; no new readers come."""
+        words = self._words
+        for place, line in enumerate(self._lines):
+            if words[line + 1] < words[line]:
+                if not self._roster.gone([self._members[place]]):
+                    return True
+                words[line] = words[line + 1]  # it died inside: count it out
+        return False
+
+    def release_taken(self) -> None:
+        self._words[_HOLDER] = 0
+        linux.raw_unlock(self._address)
+
+    def try_enter(self, *, patience: float = 0.0) -> bool:
+        """Take the lock together with other readers, if nobody has it alone."""
+        if not self._try_mutex(patience):
+            return False
+        self._words[self._line] += 1
+        linux.raw_unlock(self._address)
+        return True
+
+    def leave_entered(self) -> None:
+        self._words[self._line + 1] += 1
+        self._waiter.wake_sleepers(self._line + 1)
+
+    def _try_mutex(self, patience: float) -> bool:
+        if linux.mutex_is_mine(self._address):  # taken for another that it serves
+            return False
+        code = linux.raw_try(self._address)
+        if code == errno.EBUSY and patience:
+            code = linux.mutex_wait(self._address, time.monotonic() + patience)
+        if code in (errno.EBUSY, errno.ETIMEDOUT):
+            return False
+        if code == errno.EOWNERDEAD:
+            self._recover()
+        elif code:
+            raise OSError(code, f"a lock is broken: {os.strerror(code)}")
+        return True
+
     def _take(self, deadline: float) -> int | None:
         """Take the mutex. Return the place of a dead exclusive holder not yet reported, or None. If
         this raises, the mutex is not held."""

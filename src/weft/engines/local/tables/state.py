@@ -3,18 +3,19 @@
 TableMemory. The layout:
 
     words 0-7      applied | progress | unused
-    for each rank  adds | interrupted | lowest | highest | ids | unused
+    for each rank  adds | interrupted | lowest | highest | ids | state | unused
     write_begun    of all ranks side by side, and then write_done
-    flags          sleepers' flags, one byte for each rank
+    flags          sleepers' flags, one byte for each place
     locks          one for the table, one for each stripe
     steps          how many adds each stripe has had, and how many adds to some rows there were
     ids            for each rank, those of the rows it is changing, as far as there is room
     rows | one array for each state of the updater
     staged         under bsp, for each rank: how many rows | their ids | their deltas
 
-Each rank writes only its own words; `applied`, `progress`, `steps` and the arrays are written under
-the locks. A stripe is a run of rows with a lock of its own, so that passes over the whole table
-follow each other instead of waiting for each other.
+A place is a process that maps the memory: on one host, a rank. Each rank's words are written by one
+process only, on one host the rank itself; `applied`, `progress`, `steps` and the arrays are written
+under the locks. A stripe is a run of rows with a lock of its own, so that passes over the whole
+table follow each other instead of waiting for each other.
 
 Changes. Which rows each rank is changing: readers see it, and so do the others if the rank dies.
 
@@ -51,12 +52,12 @@ from weft.engines.local.meeting.meeting import Meeting
 from weft.engines.local.meeting.roster import Recorder
 from weft.engines.local.meeting.waiting import Waiter
 from weft.engines.local.memory.segment import Block
-from weft.errors import Stalled
+from weft.errors import RankState, Stalled
 
 #: words at the beginning
 APPLIED, PROGRESS = 0, 1
-#: words of a rank
-ADDS, INTERRUPTED, LOWEST, HIGHEST, COUNT = range(5)
+#: words of a rank; an engine over hosts writes the state of ranks of other hosts
+ADDS, INTERRUPTED, LOWEST, HIGHEST, COUNT, STATE = range(6)
 #: instead of a number of rows: all of them
 WHOLE = 2**63 - 1
 #: rows that an interrupted add can name one by one
@@ -66,24 +67,41 @@ _PAGE = 4096
 #: Large enough that taking two locks for each costs a hundredth of the pass (docs/performance.md).
 _STRIPE = 4 << 20
 _MOST_STRIPES = 64
+#: the most rows of a clock that are applied between two updates of `progress`
+_PART = 1 << 16
 
 
 class TableMemory:
     """The layout of a table's memory, and arrays over it. Without a `block` it gives `nbytes`."""
 
-    def __init__(self, spec: TableSpec, size: int, block: Block | None = None) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        size: int,
+        block: Block | None = None,
+        *,
+        places: int | None = None,
+        stripes: int | None = None,
+    ) -> None:
+        """`size` ranks have words, and `places` processes, by default as many, map the memory."""
         self.spec, self.size = spec, size
-        self.stripes = min(max(1, spec.nbytes // _STRIPE), _MOST_STRIPES, spec.n_rows)
+        self.places = size if places is None else places
+        if stripes is None:
+            stripes = min(max(1, spec.nbytes // _STRIPE), _MOST_STRIPES, spec.n_rows)
+        self.stripes = stripes
         self._block: Any = block
         self._end = 8 * _LINE
         self._lines = self._take(8 * _LINE * size)
         self.write_begun_at = self._take(8 * size) // 8
         self.write_done_at = self._take(8 * size) // 8
-        self.flags_at = self._take(size)
-        self._locks = [self._take(8 * locks.words_for(size)) for _ in range(self.stripes + 1)]
+        self.flags_at = self._take(self.places)
+        lock_bytes = 8 * locks.words_for(self.places)
+        self._locks = [self._take(lock_bytes) for _ in range(self.stripes + 1)]
         self._steps = self._take(8 * (self.stripes + 1))
         self._ids = [self._take(8 * NAMED) for _ in range(size)]
         row_bytes = prod(spec.row_shape) * spec.dtype.itemsize
+        #: rows of a clock that are applied between two updates of `progress`
+        self.part_rows = max(1, min(_PART, _STRIPE // row_bytes))
         self._rows = self._take(spec.n_rows * row_bytes, _PAGE)
         self._state = {
             name: self._take(spec.n_rows * row_bytes, _PAGE) for name in spec.updater.state
@@ -110,7 +128,7 @@ class TableMemory:
 
     def lock_blocks(self) -> Iterator[Block]:
         """Yield the memory of the table's lock, then of the stripes'."""
-        block, length = self._block, 8 * locks.words_for(self.size)
+        block, length = self._block, 8 * locks.words_for(self.places)
         for start in self._locks:
             yield Block(block.segment, block.offset + start, length)
 
@@ -154,22 +172,50 @@ class TableMemory:
         return array
 
 
+class Ranks:
+    """The ranks of a table, as one of its processes sees them: which of them are still here."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.roster, self.generation = meeting.roster, meeting.generation
+        #: the places in the launch of the processes that map the table, and this one among them
+        self.members, self.place = tuple(meeting.members), meeting.rank
+        #: the rank whose words this process writes
+        self.rank = meeting.rank
+        self.free_cores = meeting.free_cores
+
+    def gone(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of these ranks that have died or left."""
+        gone = set(self.roster.gone([self.members[rank] for rank in ranks]))
+        return [rank for rank in ranks if self.members[rank] in gone]
+
+    def states(self) -> Sequence[RankState]:
+        """Return the states of all ranks, for errors."""
+        return self.roster.states(self.members)
+
+    def waiter(self, block: Block, memory: TableMemory) -> Waiter:
+        """Return what publishes this process's words of a table's memory, and waits for others'."""
+        return Waiter(
+            block,
+            flags_at=memory.flags_at,
+            size=memory.places,
+            place=self.place,
+            free_cores=False,
+        )
+
+
 class Clocks:
     """The add counts of all ranks of a table, as one of them sees them."""
 
     def __init__(
-        self, block: Block, memory: TableMemory, *, meeting: Meeting, recorder: Recorder
+        self, block: Block, memory: TableMemory, *, ranks: Ranks, recorder: Recorder
     ) -> None:
         self._spec: TableSpec = memory.spec
-        self._recorder, self._roster = recorder, meeting.roster
-        self._members, self._rank = tuple(meeting.members), meeting.rank
+        self._recorder, self._ranks, self._rank = recorder, ranks, ranks.rank
         self._words = block.words
         self._indexes = [memory.word(rank, ADDS) for rank in range(memory.size)]
         self._own = self._indexes[self._rank]
         self._others = [index for index in self._indexes if index != self._own]
-        self._waiter = Waiter(
-            block, flags_at=memory.flags_at, size=memory.size, place=self._rank, free_cores=False
-        )
+        self._waiter = ranks.waiter(block, memory)
 
     @property
     def own(self) -> int:
@@ -183,6 +229,14 @@ class Clocks:
         """Count one more add of this rank."""
         self._waiter.publish(self._own, self.own + 1)
 
+    def note(self, rank: int, adds: int) -> None:
+        """Write the count of a rank whose words this process writes."""
+        self._waiter.publish(self._indexes[rank], max(adds, self.count(rank)))
+
+    def wake(self, rank: int) -> None:
+        """Wake everyone who waits for a rank, so that they check again."""
+        self._waiter.wake(self._indexes[rank])
+
     def staleness(self) -> int:
         """Return how many adds the slowest rank that is still here is behind this one."""
         own, words = self.own, self._words
@@ -193,13 +247,9 @@ class Clocks:
 
     def present(self) -> dict[int, int]:
         """Return how many adds each other rank that is still here has made."""
-        others = [member for member in self._members if member != self._roster.rank]
-        gone = self._roster.gone(others)
-        return {
-            rank: self.count(rank)
-            for rank, member in enumerate(self._members)
-            if rank != self._rank and member not in gone
-        }
+        others = [rank for rank in range(len(self._indexes)) if rank != self._rank]
+        gone = self._ranks.gone(others)
+        return {rank: self.count(rank) for rank in others if rank not in gone}
 
     def await_others(self, needed: int, deadline: float) -> None:
         """Wait until every rank that is still here has made `needed` adds. Raises Stalled."""
@@ -207,11 +257,18 @@ class Clocks:
             if index != self._own and self._words[index] < needed:
                 self._await(rank, needed, deadline)
 
+    def await_rank(self, rank: int, needed: int, deadline: float) -> None:
+        """Wait until a rank has made `needed` adds, or is gone. Raises Stalled."""
+        if self.count(rank) < needed:
+            self._await(rank, needed, deadline)
+
     def _await(self, rank: int, needed: int, deadline: float) -> None:
+        roster = self._ranks.roster
+
         def check() -> bool:
-            if not self._roster.is_here:
-                raise self._roster.unusable_error(f"table {self._spec.name!r}")
-            if self._roster.gone([self._members[rank]]):
+            if not roster.is_here:
+                raise roster.unusable_error(f"table {self._spec.name!r}")
+            if self._ranks.gone([rank]):
                 return True
             if time.monotonic() >= deadline:
                 counts = self.present()
@@ -233,18 +290,20 @@ class Clocks:
             "must add equally often; one that has finished calls weft.shutdown(), which releases "
             "the others",
             [*late],
-            self._roster.states(self._members),
+            self._ranks.states(),
         )
 
 
 class Changes:
-    """The changes of all ranks of a table, as one of them sees them."""
+    """The changes of all ranks of a table, as one of them sees them, or one that writes for it."""
 
-    def __init__(self, block: Block, memory: TableMemory, *, meeting: Meeting) -> None:
-        self._memory, self._roster = memory, meeting.roster
-        self._members, self._rank = tuple(meeting.members), meeting.rank
-        self._generation = meeting.generation
-        self._words, self._own_ids = block.words, memory.ids(meeting.rank)
+    def __init__(
+        self, block: Block, memory: TableMemory, *, ranks: Ranks, rank: int | None = None
+    ) -> None:
+        self._memory, self._ranks = memory, ranks
+        #: whose words `begin` writes
+        self.rank = self._rank = ranks.rank if rank is None else rank
+        self._words, self._own_ids = block.words, memory.ids(self.rank)
         #: by rank
         self.write_begun = self._words[memory.write_begun_at : memory.write_begun_at + memory.size]
         self.write_done = self._words[memory.write_done_at : memory.write_done_at + memory.size]
@@ -278,7 +337,7 @@ class Changes:
                 ids: Sequence[int] = range(words[word(rank, LOWEST)], words[word(rank, HIGHEST)])
             else:
                 ids = tuple(self._memory.ids(rank)[: min(count, NAMED)].tolist())
-            writes.append(Interrupted(rank, ids, self._generation))
+            writes.append(Interrupted(rank, ids, self._ranks.generation))
         return tuple(writes)
 
     def mark_dead_writers(self) -> None:
@@ -293,23 +352,19 @@ class Changes:
         if rank == self._rank or self.write_begun[rank] == self.write_done[rank]:
             return False
         # it may have done its write and then left: check for its end first, read the words after
-        gone = self._roster.gone([self._members[rank]])
+        gone = self._ranks.gone([rank])
         return bool(gone) and self.write_begun[rank] != self.write_done[rank]
-
-
-#: rows of a clock that are applied between two updates of `progress`
-_PART = 1 << 16
 
 
 class Staging:
     """The staged deltas of all ranks, as one of them sees them."""
 
     def __init__(
-        self, block: Block, memory: TableMemory, *, clocks: Clocks, changes: Changes, rank: int
+        self, block: Block, memory: TableMemory, *, clocks: Clocks, changes: Changes
     ) -> None:
         self._spec, self._memory, self._words = memory.spec, memory, block.words
         self._clocks, self._changes = clocks, changes
-        self._rank, self._size = rank, memory.size
+        self._rank, self._size = changes.rank, memory.size
         self._arrays, self._steps = (memory.rows, memory.state), memory.steps
         self._adds = memory.spec.updater.name == "add"
 
@@ -320,41 +375,62 @@ class Staging:
 
     def stage(self, delta: Array, ids: Ids | None) -> None:
         """Keep this rank's delta until its clock is applied."""
-        count, staged_ids, deltas = self._memory.staged(self._rank)
         if ids is None:
-            np.copyto(deltas, delta)
-            count[0] = WHOLE
+            self.stage_whole(0, delta)
         else:
-            staged_ids[: ids.size] = ids
-            deltas[: ids.size] = delta
-            count[0] = ids.size
+            self.stage_some(0, delta, ids)
         if faults.armed:
             faults.reach("table.staged")
 
+    def stage_whole(self, low: int, delta: Array) -> None:
+        """Keep a part of a delta for all rows, which begins with row `low`."""
+        count, _, deltas = self._memory.staged(self._rank)
+        np.copyto(deltas[low : low + len(delta)], delta)
+        count[0] = WHOLE
+
+    def stage_some(self, before: int, delta: Array, ids: Ids) -> None:
+        """Keep a part of a delta for some rows, of which `before` are kept already."""
+        count, staged_ids, deltas = self._memory.staged(self._rank)
+        staged_ids[before : before + ids.size] = ids
+        deltas[before : before + ids.size] = delta
+        count[0] = before + ids.size
+
     def apply(self, clock: int) -> None:
-        """Apply all ranks' adds of the next clock. Only for the holder of the table's lock.
+        """Apply all ranks' adds of the next clock. Only for the holder of the table's lock."""
+        for _ in self.apply_by_parts(clock):
+            pass
+
+    def apply_by_parts(self, clock: int) -> Iterator[None]:
+        """Do what `apply` does, and yield after each part. While it waits, another may go on.
 
         `progress` counts the parts of all clocks that were begun: if this rank dies, the next one
         continues after the last of them. So it is never reset, and a clock becomes applied by one
         store, that of its number.
         """
         words = self._words
-        parts = -(-self._spec.n_rows // _PART)
+        parts = max(1, -(-self._spec.n_rows // self._memory.part_rows))
         before = (clock - 1) * self._size * parts
-        for number in range(max(0, words[PROGRESS] - before), self._size * parts):
+        while self.applied < clock:
+            number = max(0, words[PROGRESS] - before)
+            if number == self._size * parts:
+                words[APPLIED] = clock
+                break
             rank, part = divmod(number, parts)
-            if self._clocks.count(rank) >= clock:
-                # counted as if no rank was missing
-                step = int(self._steps[-1]) + (clock - 1) * self._size + rank + 1
-                self._apply_part(rank, part, step, before + number + 1)
-        words[APPLIED] = clock
+            if self._clocks.count(rank) < clock:
+                words[PROGRESS] = before + (rank + 1) * parts
+                continue
+            # counted as if no rank was missing
+            step = int(self._steps[-1]) + (clock - 1) * self._size + rank + 1
+            self._apply_part(rank, part, step, before + number + 1)
+            yield
 
     def _apply_part(self, rank: int, part: int, step: int, progress: int) -> None:
         count, ids, deltas = self._memory.staged(rank)
         whole = count[0] == WHOLE
-        low = part * _PART
-        high = min(low + _PART, self._spec.n_rows if whole else int(count[0]))
+        low = part * self._memory.part_rows
+        high = min(low + self._memory.part_rows, self._spec.n_rows if whole else int(count[0]))
         if low >= high:
+            self._words[PROGRESS] = progress
             return
         named, delta = None if whole else ids[low:high], deltas[low:high]
         own, changes = self._rank, self._changes

@@ -39,7 +39,7 @@ from weft.engines.local.meeting.locks import Lock
 from weft.engines.local.meeting.meeting import MAILBOX_BYTES, TABLE, Meeting, make_block
 from weft.engines.local.meeting.roster import Recorder
 from weft.engines.local.memory.segment import Block
-from weft.engines.local.tables.state import Changes, Clocks, Staging, TableMemory
+from weft.engines.local.tables.state import Changes, Clocks, Ranks, Staging, TableMemory
 from weft.engines.refusals import reentrant_error, validate_memory
 from weft.errors import OutOfMemory, Stalled
 
@@ -81,96 +81,82 @@ def make_store(
         prepare=lambda block: TableMemory(spec, len(meeting.members), block).format(values),
         point="table.made",
     )
-    return LocalStore(spec, block, meeting=meeting, recorder=recorder, timeout=timeout)
+    rows = SharedRows(
+        TableMemory(spec, len(meeting.members), block),
+        block,
+        ranks=Ranks(meeting),
+        recorder=recorder,
+        timeout=timeout,
+    )
+    return LocalStore(rows)
 
 
-class LocalStore(Store):
-    """One table, as one rank sees it."""
+class SharedRows:
+    """Rows that several processes of this host map, as one of them reads and updates them."""
 
     def __init__(
-        self, spec: TableSpec, block: Block, *, meeting: Meeting, recorder: Recorder, timeout: float
+        self,
+        memory: TableMemory,
+        block: Block,
+        *,
+        ranks: Ranks,
+        recorder: Recorder,
+        timeout: float,
     ) -> None:
-        self.spec = spec
-        roster, members = meeting.roster, meeting.members
-        self._roster, self._timeout = roster, timeout
-        self._rank, self._size = meeting.rank, len(members)
-        self._memory = memory = TableMemory(spec, self._size, block)
-        self._rows, self._state = self._arrays = memory.rows, memory.state
+        self.memory, self.ranks, self.timeout = memory, ranks, timeout
+        self.spec = spec = memory.spec
+        self.rows, self.state = self._arrays = memory.rows, memory.state
         self._steps = memory.steps
-        lock = partial(Lock, roster=roster, recorder=recorder, members=members, timeout=timeout)
-        locks = (lock(words, free_cores=meeting.free_cores) for words in memory.lock_blocks())
-        self._table, *self._stripes = locks
-        self._clocks = Clocks(block, memory, meeting=meeting, recorder=recorder)
-        self._changes = Changes(block, memory, meeting=meeting)
-        self._staging = Staging(
-            block, memory, clocks=self._clocks, changes=self._changes, rank=self._rank
+        lock = partial(
+            Lock, roster=ranks.roster, recorder=recorder, members=ranks.members, timeout=timeout
         )
-        self._bsp = spec.consistency.name == "bsp"
+        locks = (lock(words, free_cores=ranks.free_cores) for words in memory.lock_blocks())
+        self.table, *self.stripes = locks
+        self.clocks = Clocks(block, memory, ranks=ranks, recorder=recorder)
+        self.changes = Changes(block, memory, ranks=ranks)
+        self.staging = Staging(block, memory, clocks=self.clocks, changes=self.changes)
+        self.is_bsp = spec.consistency.name == "bsp"
         #: whether deltas are added to rows directly, by an adder
-        self._adds_rows = spec.updater.name == "add" and not self._bsp
+        self.adds_rows = spec.updater.name == "add" and not self.is_bsp
         self._adder = rows.make_adder(spec.n_rows, spec.dtype)
-        #: held by the thread of this rank that adds or, under bsp, gets
-        self._turn = threading.RLock()
-        #: the thread that holds `_turn`; 0 if none
-        self._in_turn = 0
-        roster.watch(members)
 
     # reading
 
-    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
-        if not self._roster.is_here:
-            raise self._unusable_error()
-        if timeout is not None:
-            validate_seconds(timeout)
-        try:
-            copied = self._get(ids, out, timeout)
-        except BaseException:
-            # another signal may come meanwhile: the first exception is the one that is raised
-            while self._in_turn != threading.get_ident():
-                try:
-                    self._release_locks()
-                    break
-                except BaseException:
-                    continue
-            raise
-        self.staleness = self._clocks.staleness()
-        return copied
-
-    def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
-        if self._bsp:
-            with self._turn:  # after another thread's add the other ranks may change these rows
-                self._validate_turn()
-                try:
-                    self._in_turn = threading.get_ident()
-                    needed = self.spec.consistency.before_get(self._clocks.own)
-                    self._apply_through(needed, deadline_after(timeout, self._timeout))
-                    return rows.read(self._rows, ids, out)
-                finally:
-                    self._in_turn = 0
-        if not self.spec.exact:
-            return rows.read(self._rows, ids, out)
-        if ids is None and len(self._stripes) > 1:
-            return self._read_stripes(out, deadline_after(timeout, self._timeout))
+    def read(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
+        """Copy all rows or some. Under bsp nobody changes them: the caller has applied its clock,
+        and has not added since."""
+        if self.is_bsp or not self.spec.exact:
+            return rows.read(self.rows, ids, out)
+        if ids is None and len(self.stripes) > 1:
+            return self._read_stripes(out, deadline_after(timeout, self.timeout))
         return self._read_whole_rows(ids, out, timeout)
 
     def _read_whole_rows(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         """Copy rows while nobody changes them."""
-        write_begun, write_done = self._changes.write_begun, self._changes.write_done
         for _ in range(_TRIES):
-            before = write_done.tolist()
-            if write_begun.tolist() == before:
-                copied = rows.read(self._rows, ids, out)
-                if faults.armed:
-                    faults.reach("table.copied")
-                if write_begun.tolist() == before:
-                    return copied
-        with self._table.exclusive(timeout=timeout):
-            self._changes.mark_dead_writers()
-            return rows.read(self._rows, ids, out)
+            if (copied := self.try_read(ids, out)) is not None:
+                return copied
+        with self.table.exclusive(timeout=timeout):
+            self.changes.mark_dead_writers()
+            return rows.read(self.rows, ids, out)
+
+    def try_read(self, where: Ids | slice | None, out: Array | None) -> Array | None:
+        """Copy rows; return None if somebody has changed some meanwhile."""
+        write_begun, write_done = self.changes.write_begun, self.changes.write_done
+        before = write_done.tolist()
+        if write_begun.tolist() != before:
+            return None
+        if isinstance(where, slice):
+            copied = rows.read(self.rows[where], None, out)
+        else:
+            copied = rows.read(self.rows, where, out)
+        if faults.armed:
+            faults.reach("table.copied")
+        return copied if write_begun.tolist() == before else None
 
     def _read_stripes(self, out: Array | None, deadline: float) -> Array:
         """Copy the whole table, several stripes at a time."""
-        memory, copied = self._memory, out
+        memory, copied = self.memory, out
         if copied is None:
             copied = np.empty(self.spec.shape, self.spec.dtype)
         chunks = min(max(1, self.spec.nbytes // _CHUNK), memory.stripes)
@@ -178,10 +164,10 @@ class LocalStore(Store):
             stripes = range(*part_of(memory.stripes, chunks, chunk))
             low, high = memory.range_of(stripes[0])[0], memory.range_of(stripes[-1])[1]
             with (
-                self._table.shared(timeout=seconds_until(deadline)),
-                self._all_shared([self._stripes[stripe] for stripe in stripes], deadline),
+                self.table.shared(timeout=seconds_until(deadline)),
+                self._all_shared([self.stripes[stripe] for stripe in stripes], deadline),
             ):
-                np.copyto(copied[low:high], self._rows[low:high])
+                np.copyto(copied[low:high], self.rows[low:high])
         return copied
 
     @contextmanager
@@ -198,58 +184,35 @@ class LocalStore(Store):
 
     # writing
 
-    def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
-        if not self._roster.is_here:
-            raise self._unusable_error()
-        if ids is not None and not self._adds_rows:
-            ids, delta = rows.merge(ids, delta)
-        with self._turn:
-            self._validate_turn()
-            try:
-                self._in_turn = threading.get_ident()
-                self._add(delta, ids, deadline_after(timeout, self._timeout))
-                self._clocks.tick()
-            except BaseException:
-                while True:  # as in `get`
-                    try:
-                        self._release_locks()
-                        break
-                    except BaseException:
-                        continue
-                raise
-            finally:
-                self._in_turn = 0
+    def merge(self, delta: Array, ids: Ids | None) -> tuple[Array, Ids | None]:
+        """Return a delta with each id once, where it has to be."""
+        if ids is None or self.adds_rows:
+            return delta, ids
+        ids, delta = rows.merge(ids, delta)
+        return delta, ids
 
-    def _add(self, delta: Array, ids: Ids | None, deadline: float) -> None:
-        needed = self.spec.consistency.before_add(self._clocks.own)
-        if self._bsp:
-            self._apply_through(needed, deadline)
-            self._staging.stage(delta, ids)
-            return
-        self._clocks.await_others(needed, deadline)
-        if ids is None:
+    def update(self, delta: Array, ids: Ids | None, deadline: float) -> None:
+        """Apply the updater to all rows, or to these; under bsp stage the delta."""
+        if self.is_bsp:
+            self.staging.stage(delta, ids)
+        elif ids is None:
             self._add_all(delta, deadline)
         else:
             self._add_rows(delta, ids, deadline)
 
-    def _validate_turn(self) -> None:
-        """Raise if this thread is in the middle of another call, as in a signal handler."""
-        if self._in_turn:
-            raise reentrant_error(self.spec.name)
-
     def _add_all(self, delta: Array, deadline: float) -> None:
         """Update every stripe. Ranks begin at different ones, to keep out of each other's way. Once
         begun, it continues to the end, even past the call's own deadline."""
-        count, rank, changes = len(self._stripes), self._rank, self._changes
-        first, turn = count * rank // self._size, 0
+        count, rank, changes = len(self.stripes), self.ranks.rank, self.changes
+        first, turn = count * rank // self.memory.size, 0
         try:
             for turn in range(count):
                 stripe = (first + turn) % count
                 with self._stripe_held(stripe, deadline):
                     if turn == 0:
                         changes.begin(0, self.spec.n_rows, None)
-                        deadline = deadline_after(None, self._timeout)
-                    self._add_stripe(stripe, delta)
+                        deadline = deadline_after(None, self.timeout)
+                    self.add_stripe(stripe, delta[slice(*self.memory.range_of(stripe))])
                     if turn == count - 1:
                         changes.write_done[rank] = changes.write_begun[rank]
         except Stalled as stalled:
@@ -268,106 +231,212 @@ class LocalStore(Store):
     def _stripe_held(self, stripe: int, deadline: float) -> Iterator[None]:
         if not self.spec.exact:
             yield
-        elif len(self._stripes) == 1:
-            with self._table.exclusive(timeout=seconds_until(deadline)):
+        elif len(self.stripes) == 1:
+            with self.table.exclusive(timeout=seconds_until(deadline)):
                 yield
         else:
             with (
-                self._table.shared(timeout=seconds_until(deadline)),
-                self._stripes[stripe].exclusive(timeout=seconds_until(deadline)),
+                self.table.shared(timeout=seconds_until(deadline)),
+                self.stripes[stripe].exclusive(timeout=seconds_until(deadline)),
             ):
                 yield
 
-    def _add_stripe(self, stripe: int, delta: Array) -> None:
+    def add_stripe(self, stripe: int, delta: Array) -> None:
+        """Update a stripe. Only for the holder of its lock."""
         if faults.armed:
             faults.reach("table.adding")
-        some = slice(*self._memory.range_of(stripe))
+        some = slice(*self.memory.range_of(stripe))
         self._steps[stripe] += 1
         step = int(self._steps[stripe] + self._steps[-1])
-        rows.update(self._arrays, some, delta[some], self.spec.updater, step)
+        rows.update(self._arrays, some, delta, self.spec.updater, step)
         if faults.armed:
             faults.reach("table.added")
 
     def _add_rows(self, delta: Array, ids: Ids, deadline: float) -> None:
         if not ids.size:
             return
-        prepared = None
-        if self._adds_rows:
-            prepared = self._adder.prepare(self._rows, ids, delta, touch=self.spec.exact)
-        rank, changes = self._rank, self._changes
-        alone = self._table.exclusive(timeout=seconds_until(deadline))
+        prepared = self.prepare(delta, ids)
+        alone = self.table.exclusive(timeout=seconds_until(deadline))
         with alone if self.spec.exact else nullcontext():
-            try:
-                changes.begin(0, 0, ids)
-                if faults.armed:
-                    faults.reach("table.adding")
-                if self._adds_rows:
-                    self._adder.add(self._rows, ids, delta, prepared)
-                else:
-                    self._steps[-1] += 1
-                    rows.update(self._arrays, ids, delta, self.spec.updater, self.steps)
-                if faults.armed:
-                    faults.reach("table.added")
-            finally:
-                changes.write_done[rank] = changes.write_begun[rank]
+            if not self.adds_rows:
+                self.count_step()
+            self.add_rows(delta, ids, prepared, changes=self.changes, step=self.added_steps)
 
-    def _apply_through(self, clock: int, deadline: float) -> None:
+    def prepare(self, delta: Array, ids: Ids) -> object:
+        """Do what can be done for `add_rows` before the lock is taken."""
+        if not self.adds_rows:
+            return None
+        return self._adder.prepare(self.rows, ids, delta, touch=self.spec.exact)
+
+    def add_rows(
+        self, delta: Array, ids: Ids, prepared: object, *, changes: Changes, step: int
+    ) -> None:
+        """Update some rows. Only for the holder of the table's lock."""
+        rank = changes.rank
+        try:
+            changes.begin(0, 0, ids)
+            if faults.armed:
+                faults.reach("table.adding")
+            if self.adds_rows:
+                self._adder.add(self.rows, ids, delta, prepared)
+            else:
+                rows.update(self._arrays, ids, delta, self.spec.updater, step)
+            if faults.armed:
+                faults.reach("table.added")
+        finally:
+            changes.write_done[rank] = changes.write_begun[rank]
+
+    def count_step(self) -> None:
+        """Count an add to some rows. Only for the holder of the table's lock."""
+        self._steps[-1] += 1
+
+    def count_add(self, deadline: float) -> None:
+        """Count an add to rows that are elsewhere."""
+        with self.table.exclusive(timeout=seconds_until(deadline)):
+            self.count_step()
+
+    def apply_through(self, clock: int, deadline: float) -> None:
         """Wait until all ranks have made `clock` adds, and apply exactly these."""
-        staging = self._staging
+        staging = self.staging
         if staging.applied >= clock:
             return
-        self._clocks.await_others(clock, deadline)
-        with self._table.exclusive(timeout=seconds_until(deadline)):
-            self._changes.mark_dead_writers()
+        self.clocks.await_others(clock, deadline)
+        with self.table.exclusive(timeout=seconds_until(deadline)):
+            self.changes.mark_dead_writers()
             while staging.applied < clock:
                 staging.apply(staging.applied + 1)
 
+    def settle(self, deadline: float) -> None:
+        """Apply what all ranks that are here have added."""
+        if self.is_bsp:
+            slowest = min([self.clocks.own, *self.clocks.present().values()])
+            self.apply_through(slowest, deadline)
+
     # the rest
 
-    def interrupted(self) -> tuple[Interrupted, ...]:
-        return self._changes.interrupted()
-
-    def settle(self, *, timeout: float | None = None) -> None:
-        if not self._roster.is_here:
-            raise self._unusable_error()
-        if self._bsp:
-            slowest = min([self._clocks.own, *self._clocks.present().values()])
-            self._apply_through(slowest, deadline_after(timeout, self._timeout))
-
-    def read_piece(self, name: str, start: int, stop: int) -> Array:
-        return np.array(self._piece(name, start, stop))
-
-    def write_piece(self, name: str, start: int, values: Array) -> None:
-        self._piece(name, start, start + len(values))[...] = values
-
-    def _piece(self, name: str, start: int, stop: int) -> Array:
-        if not self._roster.is_here:
-            raise self._unusable_error()
-        piece: Array = (self._rows if name == "rows" else self._state[name])[start:stop]
+    def piece(self, name: str, start: int, stop: int) -> Array:
+        """Return some rows of "rows", or of a state array."""
+        piece: Array = (self.rows if name == "rows" else self.state[name])[start:stop]
         return piece
 
     @property
+    def added_steps(self) -> int:
+        """Return how many adds have been applied to the rows, those that were staged aside."""
+        return int(self._steps[-1] + self._steps[:-1].max())
+
+    @property
     def steps(self) -> int:
-        return int(self._steps[-1] + self._steps[:-1].max()) + self._applied_adds()
+        """Return how many adds have been applied to the rows."""
+        return self.added_steps + self._applied_adds()
 
     def set_steps(self, steps: int) -> None:
         self._steps[...] = 0
         self._steps[-1] = steps - self._applied_adds()
 
-    def exclusive_rows(self) -> Array | None:
-        if self._size > 1:
-            return None
-        self.settle()
-        return self._rows
-
     def _applied_adds(self) -> int:
         """Return how many adds the applied clocks have."""
-        return self._staging.applied * self._size if self._bsp else 0
+        return self.staging.applied * self.memory.size if self.is_bsp else 0
 
-    def _release_locks(self) -> None:
-        """Release the locks that this thread still holds after an interrupt hit a `with`."""
-        for lock in (self._table, *self._stripes):
-            lock.release_held()
+    def release_locks(self) -> None:
+        """Release the locks that this thread still holds after an interrupt hit a `with`. Another
+        signal may come meanwhile: the first exception is the one that is raised."""
+        while True:
+            try:
+                for lock in (self.table, *self.stripes):
+                    lock.release_held()
+                break
+            except BaseException:
+                continue
 
-    def _unusable_error(self) -> Exception:
-        return self._roster.unusable_error(f"table {self.spec.name!r}")
+    def validate_use(self) -> None:
+        """Raise if this process has left the launch, or is a forked child."""
+        if not self.ranks.roster.is_here:
+            raise self.ranks.roster.unusable_error(f"table {self.spec.name!r}")
+
+
+class LocalStore(Store):
+    """One table, as one rank sees it."""
+
+    def __init__(self, rows: SharedRows) -> None:
+        self.spec, self._rows = rows.spec, rows
+        #: held by the thread of this rank that adds or, under bsp, gets
+        self._turn = threading.RLock()
+        #: the thread that holds `_turn`; 0 if none
+        self._in_turn = 0
+        rows.ranks.roster.watch(rows.ranks.members)
+
+    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+        self._rows.validate_use()
+        if timeout is not None:
+            validate_seconds(timeout)
+        try:
+            copied = self._get(ids, out, timeout)
+        except BaseException:
+            if self._in_turn != threading.get_ident():
+                self._rows.release_locks()
+            raise
+        self.staleness = self._rows.clocks.staleness()
+        return copied
+
+    def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
+        if not self._rows.is_bsp:
+            return self._rows.read(ids, out, timeout)
+        with self._turn:  # after another thread's add the other ranks may change these rows
+            self._validate_turn()
+            try:
+                self._in_turn = threading.get_ident()
+                needed = self.spec.consistency.before_get(self._rows.clocks.own)
+                self._rows.apply_through(needed, deadline_after(timeout, self._rows.timeout))
+                return self._rows.read(ids, out, timeout)
+            finally:
+                self._in_turn = 0
+
+    def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
+        self._rows.validate_use()
+        delta, ids = self._rows.merge(delta, ids)
+        with self._turn:
+            self._validate_turn()
+            try:
+                self._in_turn = threading.get_ident()
+                self._add(delta, ids, deadline_after(timeout, self._rows.timeout))
+                self._rows.clocks.tick()
+            except BaseException:
+                self._rows.release_locks()
+                raise
+            finally:
+                self._in_turn = 0
+
+    def _add(self, delta: Array, ids: Ids | None, deadline: float) -> None:
+        needed = self.spec.consistency.before_add(self._rows.clocks.own)
+        if self._rows.is_bsp:
+            self._rows.apply_through(needed, deadline)
+        else:
+            self._rows.clocks.await_others(needed, deadline)
+        self._rows.update(delta, ids, deadline)
+
+    def _validate_turn(self) -> None:
+        """Raise if this thread is in the middle of another call, as in a signal handler."""
+        if self._in_turn:
+            raise reentrant_error(self.spec.name)
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        return self._rows.changes.interrupted()
+
+    def settle(self, *, timeout: float | None = None) -> None:
+        self._rows.validate_use()
+        self._rows.settle(deadline_after(timeout, self._rows.timeout))
+
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        self._rows.validate_use()
+        return np.array(self._rows.piece(name, start, stop))
+
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        self._rows.validate_use()
+        self._rows.piece(name, start, start + len(values))[...] = values
+
+    @property
+    def steps(self) -> int:
+        return self._rows.steps
+
+    def set_steps(self, steps: int) -> None:
+        self._rows.set_steps(steps)

@@ -1,0 +1,330 @@
+"""How a rank's requests for rows of other hosts reach its agent: lanes, in memory that both map.
+
+    rank                                  agent of its host                  agent of the rows' host
+      request into a free message slot
+      asked += 1             ---->        sends the slot as it is   ---->    carries it out
+      works on its own rows               receives into the slot    <----    answers
+      takes the answer       <----        answered[slot] = number
+
+A lane is one rank's: WINDOW slots, and the words
+
+    of the rank       asked          how many requests it has made
+    of the agent      answered[s]    the number of the last request of slot s that has its answer
+
+Request n lies in slot n % WINDOW, so no more than WINDOW are under way, and the memory is bounded.
+A slot is a header, ids, and rows; it travels as one message, and so does the answer, into the same
+slot. Each request is whole in itself: if the rank is interrupted or gives up at its deadline, the
+agents finish those that were made, and the next call first waits until the slots are free.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weft._core.arguments import seconds_until
+from weft._core.arithmetic import Array
+from weft._core.sharding import ID_BYTES, WINDOW
+from weft._core.tables import Ids
+from weft.engines.local.memory.segment import Block
+from weft.errors import PeerLost, Stalled, UsageError
+
+if TYPE_CHECKING:
+    from weft.engines.mpi.meeting import HostMeeting
+
+#: what is asked for: rows that were named, rows from..to; to change them; the rest for saving and
+#: loading, and what the agents know
+GET_SOME, GET_RANGE, ADD_SOME, ADD_RANGE, READ, WRITE, SET_STEPS, COUNTS, CHANGES = range(9)
+#: what comes of it
+DONE, FAILED, LOST, UNKNOWN = range(4)
+#: flags of a request: it begins an add; the updater counts it; it stages under bsp
+FIRST, COUNTED, STAGED = 1, 2, 4
+
+_REQUEST = struct.Struct("=QBBHIIQQQQQQ")
+_ANSWER, _TAG = struct.Struct("=BQQ"), struct.Struct("=Q")
+#: bytes of a slot before ids and rows
+HEADER = 128
+_LINE = 8
+
+
+class Request(NamedTuple):
+    """What a rank asks of a host."""
+
+    #: the number of the table
+    table: int
+    kind: int
+    flags: int
+    #: of "rows" and the state arrays
+    array: int
+    #: of the group
+    rank: int
+    #: the number of the host in the job
+    host: int
+    #: which rows of the host's part, from `low` to `high`, if they are not named
+    low: int
+    high: int
+    #: which stripe that is; or how many rows of the same add went before
+    number: int
+    #: how many rows are named
+    named: int
+    #: how many adds of everybody the rows must have, or what is set
+    clock: int
+    #: the bytes of the message
+    length: int
+
+
+class Answer(NamedTuple):
+    """What came of it."""
+
+    code: int
+    #: a number
+    value: int
+    #: the bytes that follow
+    length: int
+
+
+def write_request(slot: Any, request: Request) -> None:
+    _REQUEST.pack_into(slot, 0, *request)
+
+
+def read_request(slot: Any) -> Request:
+    return Request(*_REQUEST.unpack_from(slot))
+
+
+def write_tag(slot: Any, tag: int) -> None:
+    """Note in a request with which tag its answer comes."""
+    _TAG.pack_into(slot, _REQUEST.size, tag)
+
+
+def read_tag(slot: Any) -> int:
+    tag: int = _TAG.unpack_from(slot, _REQUEST.size)[0]
+    return tag
+
+
+def write_answer(slot: Any, answer: Answer) -> None:
+    _ANSWER.pack_into(slot, 0, *answer)
+
+
+def read_answer(slot: Any) -> Answer:
+    return Answer(*_ANSWER.unpack_from(slot))
+
+
+def rows_at(count: int) -> int:
+    """Return where the rows of a message begin, behind so many ids."""
+    return HEADER + -(-count * ID_BYTES // 64) * 64
+
+
+class LaneMemory:
+    """The lanes of the ranks of a host, with the agent's words."""
+
+    def __init__(self, block: Block, *, ranks: int, room: int) -> None:
+        self.block, self.words, self.ranks = block, block.words, ranks
+        #: the places that wait: the ranks, then the agent
+        self.places = ranks + 1
+        self.flags_at = 8 * 2 * _LINE * ranks
+        self.slot_bytes = slot_bytes(room)
+        self._slots_at = _slots_at(ranks)
+        self._bytes = np.frombuffer(memoryview(block.buffer), np.uint8)
+
+    @staticmethod
+    def bytes_for(*, ranks: int, room: int) -> int:
+        return _slots_at(ranks) + ranks * WINDOW * slot_bytes(room)
+
+    def asked_at(self, rank: int) -> int:
+        return 2 * _LINE * rank
+
+    def answered_at(self, rank: int, number: int) -> int:
+        return 2 * _LINE * rank + _LINE + number % WINDOW
+
+    def slot(self, rank: int, number: int) -> Array:
+        """Return the slot of a rank's request."""
+        start = self._slots_at + (rank * WINDOW + number % WINDOW) * self.slot_bytes
+        return self._bytes[start : start + self.slot_bytes]
+
+
+def slot_bytes(room: int) -> int:
+    """Return the bytes of a slot that has room for so many bytes of ids and rows."""
+    return -(-(HEADER + room + 64) // 4096) * 4096
+
+
+def _slots_at(ranks: int) -> int:
+    return -(-(8 * 2 * _LINE * ranks + ranks + 1) // 4096) * 4096
+
+
+class Message(NamedTuple):
+    """A request, and what goes with it."""
+
+    request: Request
+    ids: Ids | None = None
+    #: writes rows into the message
+    fill: Callable[[Array], None] | None = None
+    #: takes the answer's bytes
+    take: Callable[[Array], None] | None = None
+
+
+class Lane:
+    """A rank's lane, as the rank sees it. One thread uses it at a time."""
+
+    def __init__(self, memory: LaneMemory, meeting: HostMeeting) -> None:
+        self._memory, self._meeting = memory, meeting
+        self._rank = meeting.rank
+        self._waiter = meeting.waiter_of(memory.block, memory.flags_at, memory.places, meeting.rank)
+        self._asked = memory.asked_at(self._rank)
+        self._turn = threading.RLock()
+        self._in_turn = 0
+
+    def converse(
+        self,
+        name: str,
+        messages: Iterable[Message],
+        deadline: float,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Make requests about a table, and take all answers. As soon as no more fit, or all are
+        made, do something `meanwhile`. The deadline ends `seconds` after the first request.
+
+        Raises PeerLost where the rows are lost, Stalled, and what an updater has raised.
+        """
+        if not self._turn.acquire(timeout=max(0.0, min(seconds_until(deadline), _LONGEST))):
+            raise Stalled(
+                f"table {name!r}: another thread of rank {self._meeting.group_rank} is still in "
+                "a call of a table",
+                [self._meeting.group_rank],
+                self._meeting.local_states(),
+            )
+        try:
+            if self._in_turn:
+                raise UsageError(
+                    f"table {name!r} is used by a signal handler in the middle of another table's "
+                    "call"
+                )
+            self._in_turn = threading.get_ident()
+            self._converse(name, messages, deadline, meanwhile, seconds)
+        finally:
+            self._in_turn = 0
+            self._turn.release()
+
+    def _converse(
+        self,
+        name: str,
+        messages: Iterable[Message],
+        deadline: float,
+        meanwhile: Callable[[], None] | None,
+        seconds: float | None,
+    ) -> None:
+        under_way: deque[tuple[int, Message]] = deque()
+        error: Exception | None = None
+        for message in messages:
+            if len(under_way) == WINDOW:
+                if meanwhile is not None:
+                    work, meanwhile = meanwhile, None
+                    work()
+                error = self._take(name, *under_way.popleft(), deadline)
+                if error is not None:
+                    break
+            number = self._memory.words[self._asked] + 1
+            self._await(name, number, number - WINDOW, deadline)
+            self._make(number, message)
+            under_way.append((number, message))
+            if seconds is not None:
+                deadline, seconds = time.monotonic() + seconds, None
+        try:
+            if meanwhile is not None and error is None:
+                meanwhile()
+        finally:
+            while under_way:
+                later = self._take(name, *under_way.popleft(), deadline)
+                error = error or later
+        if error is not None:
+            raise error
+
+    def _make(self, number: int, message: Message) -> None:
+        slot = self._memory.slot(self._rank, number)
+        request, ids, fill, _ = message
+        write_request(slot, request)
+        if ids is not None:
+            slot[HEADER : HEADER + ids.nbytes].view(ids.dtype)[...] = ids
+        if fill is not None:
+            fill(slot[rows_at(request.named) : request.length])
+        self._waiter.publish(self._asked, number)
+
+    def _take(self, name: str, number: int, message: Message, deadline: float) -> Exception | None:
+        """Wait for an answer and take it; return the error that it is."""
+        self._await(name, number, number, deadline)
+        slot = self._memory.slot(self._rank, number)
+        answer = read_answer(slot)
+        body = slot[HEADER : HEADER + answer.length]
+        if answer.code == DONE:
+            if message.take is not None:
+                message.take(body)
+            return None
+        return self._error(name, message.request, answer, body)
+
+    def _error(self, name: str, request: Request, answer: Answer, body: Array) -> Exception:
+        import cloudpickle
+
+        if answer.code == FAILED:
+            error: Exception = cloudpickle.loads(body.tobytes())
+            return error
+        host = self._meeting.placement.names[request.host]
+        ranks = self._meeting.placement.ranks_on(request.host)
+        why = {LOST: "is lost", UNKNOWN: "does not know the table any more"}[answer.code]
+        return HostGone(host, ranks, why)
+
+    def _await(self, name: str, number: int, target: int, deadline: float) -> None:
+        """Wait until the slot of a request has the answer `target`."""
+        index = self._memory.answered_at(self._rank, number)
+        words = self._memory.words
+        if target <= 0 or words[index] >= target:
+            return
+        meeting = self._meeting
+
+        def check() -> bool:
+            if not meeting.roster.is_here:
+                raise meeting.roster.unusable_error(f"table {name!r}")
+            if meeting.roster.gone([meeting.agent]) and words[index] < target:
+                raise self._agent_error(name)
+            if words[index] < target and time.monotonic() >= deadline:
+                raise self._stalled_error(name, number)
+            return False
+
+        self._waiter.wait(index, target, deadline, check)
+
+    def _agent_error(self, name: str) -> PeerLost:
+        meeting = self._meeting
+        return PeerLost(
+            f"table {name!r}: the agent of host {meeting.host_name} has ended, through which its "
+            "ranks reach rows of other hosts",
+            meeting.local,
+            meeting.local_states(),
+        )
+
+    def _stalled_error(self, name: str, number: int) -> Stalled:
+        meeting = self._meeting
+        host = read_request(self._memory.slot(self._rank, number)).host
+        ranks = meeting.placement.ranks_on(host)
+        return Stalled(
+            f"table {name!r}: host {meeting.placement.names[host]} has not answered in time",
+            ranks,
+            meeting.local_states(),
+        )
+
+
+#: seconds that a lock can be waited for
+_LONGEST = threading.TIMEOUT_MAX
+
+
+class HostGone(Exception):
+    """A host does not answer any more. The store tells which rows it had."""
+
+    def __init__(self, host: str, ranks: list[int], why: str) -> None:
+        super().__init__(host, ranks, why)
+        self.host, self.ranks, self.why = host, ranks, why

@@ -1,0 +1,485 @@
+"""A table over hosts, as one of its ranks sees it.
+
+    get    ask all other hosts for their rows; read those of this host meanwhile; take the answers
+    add    have all other hosts add their part; update this host's rows meanwhile; when all have:
+           count the add, on this host, whose agent tells the others
+
+The rows of the own host are read and updated as in the local engine. Who counts an add has its rows
+everywhere, so whoever sees the count may rely on them, and under bsp an add of a rank that dies is
+on all hosts or on none.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft._core import rows
+from weft._core.arguments import deadline_after, seconds_until, validate_seconds
+from weft._core.sharding import DROPPED, ID_BYTES, Piece, Share
+from weft.engines.base import Store
+from weft.engines.local.tables.state import STATE, TableMemory
+from weft.engines.local.tables.store import SharedRows
+from weft.engines.mpi import lanes
+from weft.engines.mpi.lanes import HostGone, Message, Request, rows_at
+from weft.engines.mpi.layout import HostRanks, Layout, decode_writes, shifted
+from weft.engines.refusals import reentrant_error
+from weft.errors import RowsLost
+
+if TYPE_CHECKING:
+    from weft._core.arithmetic import Array
+    from weft._core.tables import Ids, Interrupted
+    from weft.engines.local.meeting.roster import Recorder
+    from weft.engines.local.memory.segment import Block
+    from weft.engines.mpi.lanes import Lane
+    from weft.engines.mpi.meeting import HostMeeting
+
+
+class HostStore(Store):
+    """One table over hosts."""
+
+    def __init__(
+        self,
+        key: int,
+        layout: Layout,
+        block: Block,
+        memory: TableMemory,
+        *,
+        ranks: HostRanks,
+        meeting: HostMeeting,
+        recorder: Recorder,
+        timeout: float,
+    ) -> None:
+        self.spec, self._key, self._sharding = layout.spec, key, layout.sharding
+        self._meeting, self._timeout = meeting, timeout
+        self._hosts = meeting.placement.order
+        self._at = self._hosts.index(meeting.host)
+        self._low, self._high = self._sharding.part(self._at)
+        self._lane: Lane | None = meeting.lanes.get(layout.sharding.room)
+        self._own = SharedRows(memory, block, ranks=ranks, recorder=recorder, timeout=timeout)
+        #: held by the thread of this rank that adds or, under bsp, gets
+        self._turn = threading.RLock()
+        self._in_turn = 0
+        #: the clock through which all adds are applied when the table is saved
+        self._settled = 0
+        ranks.roster.watch(ranks.members)
+        dropped = block, memory.word(ranks.rank, STATE), meeting
+        weakref.finalize(self, _drop, *dropped).atexit = False
+
+    # reading
+
+    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+        self._own.validate_use()
+        if timeout is not None:
+            validate_seconds(timeout)
+        deadline = deadline_after(timeout, self._timeout)
+        try:
+            copied = self._get(ids, out, deadline)
+        except BaseException:
+            if self._in_turn != threading.get_ident():
+                self._own.release_locks()
+            raise
+        self.staleness = self._own.clocks.staleness()
+        return copied
+
+    def _get(self, ids: Ids | None, out: Array | None, deadline: float) -> Array:
+        if not self._own.is_bsp:
+            return self._read(ids, out, 0, deadline)
+        with self._turn:
+            self._validate_turn()
+            try:
+                self._in_turn = threading.get_ident()
+                needed = self.spec.consistency.before_get(self._own.clocks.own)
+                self._own.apply_through(needed, deadline)
+                return self._read(ids, out, needed, deadline)
+            finally:
+                self._in_turn = 0
+
+    def _read(self, ids: Ids | None, out: Array | None, clock: int, deadline: float) -> Array:
+        """Copy rows of all hosts; under bsp those of a clock."""
+        if ids is None:
+            return self._read_all(out, clock, deadline)
+        shape = ids.shape + self.spec.row_shape
+        found = np.empty(shape, self.spec.dtype) if out is None else out
+        flat = found.reshape(ids.size, *self.spec.row_shape)
+        shares = self._sharding.shares(ids.reshape(-1))
+        own = next((share for share in shares if share.host == self._at), None)
+        others = [share for share in shares if share.host != self._at]
+
+        def read_own() -> None:
+            if own is None:
+                return
+            if own.positions is None:
+                self._own.read(own.ids, flat, seconds_until(deadline))
+            else:
+                some = self._own.read(own.ids, None, seconds_until(deadline))
+                rows.write(flat, own.positions, some)
+
+        messages = _in_turn(self._messages_of(share, flat, clock) for share in others)
+        self._converse(messages if others else (), deadline, read_own)
+        return found
+
+    def _messages_of(self, share: Share, flat: Array, clock: int) -> Iterator[Message]:
+        for part in self._sharding.cut_share(share):
+            ids = share.ids[part]
+            request = self._request(
+                lanes.GET_SOME, share.host, count=ids.size, clock=clock, length=_ids_end(ids.size)
+            )
+            where = part if share.positions is None else share.positions[part]
+            yield Message(request, ids, take=partial(self._put, flat, where))
+
+    def _put(self, flat: Array, where: Any, body: Array) -> None:
+        if isinstance(where, slice):
+            flat[where] = body.view(self.spec.dtype).reshape(flat[where].shape)
+        else:
+            some = body.view(self.spec.dtype).reshape(len(where), *flat.shape[1:])
+            rows.write(flat, where, some)
+
+    def _read_all(self, out: Array | None, clock: int, deadline: float) -> Array:
+        found = np.empty(self.spec.shape, self.spec.dtype) if out is None else out
+
+        def read_own() -> None:
+            if self._low < self._high:
+                own = found[self._low : self._high]
+                self._own.read(None, own, seconds_until(deadline))
+
+        pieces = _in_turn(
+            self._sharding.pieces(host) for host in range(len(self._hosts)) if host != self._at
+        )
+        messages = (
+            Message(
+                self._of_piece(lanes.GET_RANGE, piece, clock=clock, length=lanes.HEADER),
+                take=partial(self._put, found, self._slice_of(piece)),
+            )
+            for piece in pieces
+        )
+        self._converse(messages, deadline, read_own)
+        return found
+
+    # writing
+
+    def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
+        own = self._own
+        own.validate_use()
+        delta, ids = own.merge(delta, ids)
+        with self._turn:
+            self._validate_turn()
+            try:
+                self._in_turn = threading.get_ident()
+                deadline = deadline_after(timeout, self._timeout)
+                needed = self.spec.consistency.before_add(own.clocks.own)
+                if own.is_bsp:
+                    own.apply_through(needed, deadline)
+                else:
+                    own.clocks.await_others(needed, deadline)
+                if ids is None:
+                    self._add_all(delta, needed, deadline)
+                elif ids.size or own.is_bsp:
+                    self._add_some(delta, ids, needed, deadline)
+                own.clocks.tick()
+            except BaseException:
+                own.release_locks()
+                raise
+            finally:
+                self._in_turn = 0
+
+    def _add_all(self, delta: Array, clock: int, deadline: float) -> None:
+        mine = delta[self._low : self._high]
+
+        def add_own() -> None:
+            if len(mine):
+                self._own.update(mine, None, deadline_after(None, self._timeout))
+
+        parts = (
+            self._parts_of_all(host, delta, clock)
+            for host in range(len(self._hosts))
+            if host != self._at
+        )
+        self._converse(_in_turn(parts), deadline, add_own, once_begun=True)
+
+    def _parts_of_all(self, host: int, delta: Array, clock: int) -> Iterator[Message]:
+        for number, piece in enumerate(self._sharding.pieces(host)):
+            part = delta[self._slice_of(piece)]
+            request = self._of_piece(
+                lanes.ADD_RANGE,
+                piece,
+                flags=self._flags(first=number == 0),
+                number=number,
+                clock=clock,
+                length=lanes.HEADER + part.nbytes,
+            )
+            yield Message(request, fill=partial(_fill, part))
+
+    def _add_some(self, delta: Array, ids: Ids, clock: int, deadline: float) -> None:
+        shares = {share.host: share for share in self._sharding.shares(ids)}
+        counted = self.spec.updater.name != "add" and not self._own.is_bsp
+        nothing = np.empty(0, np.intp)
+        everywhere = counted or self._own.is_bsp
+        hosts = range(len(self._hosts)) if everywhere else shares.keys()
+        all_shares = [shares.get(host, Share(host, nothing, nothing)) for host in hosts]
+
+        def add_own() -> None:
+            share = shares.get(self._at)
+            if share is not None:
+                mine = delta if share.positions is None else delta[share.positions]
+                self._own.update(mine, share.ids, deadline_after(None, self._timeout))
+            elif self._own.is_bsp:
+                self._own.update(delta[:0], nothing, deadline)
+            elif counted:
+                self._own.count_add(deadline)
+
+        messages = _in_turn(
+            self._parts_of(share, delta, clock, counted=counted)
+            for share in all_shares
+            if share.host != self._at
+        )
+        self._converse(messages, deadline, add_own, once_begun=True)
+
+    def _parts_of(
+        self, share: Share, delta: Array, clock: int, *, counted: bool
+    ) -> Iterator[Message]:
+        for part in [*self._sharding.cut_share(share)] or [slice(0, 0)]:
+            ids = share.ids[part]
+            where = part if share.positions is None else share.positions[part]
+            first = part.start == 0
+            request = self._request(
+                lanes.ADD_SOME,
+                share.host,
+                flags=self._flags(first=first) | (lanes.COUNTED if counted and first else 0),
+                number=part.start,
+                count=ids.size,
+                clock=clock,
+                length=rows_at(ids.size) + ids.size * self._sharding.row_nbytes,
+            )
+            yield Message(request, ids, fill=partial(_take_rows, delta, where))
+
+    def _flags(self, *, first: bool) -> int:
+        return (lanes.FIRST if first else 0) | (lanes.STAGED if self._own.is_bsp else 0)
+
+    def _validate_turn(self) -> None:
+        """Raise if this thread is in the middle of another call, as in a signal handler."""
+        if self._in_turn:
+            raise reentrant_error(self.spec.name)
+
+    # the rest
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        own = [shifted(write, self._low) for write in self._own.changes.interrupted()]
+        if self._own.ranks.roster.is_here and self._lane is not None:
+            for host in range(len(self._hosts)):
+                if host != self._at:
+                    own += self._interrupted_at(host)
+        return tuple(own)
+
+    def _interrupted_at(self, host: int) -> list[Interrupted]:
+        """Return what the agent of a host knows; nothing if its rows are lost."""
+        texts: list[bytes] = []
+        message = Message(
+            self._request(lanes.CHANGES, host), take=lambda body: texts.append(body.tobytes())
+        )
+        try:
+            self._converse([message], deadline_after(None, self._timeout))
+        except RowsLost:
+            return []
+        return decode_writes(texts[0])
+
+    def settle(self, *, timeout: float | None = None) -> None:
+        self._own.validate_use()
+        if not self._own.is_bsp:
+            return
+        deadline = deadline_after(timeout, self._timeout)
+        own = self._own
+        # the ranks have met since they added, but what the agents tell may still be on its way
+        for rank, adds in self._counts(deadline).items():
+            own.clocks.await_rank(rank, adds, deadline)
+        self._settled = min([own.clocks.own, *own.clocks.present().values()])
+        own.apply_through(self._settled, deadline)
+
+    def _counts(self, deadline: float) -> dict[int, int]:
+        """Return how many adds the ranks of other hosts have made, as their agents know."""
+        found: dict[int, int] = {}
+        placement = self._meeting.placement
+
+        def take(host: int, body: Array) -> None:
+            counts = body.view(np.int64)
+            found.update({rank: int(counts[rank]) for rank in placement.ranks_on(host)})
+
+        others = [host for host in range(len(self._hosts)) if host != self._at]
+        messages = (
+            Message(self._request(lanes.COUNTS, host), take=partial(take, self._hosts[host]))
+            for host in others
+        )
+        self._converse(messages, deadline)
+        return found
+
+    def read_piece(self, name: str, start: int, stop: int) -> Array:
+        self._own.validate_use()
+        found = np.empty((stop - start, *self.spec.row_shape), self.spec.dtype)
+        deadline = deadline_after(None, self._timeout)
+
+        def messages() -> Iterator[Message]:
+            for piece, where in self._cut(start, stop):
+                if piece.host == self._at:
+                    found[where] = self._own.piece(name, piece.low, piece.high)
+                    continue
+                request = self._of_piece(
+                    lanes.READ, piece, array=self._array(name), clock=self._settled
+                )
+                yield Message(request, take=partial(self._put, found, where))
+
+        self._converse(messages(), deadline)
+        return found
+
+    def write_piece(self, name: str, start: int, values: Array) -> None:
+        self._own.validate_use()
+        deadline = deadline_after(None, self._timeout)
+
+        def messages() -> Iterator[Message]:
+            for piece, where in self._cut(start, start + len(values)):
+                part = values[where]
+                if piece.host == self._at:
+                    self._own.piece(name, piece.low, piece.high)[...] = part
+                    continue
+                length = lanes.HEADER + part.nbytes
+                request = self._of_piece(lanes.WRITE, piece, array=self._array(name), length=length)
+                yield Message(request, fill=partial(_fill, part))
+
+        self._converse(messages(), deadline)
+
+    def _cut(self, start: int, stop: int) -> Iterator[tuple[Piece, slice]]:
+        """Yield the pieces of some rows, and where each is among them."""
+        for piece in self._sharding.cut(start, stop):
+            low = self._sharding.part(piece.host)[0] - start
+            yield piece, slice(low + piece.low, low + piece.high)
+
+    def _array(self, name: str) -> int:
+        return ("rows", *self.spec.updater.state).index(name)
+
+    @property
+    def steps(self) -> int:
+        return self._own.steps
+
+    def set_steps(self, steps: int) -> None:
+        self._own.set_steps(steps)
+        others = [host for host in range(len(self._hosts)) if host != self._at]
+        messages = (Message(self._request(lanes.SET_STEPS, host, clock=steps)) for host in others)
+        self._converse(messages, deadline_after(None, self._timeout))
+
+    # requests
+
+    def _slice_of(self, piece: Piece) -> slice:
+        """Return the rows of a piece, as the table numbers them."""
+        low = self._sharding.part(piece.host)[0]
+        return slice(low + piece.low, low + piece.high)
+
+    def _of_piece(self, kind: int, piece: Piece, **more: int) -> Request:
+        return self._request(kind, piece.host, low=piece.low, high=piece.high, **more)
+
+    def _request(
+        self,
+        kind: int,
+        host: int,
+        *,
+        flags: int = 0,
+        array: int = 0,
+        low: int = 0,
+        high: int = 0,
+        number: int = 0,
+        count: int = 0,
+        clock: int = 0,
+        length: int = lanes.HEADER,
+    ) -> Request:
+        return Request(
+            table=self._key,
+            kind=kind,
+            flags=flags,
+            array=array,
+            rank=self._own.ranks.rank,
+            host=self._hosts[host],
+            low=low,
+            high=high,
+            number=number,
+            named=count,
+            clock=clock,
+            length=length,
+        )
+
+    def _converse(
+        self,
+        messages: Iterable[Message],
+        deadline: float,
+        meanwhile: Any = None,
+        *,
+        once_begun: bool = False,
+    ) -> None:
+        """Have requests carried out, and do something meanwhile. An add that has begun goes on to
+        the end, even past its own deadline. Raises RowsLost."""
+        messages = iter(messages)
+        first = next(messages, None)
+        if first is None or self._lane is None:
+            if meanwhile is not None:
+                meanwhile()
+            return
+        try:
+            self._lane.converse(
+                self.spec.name,
+                _chain(first, messages),
+                deadline,
+                meanwhile=meanwhile,
+                seconds=self._timeout if once_begun else None,
+            )
+        except HostGone as gone:
+            raise self._lost_error(gone) from None
+
+    def _lost_error(self, gone: HostGone) -> RowsLost:
+        names = self._meeting.placement.names
+        host = next(at for at, number in enumerate(self._hosts) if names[number] == gone.host)
+        low, high = self._sharding.part(host)
+        return RowsLost(
+            f"table {self.spec.name!r}: host {gone.host}, which kept rows {low} to {high - 1}, "
+            f"{gone.why}; the other rows are still there. Go on with the ranks that are left, and "
+            "load what was saved last:\n    group = group.survivors()\n"
+            "    table = weft.load(path)",
+            gone.ranks,
+            self._meeting.local_states(),
+            host=gone.host,
+            rows=range(low, high),
+        )
+
+
+def _in_turn(iterators: Iterable[Iterator[Any]]) -> Iterator[Any]:
+    """Yield the first of each, then the second of each, ..."""
+    for several in zip_longest(*iterators):
+        yield from (one for one in several if one is not None)
+
+
+def _chain(first: Message, others: Iterator[Message]) -> Iterator[Message]:
+    yield first
+    yield from others
+
+
+def _ids_end(count: int) -> int:
+    return lanes.HEADER + count * ID_BYTES
+
+
+def _fill(part: Array, memory: Array) -> None:
+    np.copyto(memory.view(part.dtype).reshape(part.shape), part)
+
+
+def _take_rows(delta: Array, where: Any, memory: Array) -> None:
+    if isinstance(where, slice):
+        _fill(delta[where], memory)
+    else:
+        shape = (len(where), *delta.shape[1:])
+        delta.take(where, 0, memory.view(delta.dtype).reshape(shape), "clip")
+
+
+def _drop(block: Block, index: int, meeting: HostMeeting) -> None:
+    """Note that a rank does not use a table any more."""
+    block.words[index] = DROPPED

@@ -1,0 +1,298 @@
+"""Tables over hosts: who waits for whom, what is refused, and what becomes of the rows when
+something ends. What tables do is in tests/contracts; random runs are in tests/failures."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import weft
+from tests.hosts import Hosts
+from tests.support import launch, wait_until, within
+
+BUSY = """
+import sys, threading, time
+import numpy as np, weft
+group = weft.init(timeout=60)
+table = weft.MatrixTable(2000, 64)
+rows = np.arange(1000, 2000)  # of host2
+delta = np.ones((1000, 64), np.float32)
+table.get(rows)
+group.barrier()
+if group.rank == 1:
+    sum(range(60_000_000))  # about two seconds in C, in which no other thread of Python runs
+    print("computed", flush=True)
+else:
+    times = []
+    for _ in range(25):
+        began = time.perf_counter()
+        table.get(rows)
+        got = time.perf_counter()
+        table.add(delta, rows)
+        times.append((got - began, time.perf_counter() - got))
+    print("times", *(f"{1000 * min(part):.3f}" for part in zip(*times)), flush=True)
+group.barrier()
+assert (table.get(rows) == 25).all()
+assert "mpi4py" not in sys.modules  # ranks do not speak MPI
+"""
+
+
+def test_a_computing_rank_delays_nobody(two_hosts: Hosts) -> None:
+    """Rows of a host whose only rank holds its interpreter in C are read and updated at once."""
+    outcome = two_hosts.launch(BUSY, 1)
+    assert outcome.code == 0, outcome
+    get, add = re.search(r"times (\S+) (\S+)", outcome.out).groups()  # type: ignore[union-attr]
+    assert outcome.out.index("times") < outcome.out.index("computed"), outcome
+    assert float(get) < 1000 * within(0.02), outcome
+    assert float(add) < 1000 * within(0.02), outcome
+
+
+REFUSED = """
+import threading
+import numpy as np, weft
+group = weft.init(timeout=60)
+
+def raised(call, kind):
+    try:
+        call()
+    except kind as error:
+        print(group.rank, type(error).__name__, str(error).replace("\\n", " / "), flush=True)
+    else:
+        raise AssertionError("nothing was raised")
+
+raised(lambda: weft.MatrixTable(10**9, 10**4), weft.OutOfMemory)
+lock = threading.Lock()
+raised(lambda: weft.ArrayTable(4, updater=lambda rows, state, delta: lock), weft.InvalidType)
+raised(lambda: weft.ArrayTable(3 + group.rank), weft.Disagreement)
+table = weft.MatrixTable(3, 2)
+raised(lambda: table.add([[1, 2, 3]], [2]), weft.InvalidValue)
+raised(lambda: table.get([3]), weft.InvalidValue)
+group.barrier()
+table.add([[1, 2]], [2])
+group.barrier()
+assert table.get(2).tolist() == [group.size, 2 * group.size]
+one = weft.MatrixTable(1, 3_000_000)  # a row that is longer than other messages
+one.add(np.full((1, 3_000_000), group.rank + 1.0))
+group.barrier()
+assert (one.get() == sum(range(group.size + 1))).all() and one.get([0])[0, -1] == one.get()[0, 0]
+"""
+
+
+def test_what_is_refused(two_hosts: Hosts) -> None:
+    """Each host's need and free memory; what cannot be sent to agents; other tables. On all ranks
+    alike, and they go on."""
+    outcome = two_hosts.launch(REFUSED, (2, 1))
+    assert outcome.code == 0, outcome
+    memory = re.findall(r"(\d) OutOfMemory (.*)", outcome.out)
+    assert {rank for rank, _ in memory} == {"0", "1", "2"}
+    assert len({text for _, text in memory}) == 1
+    needs = r"host host1 needs 20000\.0 GB, and \S+ GB are free .*; host host2 needs 20000\.0 GB"
+    assert re.search(needs, memory[0][1]), memory
+    assert outcome.out.count("InvalidType ArrayTable(4,") == 3
+    assert "cannot be sent" in outcome.out
+    assert outcome.out.count("Disagreement the ranks of group 'world' made different calls") == 3
+    assert all(f"ArrayTable({3 + rank}," in outcome.out for rank in range(3))
+
+
+SAVE = """
+import sys
+import numpy as np, weft
+group = weft.init(timeout=60)
+path, first = sys.argv[1], sys.argv[2] == "save"
+if first:
+    table = weft.MatrixTable(np.arange(35.0).reshape(7, 5), updater="adam", consistency="bsp")
+else:
+    table = weft.load(path)
+for turn in range(3):
+    table.add(np.full((7, 5), turn + 1.0))
+if first:
+    table.save(path)
+rows = table.get()
+assert table._store.steps == 3 * group.size + (0 if first else int(sys.argv[3]))
+if group.is_master:
+    np.save(path + sys.argv[2] + ".npy", rows)
+"""
+
+
+def test_a_checkpoint_fits_any_number_of_hosts(
+    two_hosts: Hosts, three_hosts: Hosts, tmp_path: Path
+) -> None:
+    """Saved on two hosts, loaded on one, two and three: the same rows, state and steps."""
+    path = tmp_path / "table"
+    outcome = two_hosts.launch(SAVE, 1, str(path), "save")
+    assert outcome.code == 0, outcome
+    arrays = safetensors.numpy.load_file(path)
+    assert np.array_equal(arrays["rows"], np.load(f"{path}save.npy"))
+    assert arrays["mean"].all()
+    outcomes = [
+        two_hosts.launch(SAVE, 1, str(path), "two", "6"),
+        launch(SAVE, 2, str(path), "one", "6"),
+        three_hosts.launch(SAVE, (1, 1, 0), str(path), "of three", "6"),
+    ]
+    assert all(outcome.code == 0 for outcome in outcomes), outcomes
+    after = [np.load(f"{path}{name}.npy") for name in ("two", "one", "of three")]
+    assert all(np.array_equal(rows, after[0]) for rows in after)
+    three = three_hosts.launch(SAVE, 1, str(path), "three", "6")
+    assert three.code == 0, three
+
+
+KILLED = """
+import os, signal, sys, time
+import numpy as np, weft
+group = weft.init(timeout=60)
+what, victims, path = sys.argv[1], [int(v) for v in sys.argv[2].split(",")], sys.argv[3]
+table = weft.MatrixTable(400_000, 8)  # 12 MB
+clock = weft.MatrixTable(8, 8, consistency="bsp")
+ones, whole = np.ones((8, 8)), np.ones((400_000, 8), np.float32)
+table.add(whole)
+clock.add(ones)
+assert (clock.get() == group.size).all()
+table.save(path)
+mine = 0 if group.rank < group.size // 2 else 399_999
+if group.rank in victims:
+    for _ in range(3):
+        table.add(np.full((2, 8), 100.0), [0, 399_999])  # these have returned
+    print("begins", flush=True)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)  # nobody handles it: it kills
+    while True:
+        if what == "save":
+            table._store.read_piece("rows", 0, 400_000)
+        elif what == "get":
+            table.get()
+        else:
+            table.add(whole)
+while table.get([mine])[0, 0] < 300 * len(victims):
+    time.sleep(0.005)
+try:
+    for _ in range(30):
+        table.add(ones, [0, 1, 2, 3, 399_996, 399_997, 399_998, 399_999])
+        clock.add(ones)
+        clock.get()
+    print(f"rank {group.rank} went on", flush=True)
+except weft.RowsLost as error:
+    print(f"rank {group.rank} lost {error.host} {error.rows} {error.ranks}", flush=True)
+    table.add(np.ones((1, 8)), [mine])  # the own rows are there
+assert table.get([mine])[0, 0] >= 300 * len(victims)
+group = group.survivors(timeout=60)
+again = weft.load(path)
+assert (again.get() == 4).all(), again.get()
+again.add(np.ones((400_000, 8), np.float32))
+group.barrier()
+assert (again.get([0, 399_999]) == 4 + group.size).all()
+print(f"rank {group.rank} restored", flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["get", "add", "save"])
+def test_a_rank_is_killed(two_hosts: Hosts, what: str, tmp_path: Path) -> None:
+    """With ULFM: what it had added is there, whatever it was in the middle of; the others go on,
+    and the checkpoint loads into the next generation."""
+    outcome = two_hosts.launch(KILLED, 2, what, "3", str(tmp_path / "saved"), ft=True, timeout=90)
+    assert outcome.out.count("went on") == 3, outcome
+    assert outcome.out.count("restored") == 3, outcome
+
+
+def test_a_host_is_lost(two_hosts: Hosts, tmp_path: Path) -> None:
+    """With ULFM: calls that need its rows raise, with host and rows; the others go on, and the
+    checkpoint brings the rows back."""
+    outcome = two_hosts.launch(
+        KILLED, 2, "add", "2,3", str(tmp_path / "saved"), ft=True, timeout=90
+    )
+    assert sorted(re.findall(r"rank (\d) lost", outcome.out)) == ["0", "1"], outcome
+    # the large table, or the one in step
+    rows = r"range\(200000, 400000\)|range\(4, 8\)"
+    assert len(re.findall(rf"lost host2 ({rows}) \(2, 3\)", outcome.out)) == 2, outcome
+    assert outcome.out.count("restored") == 2, outcome
+
+
+def test_a_rank_is_killed_without_ulfm(two_hosts: Hosts, tmp_path: Path) -> None:
+    """The job ends, not with 0, and the checkpoint that was complete loads."""
+    path = tmp_path / "saved"
+    outcome = two_hosts.launch(KILLED, 1, "add", "1", str(path), timeout=90)
+    assert outcome.code not in (0, 124), outcome
+    assert not two_hosts.leave_nothing()
+    saved = weft_load(path)
+    assert (saved == 2).all()
+
+
+def weft_load(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    weft.init(engine="serial")
+    try:
+        rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = weft.load(path).get()
+        return rows
+    finally:
+        weft.shutdown()
+
+
+SAVING = """
+import os, signal, sys
+import numpy as np, weft
+group = weft.init(timeout=60)
+table = weft.MatrixTable(3_000_000, 8)  # 96 MB
+table.add(np.ones((3_000_000, 8), np.float32))
+print("saves", flush=True)
+for turn in range(1000):
+    table.save(sys.argv[1])
+"""
+
+
+def test_a_host_dies_while_it_saves(two_hosts: Hosts, tmp_path: Path) -> None:
+    """A checkpoint is complete, or it is not there."""
+    path = tmp_path / "saved"
+    job = two_hosts.start(SAVING, 1, str(path))
+    wait_until(lambda: job.out.count("saves") == 2 and (path.exists() or not job.running))
+    ranks = two_hosts.ranks(2)
+    os.kill(ranks[1], signal.SIGKILL)
+    assert job.wait().code != 0
+    assert (weft_load(path) == 2).all()
+    assert [name for name in os.listdir(tmp_path) if "saved" in name] == ["saved"]
+
+
+CUT = """
+import sys, time
+import numpy as np, weft
+group = weft.init(timeout=3)
+table = weft.MatrixTable(1000, 8)
+group.barrier()
+print("ready", flush=True)
+mine = 0 if group.rank == 0 else 999
+calls = {
+    "get": lambda: table.get(),
+    "add": lambda: table.add(np.ones((1000, 8))),
+    "save": lambda: table._store.read_piece("rows", 0, 1000),
+}
+for name, call in calls.items():
+    try:
+        while True:
+            call()
+            time.sleep(0.001)
+    except weft.Stalled as error:
+        print(f"{name}: {str(error).splitlines()[0]}", flush=True)
+table.add(np.ones((1, 8)), [mine])  # the own rows need no network
+assert table.get([mine])[0, 0] >= 1
+print("own", flush=True)
+raise RuntimeError("the network is cut")  # a rank that ends well would wait for the others
+"""
+
+
+def test_a_link_is_cut(two_hosts: Hosts) -> None:
+    """In the middle of get, add and saving: both sides reach their deadlines, which name the host;
+    the rows of the own host can be used."""
+    job = two_hosts.start(CUT, 1)
+    wait_until(lambda: job.out.count("ready") == 2)
+    two_hosts.cut(2)
+    wait_until(lambda: job.out.count("own") >= 1)
+    for k in (1, 2):
+        wait_until(lambda k=k: all(process.rank is None for process in two_hosts.processes(k)))
+    two_hosts.mend(2)
+    outcome = job.wait(40)
+    assert outcome.code != 0
+    for name in ("get", "add", "save"):
+        found = re.search(rf"{name}: table .* host host. has not answered in time", outcome.out)
+        assert found, outcome
