@@ -77,6 +77,14 @@ BENCHMARKS = (
         "a job of its own, started by the same mpirun with the same options. mpi4py's calls are "
         "those for buffers. gloo's all_reduce works in place.",
     ),
+    Benchmark(
+        "machines_tables",
+        "Tables over machines",
+        "Between the same two hosts: a rank gets and adds rows that are all on the other host. "
+        "`bare bytes` are a Send and a Recv of as many bytes, without a table. While the owner "
+        "computes it keeps the interpreter's lock in calls of two seconds. A model is synchronised "
+        "by four ranks at once, beside ranks of which each sends it whole and receives one.",
+    ),
 )
 
 HEAD = """\

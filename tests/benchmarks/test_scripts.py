@@ -11,6 +11,7 @@ import collectives
 import functions
 import ground
 import machines
+import machines_tables
 import pytest
 import report
 import tables
@@ -60,6 +61,26 @@ def test_tables() -> None:
     assert [line.asked for line in lines] == [0.85, 6, 1 / 1.05]
     assert [line.yardstick for line in lines] == [True, False, True]
     assert lines[-1].unit == BYTES
+
+
+def test_machines_tables() -> None:
+    """What was asked is beside bare bytes; rows of an owner that computes have a limit alone."""
+    row = {"weft": [1.0], "mpi": [0.5], "rma": [4.0]}
+    computes = "get 1,000 rows" + machines_tables.MEANWHILE
+    lines = machines_tables.lines(
+        {
+            machines_tables.ROWS: {"get 40 MB": row, computes: {"weft": [0.01], "rma": [2.0]}},
+            machines_tables.SYNC: {"sync a model of 8 MB": {"weft": [1.0], "mpi": [1.4]}},
+            machines_tables.MEMORY: {"80 MB of rows": {"weft": [1.0], "rows": [1.0]}},
+        }
+    )
+    asked = [line.asked for line in lines]
+    assert asked == [1 / 1.3, None, None, None, 1.5, None]
+    alone, beside = lines[2:4]
+    assert (alone.limit, alone.holds, alone.beside) == (0.02, True, "")
+    assert (beside.beside, beside.ratio) == ("mpi4py RMA", 200)
+    assert lines[4].holds is False
+    assert (lines[5].unit, lines[5].yardstick) == (BYTES, True)
 
 
 def test_machines() -> None:
