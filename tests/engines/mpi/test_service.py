@@ -114,11 +114,14 @@ def test_an_agent_that_stops(two_hosts: Hosts) -> None:
 
 
 def test_a_speaker_ends(two_hosts: Hosts) -> None:
-    """Its rank cannot go on without it, and says so; the job ends."""
+    """Its rank cannot go on without it, and says so; the job ends, by mpirun perhaps before all
+    ranks have told what they saw."""
     outcome, saw = run(two_hosts, "speaker", "2")
     assert outcome.code != 0, outcome
+    assert saw, outcome
     assert all(words[0] == "PeerLost" for words in saw.values()), outcome
-    assert re.search(r"rank 2: saw the process that stands for rank 2 in MPI ended", outcome.out)
+    own = r"rank 2: saw the process that stands for rank 2 in MPI ended"
+    assert re.search(own, outcome.out) if 2 in saw else "2" in saw[min(saw)], outcome
 
 
 def test_mpirun_ends(two_hosts: Hosts) -> None:
