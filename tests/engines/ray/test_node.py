@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.hosts import Hosts, Job, Process
 from tests.support import wait_until
+from weft.engines.ray import node
 
 #: no host needs a key file then
 KEY = {"WEFT_KEY": "a key of many letters"}
@@ -77,17 +79,18 @@ def test_opening_that_is_interrupted(two_hosts: Hosts) -> None:
     assert two_hosts.leave_nothing() == []
 
 
-def test_scripts_that_serve(two_hosts: Hosts) -> None:
-    """Playdoh's funworker begins a cluster, or joins one; both return when a program closes it, and
-    nobody can join any more."""
+@pytest.mark.parametrize("k", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_scripts_that_serve(k: int, two_hosts: Hosts) -> None:
+    """Playdoh's funworker begins a cluster, or joins one; both return when a program on one of the
+    hosts closes it, and nobody can join any more."""
     scripts = serve_both(two_hosts)
     assert "weft open --join 10.78.0.1:2718" in scripts[0].out
     program = """
 from weft.engines.ray import cluster, opening
-opening.close_cluster(cluster.reach(["host1"], 2718))
+opening.close_cluster(cluster.reach(["host1", "host2"], 2718))
 """
-    closed = two_hosts.run_on(2, [sys.executable, "-c", program], env=KEY)
-    assert (closed.code, closed.err) == (0, ""), closed
+    closed = two_hosts.run_on(k, [sys.executable, "-c", program], env=KEY)
+    assert (closed.code, closed.out, closed.err) == (0, "", ""), closed
     for script in scripts:
         outcome = script.wait()
         assert (outcome.code, "closed" in outcome.out) == (0, True), outcome
@@ -196,19 +199,64 @@ signal.pause() if sys.argv[1] == "kill" else None
 
 
 def test_a_ray_of_the_users_own_beside(two_hosts: Hosts) -> None:
-    """It finds its cluster as before, and lives when ours has ended."""
+    """A process uses one or the other, one after the other; Ray's own commands find theirs, and it
+    lives when ours has ended."""
     ray = str(Path(sys.executable).parent / "ray")
     line = f"{ray} start --head --port 6400 --include-dashboard false --disable-usage-stats"
-    own = two_hosts.start_on(1, f"{line} --node-ip-address 10.78.0.1 --num-cpus 1")
-    ours = two_hosts.run_on(1, weft(*OPEN), env=KEY)
-    assert (own.wait().code, ours.code) == (0, 0), ours
+    home = {"HOME": "/run/tmp/home", **KEY}  # where Ray looks for a token
+    own = two_hosts.start_on(
+        1, f"mkdir $HOME; {line} --node-ip-address 10.78.0.1 --num-cpus 1", env=home
+    )
+    ours = two_hosts.run_on(1, weft(*OPEN), env=home)
+    assert (own.wait().code, ours.code) == (0, 0), (own.wait(), ours)
     theirs = {one.pid for one in two_hosts.processes(1) if "weft-" not in one.command}
+    program = """
+import os
+from weft.engines.ray import cluster
+from weft.errors import EngineUnavailable
+ours = cluster.reach([], 2718)
+for _ in range(2):
+    theirs = cluster.of_user()
+    assert theirs.address == os.environ["RAY_ADDRESS"]
+    assert [(node.cores, node.is_this) for node in theirs.nodes] == [(1, True)]
+    assert cluster.living(theirs) == theirs.nodes
+    try:
+        cluster.connect(ours)
+        print("connected to two")
+    except EngineUnavailable as error:
+        assert "connected to the Ray cluster at 10.78.0.1:6400, and a" in str(error)
+    cluster.disconnect()
+    cluster.connect(ours)
+    import ray
+    assert ray.get_runtime_context().gcs_address == "10.78.0.1:2718"
+    there = cluster.on_node(lambda: os.getpid(), ours.nodes[0].node_id)
+    assert ray.get(there.remote()) != os.getpid()
+    cluster.disconnect()
+"""
+    environment = {**home, "RAY_ADDRESS": "10.78.0.1:6400"}
+    used = two_hosts.run_on(1, [sys.executable, "-c", program], env=environment)
     found = two_hosts.run_on(1, "cat $TMPDIR/ray/ray_current_cluster")  # what ray.init() reads
     assert two_hosts.run_on(1, weft("close"), env=KEY).code == 0
     left = two_hosts.processes(1)
     two_hosts.clean()
+    assert (used.code, used.out) == (0, ""), used
     assert found.out.strip() == "10.78.0.1:6400", found
     servers = {one.pid for one in left if "gcs_server" in one.command or "raylet/" in one.command}
     assert len(servers) == 2
     assert servers <= theirs
     assert not [one for one in left if "weft" in one.command.partition("/bin/")[2]]
+
+
+def test_folders_of_nodes_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray makes sockets in them; private ones."""
+    long = tmp_path / ("x" * 40)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = Path(node._make_folder())
+    try:
+        assert folder.parent == Path("/tmp")
+        session = "session_2026-11-19_20-20-38_884732_4194304/sockets/plasma_store"
+        assert len(f"{folder}/{session}") <= 107
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        folder.rmdir()

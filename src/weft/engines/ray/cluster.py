@@ -343,6 +343,15 @@ def connect(cluster: Cluster) -> None:
             _node_ip_address=own,
         )
     _connected = True
+    _silence(ray)
+
+
+def _silence(ray: Any) -> None:
+    """Keep Ray from printing to the user's stdout what becomes of its processes, page by page, as
+    it does until it disconnects. What is lost is for weft to tell."""
+    worker = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
 
 
 def on_node(function: Callable[[], Any], node_id: str) -> Any:
@@ -358,6 +367,7 @@ def disconnect() -> None:
     if _connected:
         _connected = False
         load_ray().shutdown()
+        _reread_settings()
 
 
 #: whether this process is connected, and by `connect`
@@ -386,10 +396,15 @@ def _settings(token: str | None) -> Iterator[None]:
         return
     settings = {**_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     with _environment(settings):
-        raylet: Any = importlib.import_module("ray._raylet")
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
+        _reread_settings()
         yield
+
+
+def _reread_settings() -> None:
+    """Have Ray read its variables again: it keeps what they were when it was imported."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager

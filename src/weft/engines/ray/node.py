@@ -45,8 +45,9 @@ _START, _RAY_ENDS, _END = 90.0, 5.0, 10.0
 _LOOK = 0.05
 #: seconds for the watcher to answer
 _ANSWER = 5.0
-#: the longest path of a folder in which Ray's sockets have names that Unix sockets can have
-_LONGEST = 107 - 60
+#: the longest path of a folder in which Ray's sockets have names that Unix sockets can have; of
+#: that, what a folder's own name takes
+_LONGEST, _NAME = 107 - 64, 14
 #: ports of a node, counted from the cluster's port: where others reach it, and those of its workers
 RAYLET, OBJECTS, RUNTIME_ENV, _AGENTS, WORKERS = 1, 2, 3, (4, 5, 6), (10, 59)
 #: the part of this machine's memory that objects on their way may take, and Ray's least
@@ -226,6 +227,8 @@ RAY_SETTINGS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "2",
+    # who ends a node does not wait for what runs there
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # the seconds for which a node outlives the first one
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     # niceness, memory and GPUs of workers are weft's
@@ -405,7 +408,7 @@ def _user_of(connection: socket.socket) -> int:
 
 def _make_folder() -> str:
     """Make the folder of a node. Raises LaunchError."""
-    bases = [base for base in (tempfile.gettempdir(), "/tmp") if len(base) + 14 <= _LONGEST]
+    bases = [base for base in (tempfile.gettempdir(), "/tmp") if len(base) + _NAME <= _LONGEST]
     try:
         return tempfile.mkdtemp(prefix="weft-", dir=bases[0])
     except OSError as error:
