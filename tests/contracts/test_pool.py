@@ -38,9 +38,24 @@ def lives_here(one: Process) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-CASES = [("serial", 1), ("local", 1), ("local", 2), ("local", 4)]
+def lives_there(one: Process) -> bool:
+    """Whether a process of any host of the cluster runs."""
+    host, pid = one
+    pool = make_pool("ray", 4)
+    found = by_index(run(pool, lambda _: (process()[0], Path(f"/proc/{pid}").exists()), range(4), one_each=True))
+    return dict(found)[host]
+
+
+#: where these tests run on a host of a cluster (test_pool_over_hosts.py), its engine's pools
+OVER_HOSTS = os.environ.get("WEFT_TEST_POOLS") == "ray"
+SHARES = OVER_HOSTS  # actors are started once
+CASES = [("ray", 4)] if OVER_HOSTS else [("serial", 1), ("local", 1), ("local", 2), ("local", 4)]
 #: by engine: whether one of its processes, on whatever host, runs
-LIVES: dict[str, Callable[[Process], bool]] = {"serial": lives_here, "local": lives_here}
+LIVES: dict[str, Callable[[Process], bool]] = {
+    "serial": lives_here,
+    "local": lives_here,
+    "ray": lives_there,
+}
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{size}" for name, size in CASES])

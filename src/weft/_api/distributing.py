@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,6 @@ from weft._api.mapping import (
     Options,
     make_pool,
     put_all,
-    share_of_cores,
 )
 from weft._core.arguments import validate_count
 from weft._core.items import (
@@ -29,8 +27,7 @@ from weft._core.items import (
     validate_callable,
 )
 from weft._core.partition import part_of
-from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue, format_bytes
-from weft.resources import visible_gpus
+from weft.errors import AlreadyFinished, InvalidType, InvalidValue, format_bytes
 
 if TYPE_CHECKING:
     from weft._core.arithmetic import Array
@@ -57,7 +54,7 @@ def distribute(
     progress: bool | str = False,
     timeout_each: float | None = None,
 ) -> DistributedFunction:
-    """Return `fun` as a function that uses all cores of this machine.
+    """Return `fun` as a function that uses all cores of this machine, and of others.
 
     Call the result with a list to get the list of results, with an array to split it along its last
     axis and join what comes back, or with None to call `fun` once in every worker.
@@ -72,18 +69,21 @@ def distribute(
 
     shared_data   a dict that every call gets: `fun(x, shared_data)`. Its arrays lie in read-only
                   shared memory, once for all workers.
-    max_cpu       the most workers; there are no more than cores. -1: one for each core.
-    max_gpu       the most GPUs, if any are used.
-    gpu_policy    "no_gpu"; "prefer_gpu" or, on one machine the same, "require_all": if there are
-                  GPUs, one worker for each, which sees only this one. A parameter `use_gpu` of
-                  `fun` says which it is.
+    max_cpu       the most workers of this machine; there are no more than cores. -1: one for each.
+    max_gpu       the most GPUs of this machine, if any are used.
+    gpu_policy    "no_gpu"; "prefer_gpu": only GPUs, as soon as any machine has one; "require_all":
+                  GPUs if every machine has one, else CPUs, with a warning. There is one worker for
+                  each GPU, which sees only this one. A parameter `use_gpu` of `fun` says which it
+                  is.
+    machines      names of other machines that take part, after `weft open` there and here.
+    port          the port of their cluster, 2718 by default.
     named_pipe    True or a name: the workers come from `weft open --pipe NAME`.
     accept_lists  `fun` takes a list and returns one: each worker gets its items in one call.
     endaftercall  whether the result can be called only once.
     verbose       print which worker ran what, for how long, and how many bytes moved; show a bar.
     seed, retries, retry_on, progress, timeout_each  as in `weft.map`.
 
-    Raises InvalidType, InvalidValue; EngineUnavailable for `machines` and `port` (a later release).
+    Raises InvalidType, InvalidValue; MachineUnavailable, which lists what is wrong with machines.
     """
     return DistributedFunction(
         fun,
@@ -105,29 +105,17 @@ def distribute(
     )
 
 
-def _other_machines_error(machines: object, port: object) -> EngineUnavailable:
-    given = f"machines={machines!r}" if machines else f"port={port!r}"
-    return EngineUnavailable(
-        f"distribute({given}): other machines come with a later release of weft; leave it out to "
-        "use this one"
-    )
+def _validate_cap(max_cpu: int | None) -> int | None:
+    if max_cpu is None or max_cpu == ALL_CORES:
+        return None
+    return validate_count(max_cpu, "distribute", "max_cpu", least=1)
 
 
-def _size(max_cpu: int | None) -> int:
-    if max_cpu == ALL_CORES:
-        max_cpu = None
-    if max_cpu is not None:
-        max_cpu = validate_count(max_cpu, "distribute", "max_cpu", least=1)
-    return min(max_cpu or sys.maxsize, share_of_cores())
-
-
-def _gpus(policy: str, most: int | None) -> list[str]:
-    if most is not None:
-        most = validate_count(most, "distribute", "max_gpu", least=0)
+def _validate_policy(policy: str) -> str:
     if policy not in POLICIES:
         known = ", ".join(map(repr, POLICIES))
         raise InvalidValue(f"distribute(gpu_policy={policy!r}): expected one of {known}")
-    return [] if policy == "no_gpu" else visible_gpus(os.environ)[:most]
+    return policy
 
 
 class DistributedFunction:
@@ -162,17 +150,25 @@ class DistributedFunction:
             timeout_each=timeout_each,
         ).validate("distribute")
         validate_callable(fun, "distribute(fun)")
-        if machines or port is not None:
-            raise _other_machines_error(machines, port)
-        gpus = _gpus(gpu_policy, max_gpu)
-        self._pool = make_pool(None, _size(max_cpu), gpus=gpus, named_pipe=named_pipe)
+        self._pool = make_pool(
+            None,
+            None,
+            machines=machines,
+            port=port,
+            gpu_policy=_validate_policy(gpu_policy),
+            max_cpu=_validate_cap(max_cpu),
+            max_gpu=None
+            if max_gpu is None
+            else validate_count(max_gpu, "distribute", "max_gpu", least=0),
+            named_pipe=named_pipe,
+        )
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._accept_lists, self._endaftercall = accept_lists, endaftercall
         self._verbose = verbose
         data = put_all(self._pool, self._options.shared_data)
         self._takes_an_item = takes_an_item(fun, besides=0 if data is None else 1)
-        bound = bind(fun, shared_data=data, use_gpu=bool(gpus))
+        bound = bind(fun, shared_data=data, use_gpu=self._pool.uses_gpus)
         self._on_items = self._pool.prepare(bound)
         self._on_others = self._pool.prepare(Unwrapping(bound))
         self._over = ""

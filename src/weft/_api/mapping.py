@@ -51,6 +51,8 @@ def map(  # what the built-in does, on all cores
     n: int | None = None,
     gpus: int | None = None,
     engine: str | None = None,
+    machines: Sequence[str] | None = None,
+    port: int | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
     retries: int = 0,
@@ -76,7 +78,10 @@ def map(  # what the built-in does, on all cores
     n             the number of workers; by default, and with -1, one for each core.
     gpus          the most GPUs to use: one worker for each, which sees only this one. Without GPUs
                   the cores are used. A parameter `use_gpu` of `fun` says which it is.
-    engine        "local", or "serial": in this process, for debugging.
+    engine        "local"; "serial": in this process, for debugging; "ray": on all hosts of a
+                  cluster.
+    machines      names of other machines that take part, after `weft open` there and here; port is
+                  that of their cluster, 2718 by default.
     shared_data   a dict that every call gets: `fun(item, shared_data)`. Its arrays lie in read-only
                   shared memory, once for all workers.
     seed          seeds `random`, NumPy and torch before each item from (seed, index of the item),
@@ -104,6 +109,8 @@ def map(  # what the built-in does, on all cores
         n=n,
         gpus=gpus,
         engine=engine,
+        machines=machines,
+        port=port,
         shared_data=shared_data,
         seed=seed,
         retries=retries,
@@ -123,6 +130,8 @@ def map_async(
     n: int | None = None,
     gpus: int | None = None,
     engine: str | None = None,
+    machines: Sequence[str] | None = None,
+    port: int | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
     retries: int = 0,
@@ -146,6 +155,8 @@ def map_async(
         n=n,
         gpus=gpus,
         engine=engine,
+        machines=machines,
+        port=port,
         shared_data=shared_data,
         seed=seed,
         retries=retries,
@@ -191,6 +202,8 @@ class Options(NamedTuple):
     n: int | None = None
     gpus: int | None = None
     engine: str | None = None
+    machines: Sequence[str] | None = None
+    port: int | None = None
     shared_data: Mapping[str, Any] | None = None
     seed: int | None = None
     retries: int = 0
@@ -269,15 +282,20 @@ class Map:
     ) -> None:
         """Prepare a map; `spread` says that an item is a tuple of arguments."""
         from weft._core.items import Job, bind
-        from weft.resources import visible_gpus
 
-        gpus = visible_gpus(os.environ)[: options.gpus] if options.gpus else []
-        self.pool = make_pool(options.engine, options.n, gpus=gpus)
+        self.pool = make_pool(
+            options.engine,
+            options.n,
+            machines=options.machines,
+            port=options.port,
+            gpu_policy="prefer_gpu" if options.gpus else "no_gpu",
+            max_gpu=options.gpus,
+        )
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.progress = options.progress
         data = put_all(self.pool, options.shared_data)
         plain = data is None and options.gpus is None and not spread
-        bound = fun if plain else bind(fun, shared_data=data, use_gpu=bool(gpus), spread=spread)
+        bound = fun if plain else bind(fun, shared_data=data, use_gpu=self.pool.uses_gpus, spread=spread)
         self.job = Job(
             self.pool.prepare(bound),
             items,
@@ -536,18 +554,78 @@ def make_pool(
     engine: str | None,
     size: int | None,
     *,
-    gpus: Sequence[str] = (),
+    machines: Sequence[str] | None = None,
+    port: int | None = None,
+    gpu_policy: str = "no_gpu",
+    max_cpu: int | None = None,
+    max_gpu: int | None = None,
     named_pipe: bool | str | None = None,
 ) -> Pool:
-    """Return a pool of `size` workers, by default one for each core; with `gpus` one for each."""
+    """Return a pool of `size` workers, by default one for each core; if GPUs are used, one for
+    each. `max_cpu` and `max_gpu` are caps for this machine.
+
+    Raises InvalidType, InvalidValue, and what the engine raises."""
     from weft.engines.base import PoolOptions
 
+    size = validate_size(size)
+    names = validate_machines(machines, port, engine, named_pipe)
     # only an engine that launches has named pipes
     offer = "pool" if named_pipe is None or named_pipe is False else "launch"
-    row = registry.choose(engine, offer)
-    options = PoolOptions(validate_size(size), share_of_cores(), gpus, named_pipe)
-    pool: Pool = row.load().make_pool(options)
+    row = registry.choose("ray" if names else engine, offer)
+    over_hosts = "machines" in row.offers
+    gpus: Sequence[str] = ()
+    if not over_hosts and gpu_policy != "no_gpu":
+        from weft.resources import visible_gpus
+
+        gpus = visible_gpus(os.environ)[:max_gpu]
+    cores = share_of_cores()
+    if not over_hosts and max_cpu is not None:
+        size = min(max_cpu, cores)
+    pool: Pool = row.load().make_pool(
+        PoolOptions(
+            size,
+            cores,
+            gpus,
+            named_pipe,
+            machines=names,
+            port=port,
+            max_cpu=max_cpu,
+            max_gpu=max_gpu,
+            gpu_policy=gpu_policy,
+        )
+    )
     return pool
+
+
+def validate_machines(
+    machines: object, port: object, engine: str | None, named_pipe: object = None
+) -> tuple[str, ...]:
+    """Return the names of machines. Raises InvalidType, InvalidValue."""
+    names = () if machines is None else machines
+    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+        raise InvalidType(
+            f"machines={machines!r}: expected a list of names, for example machines=['bob', 'jim']"
+        )
+    if any(not name.strip() for name in names):
+        raise InvalidValue(f"machines={machines!r}: expected names of machines, got an empty one")
+    if names and engine not in (None, "ray"):
+        raise InvalidValue(
+            f"machines={machines!r} with engine={engine!r}: other machines are used by the engine "
+            "'ray'; leave engine= away"
+        )
+    if names and named_pipe is not None and named_pipe is not False:
+        raise InvalidValue(
+            f"machines={machines!r} with named_pipe={named_pipe!r}: a pipe serves this machine "
+            "alone; pass one of them"
+        )
+    if port is not None:
+        validate_count(port, "machines", "port", least=1)
+        if not names and engine != "ray":
+            raise InvalidValue(
+                f"port={port!r} without machines=: nothing of this machine listens on a port; name "
+                f"the machines:\n    machines=['bob', 'jim'], port={port!r}"
+            )
+    return tuple(names)
 
 
 #: the number of workers that means one for each core, as None does

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ def imap(
     n: int | None = None,
     gpus: int | None = None,
     engine: str | None = None,
+    machines: Sequence[str] | None = None,
+    port: int | None = None,
     shared_data: Mapping[str, Any] | None = None,
     seed: int | None = None,
     retries: int = 0,
@@ -84,6 +86,8 @@ def imap(
         n=n,
         gpus=gpus,
         engine=engine,
+        machines=machines,
+        port=port,
         shared_data=shared_data,
         seed=seed,
         retries=retries,

@@ -3,7 +3,8 @@
     Job  --a pool-->  Finished, chunk by chunk, in any order  --Collected-->  all results, in order
                                                               --Delivery-->   one result at a time
 
-In this order: `Job`, `Finished`, `Collected`, `Delivery`, and the `Window` of a stream; `bind` and
+In this order: `Job`, `Finished`, `Collected`, `Delivery`, and the `Window` of a stream; the
+`Supply` of a job whose items come and go while it runs; `bind` and
 the callables that it makes of a user's function; the items that stand for something else: `Zipped`,
 `NOTHING` and `ColumnSlice`. NumPy takes long to load and is not needed here, so the code that cuts
 arrays is in `partition.py`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -47,6 +49,8 @@ class Job(NamedTuple):
     window: Window | None = None
     #: tells whether the job was cancelled; None if it cannot be
     cancelled: Callable[[], bool] | None = None
+    #: of `timeout`, the seconds that had passed when the pool got the job
+    elapsed: float = 0.0
 
 
 class Finished(NamedTuple):
@@ -197,6 +201,81 @@ class Window:
         if enough:
             self._resume = math.inf
         return enough
+
+
+class Supplied(NamedTuple):
+    """Consecutive items that a job is given to run."""
+
+    #: the index of the first
+    first: int
+    items: list[Any]
+    #: how often they were run before
+    runs: int = 0
+
+
+class Supply:
+    """The items of a job that come while it runs, and that can be taken back until they begin.
+
+    A pool draws from it as from any items. Somebody else, in another thread, adds items under the
+    indexes that they have among all, takes back the last ones, and closes it when no more come.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Supplied] = deque()
+        self._count = 0
+        #: whether no more items come
+        self.closed = False
+        #: wakes who carries out the job
+        self.wake: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        """Return how many items wait to be drawn."""
+        return self._count
+
+    def add(self, supplied: Supplied) -> None:
+        """Add items after the others."""
+        with self._lock:
+            self._waiting.append(supplied)
+            self._count += len(supplied.items)
+        self.wake()
+
+    def close(self) -> None:
+        """Add no more items: the job ends with those that are here."""
+        self.closed = True
+        self.wake()
+
+    def draw(self, most: int) -> Supplied | None:
+        """Remove the first items, at most so many, and return them; None if none wait."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            found = self._waiting.popleft()
+            if len(found.items) > most:
+                rest = found._replace(first=found.first + most, items=found.items[most:])
+                self._waiting.appendleft(rest)
+                found = found._replace(items=found.items[:most])
+            self._count -= len(found.items)
+            return found
+
+    def take_back(self, most: int) -> list[range]:
+        """Remove the last items, at most so many. Return their indexes."""
+        taken: list[range] = []
+        with self._lock:
+            while most > 0 and self._waiting:
+                last = self._waiting.pop()
+                keep = max(0, len(last.items) - most)
+                if keep:
+                    self._waiting.append(last._replace(items=last.items[:keep]))
+                taken.append(range(last.first + keep, last.first + len(last.items)))
+                most -= len(taken[-1])
+                self._count -= len(taken[-1])
+        return taken[::-1]
+
+    def spans(self) -> list[range]:
+        """Return the indexes of the items that wait."""
+        with self._lock:
+            return [range(one.first, one.first + len(one.items)) for one in self._waiting]
 
 
 def validate_callable(function: object, form: str) -> None:

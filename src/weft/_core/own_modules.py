@@ -52,7 +52,12 @@ def is_own(name: str, module: object) -> bool:
     if not isinstance(module, ModuleType) or name in _SCRIPT:
         return False
     file = vars(module).get("__file__")
-    if not isinstance(file, str) or not file.endswith((".py", ".pyc")):
+    return isinstance(file, str) and is_own_file(name, file)
+
+
+def is_own_file(name: str, file: str) -> bool:
+    """Return whether a file is that of a module of the user's."""
+    if not file.endswith((".py", ".pyc")):
         return False
     if name.partition(".")[0] in _WEFT or file.startswith(_LIBRARY):
         return False

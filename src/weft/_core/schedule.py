@@ -8,7 +8,8 @@ of what is left (guided self-scheduling), unless that takes less time than sendi
 Should items of a chunk prove long all the same, its worker gives back those that it has not begun:
 so others run them, and the workers end together.
 
-Of a stream, whose results are consumed one by one, no more is drawn than its `Window` allows.
+Of a stream, whose results are consumed one by one, no more is drawn than its `Window` allows. Items
+of a `Supply` have the indexes that they come with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
-from weft._core.items import Window, at_hand
+from weft._core.items import Supply, Window, at_hand
 
 #: seconds that a chunk should take: some thirty times what sending it costs
 _SECONDS = 0.003
@@ -91,7 +92,7 @@ class Schedule:
 
     def __init__(
         self,
-        items: Iterable[Any],
+        items: Iterable[Any] | Supply,
         workers: int,
         *,
         retries: int = 0,
@@ -110,10 +111,12 @@ class Schedule:
         """
         #: how many items there are in all; None while that is not known. Until the iterator has
         #: ended it is what their length says, which may be wrong
-        self.total = len(items) if isinstance(items, Sized) else None
-        self._items: Iterator[Any] = iter(items)
+        self._supply = items if isinstance(items, Supply) else None
+        known = isinstance(items, Sized) and self._supply is None
+        self.total = len(items) if known else None  # type: ignore[arg-type]
+        self._items: Iterator[Any] = iter(() if isinstance(items, Supply) else items)
         #: whether items can be drawn without waiting
-        self.at_hand = at_hand(items)
+        self.at_hand = self._supply is not None or at_hand(items)
         #: draws items that may be slow to come; no method of this object, which would hold itself
         self._draw = feed(self._items) if feed is not None and not self.at_hand else None
         #: whether the next item was asked for and has not come yet, or may not be drawn yet
@@ -144,6 +147,8 @@ class Schedule:
             return self._again.popleft()
         if self._ended:
             return None
+        if self._supply is not None:
+            return self._next_supplied(self._supply)
         if self.exhausted:  # as its length says: one more is only asked for
             size = 1
         else:
@@ -164,6 +169,19 @@ class Schedule:
             self.total = None
         return chunk
 
+    def _next_supplied(self, supply: Supply) -> Chunk | None:
+        closed = supply.closed  # before: what is added first is seen
+        found = supply.draw(self._size())
+        self.waiting = found is None and not closed
+        if found is None:
+            self._ended = closed
+            return None
+        self._taken += len(found.items)
+        if found.runs:
+            for index in range(found.first, found.first + len(found.items)):
+                self._runs[index] = found.runs
+        return Chunk(found.first, found.items)
+
     def put_back(self, chunk: Chunk) -> None:
         """Have `next` return a chunk again, before all others."""
         self._again.appendleft(chunk)
@@ -183,7 +201,14 @@ class Schedule:
     @property
     def exhausted(self) -> bool:
         """Return whether no chunk is left, as far as is known."""
+        if self._supply is not None:
+            return not self._again and not self._supply
         return not self._again and self.total is not None and self._taken >= self.total
+
+    @property
+    def ends_unknown(self) -> bool:
+        """Return whether nobody knows how many items an iterator would still give."""
+        return self.total is None and self._supply is None
 
     @property
     def taken(self) -> int:
@@ -196,7 +221,7 @@ class Schedule:
         spans = [range(chunk.first, chunk.first + len(chunk.items)) for chunk in self._again]
         if self.total is not None and self._taken < self.total:
             spans.append(range(self._taken, self.total))
-        return spans
+        return spans + (self._supply.spans() if self._supply is not None else [])
 
     def _draw_here(self, size: int) -> list[Any]:
         if self.at_hand:
@@ -275,7 +300,7 @@ class Schedule:
         if self._singly or (self._window is not None and not cost.is_known):
             return 1
         if not cost.is_known:
-            return max(1, (self.total or 0) // (_FIRST * self._workers))
+            return max(1, self._known() // (_FIRST * self._workers))
         size = int(_SECONDS / max(cost.seconds, 1e-9))
         if not self._expected.is_known:
             size = min(size, self._longest * _GROWTH)
@@ -290,10 +315,14 @@ class Schedule:
     def _share(self, seconds: float) -> int:
         """Return the most that one worker gets of items that take so long: nothing that it has is
         given to another later."""
-        if self.total is None:  # of what is to come perhaps as much as has ended
+        if self.ends_unknown:  # of what is to come perhaps as much as has ended
             return self._done // self._workers
         if not self._done:  # earlier jobs say little of these items
-            return -(-self.total // self._workers)
-        left = self.total - self._taken
+            return -(-self._known() // self._workers)
+        left = self._known() - self._taken
         worth_sending = int(_SENDING / max(seconds, 1e-9))
         return max(-(-left // self._workers), min(worth_sending, TIMED))
+
+    def _known(self) -> int:
+        """Return how many items there are, as far as is known now."""
+        return self.total or 0 if self._supply is None else self._taken + len(self._supply)

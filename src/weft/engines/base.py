@@ -354,6 +354,8 @@ class Pool(ABC):
     size: int
     #: whether `run` computes in the thread that asks it for the next chunk, and only then
     computes_here = False
+    #: whether each worker has a GPU
+    uses_gpus = False
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -479,6 +481,14 @@ class PoolOptions:
     gpus: Sequence[str] = ()
     #: the pipe that serves the workers, True for the default one; None, False: this process does
     named_pipe: bool | str | None = None
+    #: of an engine over hosts: the other machines, or all of a cluster, and the cluster's port
+    machines: Sequence[str] = ()
+    port: int | None = None
+    #: the most cores and GPUs of this machine
+    max_cpu: int | None = None
+    max_gpu: int | None = None
+    #: "no_gpu", "prefer_gpu" or "require_all": of all machines
+    gpu_policy: str = "no_gpu"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,6 +104,12 @@ def of_members(address: str, members: Iterable[Member], token: str, own: str) ->
     """Return a cluster with these nodes, each once; `own` is this machine's address."""
     nodes = {member.node_id: _node(member, own) for member in members}
     return Cluster(address, tuple(nodes.values()), token)
+
+
+def is_the_users() -> bool:
+    """Return whether this process is connected to a cluster by the user, and not by weft."""
+    ray = sys.modules.get("ray")
+    return ray is not None and not _connected and bool(ray.is_initialized())
 
 
 def of_user() -> Cluster:

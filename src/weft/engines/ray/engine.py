@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-from weft.errors import EngineUnavailable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.engines.base import Pool, PoolOptions
-    from weft.engines.ray.cluster import Cluster
+    from weft.engines.ray.actors import Place
+    from weft.engines.ray.cluster import Cluster, Node
+    from weft.engines.ray.opening import PrivateNode
 
 
 def open_node(
@@ -72,8 +75,74 @@ def status() -> Iterator[str]:
 
 
 def make_pool(options: PoolOptions) -> Pool:
-    """Raise EngineUnavailable: maps over machines are not there yet."""
-    raise EngineUnavailable("engine='ray' is not part of this release; use 'local' for one machine")
+    """Return a pool of workers on this machine and others. Raises MachineUnavailable, which lists
+    what is wrong with any of them, EngineUnavailable, LaunchError."""
+    from weft.engines.ray import placement
+    from weft.engines.ray.actors import Actors
+    from weft.engines.ray.pool import RayPool
+
+    reached = _reach(options)
+    places, uses_gpus = placement.place(reached.nodes, options)
+    if options.gpu_policy == "require_all" and not uses_gpus:
+        _warn_of_cpus(placement.lacking(reached.nodes, options))
+    addresses = {node.address for node in reached.nodes}
+
+    def place_later(node: Node) -> Place | None:
+        if options.machines and node.address not in addresses:
+            return None
+        return placement.place_later(node, options, uses_gpus=uses_gpus)
+
+    return RayPool(Actors(reached, places, place_later), uses_gpus=uses_gpus)
+
+
+#: seconds in which all machines are to answer
+_REACH = 10.0
+#: what was reached last, by what was asked for
+_reached: dict[tuple[Any, ...], Cluster] = {}
+#: the node that this process has started for itself
+_private: PrivateNode | None = None
+
+
+def _reach(options: PoolOptions) -> Cluster:
+    """Return a cluster to which this process is connected. Machines that were reached before and
+    live are not asked again."""
+    from weft.engines.ray import actors, cluster
+
+    asked = (options.machines, options.port, os.environ.get("RAY_ADDRESS"))
+    known = _reached.get(asked)
+    if known is None or not actors.is_up_to_date(known):
+        named = options.machines or options.port is not None
+        known = cluster.reach(options.machines, options.port, timeout=_REACH) if named else _any()
+        _reached.clear()
+        _reached[asked] = known
+    cluster.connect(known)
+    return known
+
+
+def _any() -> Cluster:
+    """Return the user's own cluster of Ray, all of that which this machine is in, or one of this
+    process's own."""
+    global _private
+    from weft.engines.ray import cluster, node, opening
+
+    if os.environ.get("RAY_ADDRESS") or cluster.is_the_users():
+        return cluster.of_user()
+    if node.find() is not None:
+        known = cluster.reach((), None, timeout=_REACH)
+        return replace(known, nodes=cluster.living(known))
+    if _private is None:
+        _private = opening.PrivateNode()
+    return _private.cluster
+
+
+def _warn_of_cpus(lacking: list[str]) -> None:
+    from weft._core.failures import warn_caller
+
+    if lacking:
+        warn_caller(
+            f"gpu_policy='require_all': {', '.join(lacking)} has no GPU that may be used, so all "
+            "machines use their CPUs; 'prefer_gpu' uses the GPUs of those that have some"
+        )
 
 
 def prestart() -> None:
@@ -81,4 +150,14 @@ def prestart() -> None:
 
 
 def close() -> None:
-    """End nothing: nodes are ended by `close_node`."""
+    """End the actors of this process, its connection to a cluster, and the node that it has started
+    for itself. Nodes that were opened are ended by `close_node`."""
+    global _private
+    _reached.clear()
+    if actors := sys.modules.get("weft.engines.ray.actors"):
+        actors.close_all()
+    if cluster := sys.modules.get("weft.engines.ray.cluster"):
+        cluster.disconnect()
+    private, _private = _private, None
+    if private is not None:
+        private.close()

@@ -48,6 +48,13 @@ class Captured:
     def __init__(self, state: State) -> None:
         self.state = state
 
+    @classmethod
+    def received(cls, data: bytes, **changes: Any) -> Captured:
+        """Return the state that a driver on another host has sent, with what differs here."""
+        captured = cls(load(data)._replace(**changes))
+        captured.data = pickling.dumps(tuple(captured.state))  # its filters are by name already
+        return captured
+
     @cached_property
     def data(self) -> bytes:
         filters = forwarded_warnings.by_name(self.state.filters)

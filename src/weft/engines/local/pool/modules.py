@@ -118,7 +118,9 @@ os.register_at_fork(after_in_child=_in_child)
 class SentModules:
     """What a worker has been told of the driver's modules."""
 
-    def __init__(self) -> None:
+    def __init__(self, payload: Callable[[], Payload] = lambda: Payload(owned=True)) -> None:
+        """Send values as payloads that `payload` makes."""
+        self._payload = payload
         self._known: dict[str, ModuleDigests] = {}
         #: the attributes that it has as its own import made them, and why they cannot be sent
         self._unsent: dict[str, str] = {}
@@ -164,7 +166,7 @@ class SentModules:
         *,
         first: bool = False,
     ) -> Update:
-        update, unsent = make_update(changes, deleted, first=first)
+        update, unsent = make_update(changes, deleted, first=first, make=self._payload)
         self._unsent.update(unsent)
         return update
 
@@ -220,7 +222,11 @@ def _holds_data(value: Any, around: list[Any]) -> bool:
 
 
 def make_update(
-    changes: Mapping[Attribute, Change], deleted: list[Attribute], *, first: bool = False
+    changes: Mapping[Attribute, Change],
+    deleted: list[Attribute],
+    *,
+    first: bool = False,
+    make: Callable[[], Payload] = lambda: Payload(owned=True),
 ) -> tuple[Update, dict[str, str]]:
     """Return the message with these changes, or with the reason why they cannot be sent.
 
@@ -229,7 +235,7 @@ def make_update(
     which a part is compared, with the reason why they cannot be sent.
     """
     try:
-        payload, changes, unsent = _pack(changes, first)
+        payload, changes, unsent = _pack(changes, first, make)
     except Exception as error:  # a class's own pickling may raise anything
         if is_interrupt(error):
             raise
@@ -244,17 +250,17 @@ def make_update(
 
 
 def _pack(
-    changes: Mapping[Attribute, Change], first: bool
+    changes: Mapping[Attribute, Change], first: bool, make: Callable[[], Payload]
 ) -> tuple[Payload, Mapping[Attribute, Change], dict[str, str]]:
     """Pack new values. Return also those that were packed, and those of the others of which a part
     is compared, with the reason."""
     unsent: dict[str, str] = {}
     try:
-        return _packed(changes), changes, unsent
+        return _packed(changes, make), changes, unsent
     except Exception as error:
         if is_interrupt(error):
             raise
-        left_out = [one for one in changes if not _can_be_sent(changes, one)]
+        left_out = [one for one in changes if not _can_be_sent(changes, one, make)]
         for module, name in left_out:
             change = changes[module, name]
             if not (change.opaque or (first and is_foreign(change.value))):
@@ -264,10 +270,14 @@ def _pack(
         if not left_out:
             raise
     changes = {one: change for one, change in changes.items() if one not in left_out}
-    return _packed(changes), changes, unsent
+    return _packed(changes, make), changes, unsent
 
 
-def _packed(changes: Mapping[Attribute, Change], only: Attribute | None = None) -> Payload:
+def _packed(
+    changes: Mapping[Attribute, Change],
+    make: Callable[[], Payload],
+    only: Attribute | None = None,
+) -> Payload:
     """Pack new values, or one of them."""
 
     class Pickler(ByValuePickler):
@@ -276,7 +286,7 @@ def _packed(changes: Mapping[Attribute, Change], only: Attribute | None = None) 
             id(change.value): attribute for attribute, change in changes.items() if change.in_place
         }
 
-    payload = Payload(owned=True)
+    payload = make()
     try:
         chosen = changes if only is None else (only,)
         values = {one: (changes[one].value, changes[one].in_place) for one in chosen}
@@ -287,9 +297,11 @@ def _packed(changes: Mapping[Attribute, Change], only: Attribute | None = None) 
     return payload
 
 
-def _can_be_sent(changes: Mapping[Attribute, Change], attribute: Attribute) -> bool:
+def _can_be_sent(
+    changes: Mapping[Attribute, Change], attribute: Attribute, make: Callable[[], Payload]
+) -> bool:
     try:
-        _packed(changes, attribute).release()
+        _packed(changes, make, attribute).release()
     except Exception as error:
         if is_interrupt(error):
             raise
@@ -300,52 +312,26 @@ def _can_be_sent(changes: Mapping[Attribute, Change], attribute: Attribute) -> b
 # in the worker
 
 
-class LoadedModules:
-    """The modules that the driver has told this worker of."""
+class Loaded:
+    """The modules that the driver has told this process of."""
 
-    def __init__(self, frames: Frames, send: Callable[[Outdated], None]) -> None:
-        self._frames, self._send = frames, send
-        #: messages that came while it waited for Update
-        self._waiting: deque[Message] = deque()
+    def __init__(self) -> None:
         #: the digests of those that could not be imported yet
         self._later: dict[str, dict[str, bytes]] = {}
-        #: why the next chunk cannot be run
+        #: why what comes next cannot be run
         self._failure: Failure | None = None
-
-    def receive(self) -> Message | None:
-        """Return the driver's next message. Raises Closed, also if there was none for long."""
-        message = self._waiting.popleft() if self._waiting else self._frames.receive()
-        if message is None and not self._frames.incomplete:
-            raise Closed("nobody has needed this worker for long")
-        return message
-
-    def take(self, message: Modules | Update) -> None:
-        """Compare modules with the driver's, or change them. Raises Closed."""
-        if isinstance(message, Update):
-            self._update(message)
-            return
-        outdated = self._compare(message.digests)
-        if outdated:
-            self._send(Outdated(outdated))
-            while not isinstance(answer := self._frames.receive(), Update):
-                if answer is not None:  # nothing has come for long
-                    self._waiting.append(answer)
-            self._update(answer)
-
-    def failure(self) -> Failure | None:
-        """Return why the next chunk cannot be run, if it cannot. Raises Closed."""
-        # modules that could not be imported, and have been since
-        loaded = {name: one for name, one in self._later.items() if name in sys.modules}
-        if loaded:
-            self.take(Modules(loaded))
-        failure, self._failure = self._failure, None
-        return failure
 
     def forget(self) -> None:
         """Forget what it was told of modules that it could not import, as the driver does."""
         self._later.clear()
 
-    def _update(self, update: Update) -> None:
+    def take_failure(self) -> Failure | None:
+        """Return why what comes next cannot be run, if it cannot, and forget that."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def update(self, update: Update) -> None:
+        """Set and delete attributes of modules as the driver says."""
         if update.failure is not None:
             self._failure = update.failure
             return
@@ -354,7 +340,7 @@ class LoadedModules:
         except BaseException as error:  # modules that it imports may raise anything
             self._failure = describe(error)
 
-    def _compare(self, digests: Mapping[str, dict[str, bytes]]) -> dict[str, list[str]]:
+    def compare(self, digests: Mapping[str, dict[str, bytes]]) -> dict[str, list[str]]:
         """Import modules, delete attributes that the driver does not have, and return those that
         are not the driver's."""
         outdated: dict[str, list[str]] = {}
@@ -378,6 +364,44 @@ class LoadedModules:
             if differing:
                 outdated[name] = differing
         return outdated
+
+
+class LoadedModules(Loaded):
+    """The same of a worker, whose driver is at the other end of a connection."""
+
+    def __init__(self, frames: Frames, send: Callable[[Outdated], None]) -> None:
+        super().__init__()
+        self._frames, self._send = frames, send
+        #: messages that came while it waited for Update
+        self._waiting: deque[Message] = deque()
+
+    def receive(self) -> Message | None:
+        """Return the driver's next message. Raises Closed, also if there was none for long."""
+        message = self._waiting.popleft() if self._waiting else self._frames.receive()
+        if message is None and not self._frames.incomplete:
+            raise Closed("nobody has needed this worker for long")
+        return message
+
+    def take(self, message: Modules | Update) -> None:
+        """Compare modules with the driver's, or change them. Raises Closed."""
+        if isinstance(message, Update):
+            self.update(message)
+            return
+        outdated = self.compare(message.digests)
+        if outdated:
+            self._send(Outdated(outdated))
+            while not isinstance(answer := self._frames.receive(), Update):
+                if answer is not None:  # nothing has come for long
+                    self._waiting.append(answer)
+            self.update(answer)
+
+    def failure(self) -> Failure | None:
+        """Return why the next chunk cannot be run, if it cannot. Raises Closed."""
+        # modules that could not be imported, and have been since
+        loaded = {name: one for name, one in self._later.items() if name in sys.modules}
+        if loaded:
+            self.take(Modules(loaded))
+        return self.take_failure()
 
 
 def _apply(update: Update) -> None:

@@ -68,9 +68,14 @@ class Payload:
     """A pickle, and references to the blocks of shared memory that it mentions.
 
     The blocks live as long as this object: should a signal handler raise, they are freed with it.
+    A subclass for receivers that see no memory of this host overrides `reducers`, `put` and
+    `keep_buffer`.
     With `owned=True` the pickle itself holds references, which are in flight: it can be sent and
     forgotten, and the blocks live until the receiver has attached them.
     """
+
+    #: takes the memory of arrays that is not to be in the pickle; None: all is
+    keep_buffer: Callable[[Any], Any] | None = None
 
     def __init__(self, *, owned: bool = False, most: int | None = None) -> None:
         """Allow `most` bytes of large arrays; None: any number."""
@@ -122,15 +127,15 @@ class Payload:
     def dump(self, value: Any) -> bool:
         """Pickle a value with pickle's own pickler. Return whether that is right: not if something
         in it is defined in `__main__`."""
-        pieces = _Pieces()
-        pickler = pickle.Pickler(pieces, _PROTOCOL)
-        pickler.dispatch_table = {**copyreg.dispatch_table, **self._reducers()}
+        pieces = Pieces()
+        pickler = pickle.Pickler(pieces, _PROTOCOL, buffer_callback=self.keep_buffer)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **self.reducers()}
         pickler.dump(value)
         frames = pieces.frames()
         if b"__main__" in frames or b"__mp_main__" in frames:
             return False
         self.modules.update(mentioned_in(frames))
-        self._put(pieces)
+        self.put(pieces)
         return True
 
     def dump_by_value(self, value: Any) -> None:
@@ -140,18 +145,18 @@ class Payload:
     def dump_by(self, kind: Any, value: Any) -> None:
         """Pickle a value with a subclass of cloudpickle's pickler."""
         _send_script_by_value()
-        pieces = _Pieces()
+        pieces = Pieces()
         pickler = kind.__new__(kind)
         pickler.modules = self.modules
         # before __init__, which reads the table
-        pickler.dispatch_table = {**_reducers_by_value(), **self._reducers()}
-        pickler.__init__(pieces, _PROTOCOL)
+        pickler.dispatch_table = {**_reducers_by_value(), **self.reducers()}
+        pickler.__init__(pieces, _PROTOCOL, self.keep_buffer)
         pickler.dump(value)
         self.has_classes = pickler.has_classes
-        self._put(pieces)
+        self.put(pieces)
         self.drop_array_cache()
 
-    def _put(self, pieces: _Pieces) -> None:
+    def put(self, pieces: Pieces) -> None:
         """Keep what a pickler has written: here, or in a block if it is large."""
         self.pickled = sum(memoryview(piece).nbytes for piece in pieces.written)
         if self.pickled < _LARGE:
@@ -162,7 +167,7 @@ class Payload:
         self.data = self._put_in_block(pieces)
         self.shared += self.pickled
 
-    def _put_in_block(self, pieces: _Pieces) -> bytes:
+    def _put_in_block(self, pieces: Pieces) -> bytes:
         """Copy a pickle into a block. Return what stands for it. Raises OutOfMemory."""
         from weft.engines.local.memory import blocks
 
@@ -182,7 +187,8 @@ class Payload:
         """Drop what was kept for a second pickler: the arrays that were copied into blocks."""
         self._reduced.clear()
 
-    def _reducers(self) -> dict[type, Callable[[Any], Any]]:
+    def reducers(self) -> dict[type, Callable[[Any], Any]]:
+        """Return how arrays are pickled, by their class."""
         if "numpy" not in sys.modules:
             return {}
         payload_arrays = _payload_arrays()
@@ -226,7 +232,7 @@ def _reducers_by_value() -> dict[type, Any]:
     return merged
 
 
-class _Pieces:
+class Pieces:
     """The file that a pickler writes to. Long pieces are the pickled objects' own memory."""
 
     def __init__(self) -> None:

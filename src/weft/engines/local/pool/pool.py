@@ -42,7 +42,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weft._core.failures import INTERRUPTED, Failure, restore
-from weft._core.items import Finished, Job, add_note_of_runs, at_hand, not_begun, not_drawn
+from weft._core.items import (
+    Finished,
+    Job,
+    Supply,
+    add_note_of_runs,
+    at_hand,
+    not_begun,
+    not_drawn,
+)
 from weft._core.schedule import MOST_BYTES, UNKNOWN, Chunk, Draw, Schedule, draw_some
 from weft.engines import interruption
 from weft.engines.base import Pool
@@ -90,6 +98,7 @@ class LocalPool(Pool):
     ) -> None:
         """Use `size` workers that share so many cores, or one for each of `gpus`."""
         self._gpus: list[str | None] = list(gpus) or [None] * size
+        self.uses_gpus = bool(gpus)
         self.size = len(self._gpus)
         self._cores = cores
         self._threads = max(1, cores // self.size)
@@ -172,8 +181,11 @@ class Run:
             window=job.window,
             feed=feed,
         )
-        if job.window is not None and wakeup is not None:
-            job.window.wake = wakeup.set
+        if wakeup is not None:
+            if job.window is not None:
+                job.window.wake = wakeup.set
+            if isinstance(job.items, Supply):
+                job.items.wake = wakeup.set
         self._watch_wakeup()
         self._busy: dict[Worker, _Task] = {}
         #: until when their items may run, where these are timed
@@ -580,7 +592,7 @@ class Run:
         for worker in list(self._busy):
             yield from self._lose(worker)
         yield from not_begun(self._schedule.left(), self._job.timeout)
-        if self._schedule.total is None:
+        if self._schedule.ends_unknown:
             yield not_drawn(self._schedule.taken, self._job.timeout)
 
     def _unfinished(
@@ -635,14 +647,16 @@ class Run:
     def _where(self) -> str:
         """Return lines that say which worker has which items."""
         lines = [f"  {worker} has {task.chunk.span}" for worker, task in self._busy.items()]
-        if (self._idle or not self._busy) and self._schedule.total is None:
+        if (self._idle or not self._busy) and self._schedule.ends_unknown:
             lines.append(f"  item {self._schedule.taken} has not come out of its iterator yet")
         return "\n".join(lines)
 
 
 def _ends_while_items_block(job: Job) -> bool:
-    """Return whether a job may have to end while its iterator blocks: it can be cancelled, or has a
-    deadline, which interrupts a system call in the main thread only."""
+    """Return whether a job may have to end while no items come: it can be cancelled, others add
+    items, or it has a deadline, which interrupts a system call in the main thread only."""
+    if isinstance(job.items, Supply):
+        return True
     in_main = threading.current_thread() is threading.main_thread()
     return job.cancelled is not None or (job.timeout is not None and not in_main)
 
@@ -661,7 +675,8 @@ class Limits:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._deadline = math.inf if job.timeout is None else time.monotonic() + job.timeout
+        left = math.inf if job.timeout is None else job.timeout - job.elapsed
+        self._deadline = time.monotonic() + left
         #: what was raised when the deadline had passed
         self.stalled: Stalled | None = None
 

@@ -37,6 +37,7 @@ from weft.engines.local.pool.messages import (
 )
 from weft.engines.local.pool.modules import SentModules
 from weft.engines.local.pool.payload import Payload
+from weft.engines.local.processes import output
 from weft.engines.local.processes.channel import Channel, Closed, Ended
 from weft.engines.local.processes.linux import end_as_text, readable
 from weft.engines.local.processes.output import Logged, OutputRelay, replay
@@ -177,10 +178,8 @@ class Worker:
         """Replay what it has logged and warned of, and send what it asks for. Return its next other
         message; None if that is not here yet. Raises Closed."""
         while isinstance(message := self.frames.receive(), (Logged, Warned, Outdated)):
-            if isinstance(message, Logged):
-                replay(message)
-            elif isinstance(message, Warned):
-                reissue(message)
+            if not isinstance(message, Outdated):
+                self._note(message)
             else:
                 self.frames.send(self._modules.answer(message))
                 self._modules.warn()
@@ -191,6 +190,14 @@ class Worker:
         if message is not None and not isinstance(message, Begun):
             self.busy, self.idle_since = False, time.monotonic()
         return cast("Answer | CancelAcknowledged | None", message)
+
+    def _note(self, message: Logged | Warned) -> None:
+        if output.outlet is not None:
+            output.outlet.note(self.number, message)
+        elif isinstance(message, Logged):
+            replay(message)
+        else:
+            reissue(message)
 
     def relay(self, ready: Container[int]) -> list[int]:
         """Print what it has printed, where descriptors are ready. Return those at end of file."""

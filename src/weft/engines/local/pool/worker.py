@@ -134,6 +134,8 @@ def _set_up_process(number: int) -> None:
     if faults.armed:
         faults.reach("worker.started")
     signal.signal(signal.SIGINT, _on_interrupt)
+    # the driver's thread that started the fork server may have blocked it, as Ray's do
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     sys.unraisablehook = _on_unraisable
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = _line_writer(1), _line_writer(2)

@@ -372,7 +372,10 @@ class Workers:
             pid, pidfd = self._await_start(server, number, check)
             ours.callback(os.close, pidfd)
             connection.setblocking(False)
-            relays = [OutputRelay(out[0], "stdout"), OutputRelay(err[0], "stderr")]
+            relays = [
+                OutputRelay(out[0], "stdout", number),
+                OutputRelay(err[0], "stderr", number),
+            ]
             ours.pop_all()  # the worker owns these descriptors now
             worker = Worker(number, pid, pidfd=pidfd, frames=Frames(connection), relays=relays)
             worker.gpu, worker.server = gpu, server

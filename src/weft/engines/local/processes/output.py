@@ -6,6 +6,8 @@ not mixed.
 
 Logged: a worker's `LogForwarder` sends each record to the driver, whose own handlers and levels
 decide (`replay`).
+
+Where the driver is on another host, this process passes both on to it (`pass_on`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from weft.engines.interruption import by_signal_handler
 
@@ -67,12 +69,33 @@ def write_all(descriptor: int, data: bytes) -> None:
             poll.poll()
 
 
+class Outlet(Protocol):
+    """Takes what workers print and log, in the place of this process."""
+
+    def print(self, stream: str, worker: int, text: str) -> None:
+        """Take whole lines that a worker has printed to "stdout" or "stderr"."""
+
+    def note(self, worker: int, message: Any) -> None:
+        """Take a worker's log record or warning."""
+
+
+#: where output goes instead of this process's own streams, handlers and rules
+outlet: Outlet | None = None
+
+
+def pass_on(to: Outlet | None) -> None:
+    """Have all that workers print and log from now on taken by `to`; None: by this process."""
+    global outlet
+    outlet = to
+
+
 class OutputRelay:
     """A worker's stdout or stderr, line by line into this process's own."""
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    def __init__(self, descriptor: int, name: str, worker: int) -> None:
         self.descriptor = descriptor
         self._name = name
+        self._worker = worker
         self._lines = Lines()
         os.set_blocking(descriptor, False)
 
@@ -98,14 +121,24 @@ class OutputRelay:
             os.close(descriptor)
 
     def _print(self, lines: list[bytes]) -> None:
-        stream: TextIO | None = getattr(sys, self._name)  # now: it may have been replaced
-        if lines and stream is not None:
-            text = b"".join(lines).decode(errors="backslashreplace")
-            try:
-                _write(stream, text)
-            except (OSError, ValueError) as error:  # nobody reads it
-                if by_signal_handler(error):
-                    raise
+        if not lines:
+            return
+        text = b"".join(lines).decode(errors="backslashreplace")
+        if outlet is not None:
+            outlet.print(self._name, self._worker, text)
+        else:
+            print_to(self._name, text)
+
+
+def print_to(name: str, text: str) -> None:
+    """Print text to this process's "stdout" or "stderr", above progress bars."""
+    stream: TextIO | None = getattr(sys, name)  # now: it may have been replaced
+    if stream is not None:
+        try:
+            _write(stream, text)
+        except (OSError, ValueError) as error:  # nobody reads it
+            if by_signal_handler(error):
+                raise
 
 
 def _write(stream: TextIO, text: str) -> None:

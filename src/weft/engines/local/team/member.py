@@ -161,8 +161,8 @@ class Arguments(Payload):
         #: what row slices were reduced to, by identity, for a second pickler
         self._cut: dict[int, Any] = {}
 
-    def _reducers(self) -> dict[type, Callable[[Any], Any]]:
-        return {**super()._reducers(), RowSlice: self._row_slice}
+    def reducers(self) -> dict[type, Callable[[Any], Any]]:
+        return {**super().reducers(), RowSlice: self._row_slice}
 
     def _row_slice(self, rows: RowSlice) -> Any:
         if lies_in_shared_memory(rows.array):

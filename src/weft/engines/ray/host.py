@@ -1,0 +1,395 @@
+"""A host's part: an actor of Ray in which weft's own pool runs what the driver sends.
+
+    driver                        actor                            workers of this host
+    Request: items      ──>       Supply ──> LocalPool.run  ──>    run them
+    Report: results     <──       what has ended            <──
+
+`HostActor` is what Ray runs, one for each map that its driver carries out at the same time.
+`HostJob` is a map in it. The actor ends itself, and its workers with it, when the driver has asked
+for nothing for some seconds: the link between them may be cut, or the driver stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from weft._core.failures import restore
+from weft._core.items import Finished, Job, Supplied, Supply
+from weft._core.own_modules import is_own_file
+from weft.engines.base import Pool
+from weft.engines.local.pool import driver_state
+from weft.engines.local.pool.messages import Modules
+from weft.engines.local.pool.modules import Loaded
+from weft.engines.local.processes import output
+from weft.engines.ray import arrays
+from weft.engines.ray.messages import Begin, Part, Report, Request
+from weft.engines.ray.modules import Adopted
+from weft.engines.ray.wire import Packed, Sent, pack_values, send_error
+from weft.errors import Cancelled, RemoteError, RemoteTraceback
+from weft.resources import THREAD_VARIABLES, host_name, visible_gpus
+
+#: seconds without a call after which an actor ends itself
+_SILENCE = 5.0
+#: seconds that a report takes
+_MOMENT = 0.001
+#: seconds until a report that has nothing to tell
+_REPORT = 1.0
+#: seconds that a job has to end what still runs
+_END = 10.0
+
+
+class HostActor:
+    """What Ray runs on a host. Its calls come in any order, in threads of Ray's."""
+
+    def __init__(self) -> None:
+        self._heard = time.monotonic()
+        self._lock = threading.Lock()
+        self._job: HostJob | None = None
+        self._number = -1
+        self._outlet = Output()
+        self._modules = Adopted()
+        self._loaded = Loaded()
+        self._own_path = sys.path[:]
+        self._own_environment = own_environment()
+        with contextlib.suppress(OSError):  # Ray's niceness, which only a privileged user may undo
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        output.pass_on(self._outlet)
+        threading.Thread(target=self._watch, name="weft watch", daemon=True).start()
+
+    def ready(self) -> int:
+        """Answer when the actor runs."""
+        self._heard = time.monotonic()
+        return os.getpid()
+
+    def exchange(self, request: Request) -> Report:
+        """Begin a job, take items, and report what has ended."""
+        self._heard = time.monotonic()
+        try:
+            with self._lock:
+                job = self._job_of(request)
+            if job is None:
+                return Report((), None, (), {}, (), None, ended=True)
+            for batch in request.batches:
+                job.add(batch.spans, batch.items)
+            return job.report(request, self._outlet)
+        except BaseException as error:  # Ray would raise something else
+            sent = send_error(restore_here(error), host_name())
+            return Report((), None, (), {}, (), sent, ended=True)
+
+    def take_back(self, number: int, part: float) -> list[range]:
+        """Give back this part of the items that have not begun. Return their indexes."""
+        self._heard = time.monotonic()
+        with self._lock:
+            job = self._job if number == self._number else None
+        return [] if job is None else job.take_back(part)
+
+    def end(self, number: int) -> list[tuple[str, int, Any]]:
+        """End a job and what still runs of it. Return what was printed."""
+        self._heard = time.monotonic()
+        with self._lock:
+            job = self._job if number == self._number else None
+            if number >= self._number:
+                self._job, self._number = None, number
+        if job is not None:
+            job.end()
+        return self._outlet.take()
+
+    def close_workers(self) -> None:
+        """End the workers."""
+        from weft.engines.local.pool import workers
+
+        workers.close_workers()
+
+    def _job_of(self, request: Request) -> HostJob | None:
+        """Return the job that a request is about, None if it has been ended."""
+        arrays.update(request.arrays, request.dropped)
+        if request.job < self._number or (request.job == self._number and self._job is None):
+            return None
+        if request.job > self._number:
+            if self._job is not None:  # its driver has forgotten it
+                self._job.end()
+            self._job, self._number = None, request.job
+        if self._job is None:
+            assert request.begin is not None
+            self._job = HostJob(request.begin)
+        if request.begin is not None:
+            self._prepare(self._job, request)
+        return self._job
+
+    def _prepare(self, job: HostJob, request: Request) -> None:
+        """Bring modules up to date, and start the job unless some of them are not yet."""
+        begin = request.begin
+        assert begin is not None
+        if begin.archive is not None and begin.archive.digest != self._modules.digest:
+            if self._modules.digest:
+                self.close_workers()  # they have the old ones loaded
+            self._modules.adopt(begin.archive)
+            self._loaded = Loaded()
+        state = driver_state.load(begin.state)
+        paths = [path for path in (self._modules.path,) if path]
+        paths += [path for path in state.paths if is_own_file("_", path + "/_.py")]
+        paths += [path for path in self._own_path if path not in paths]
+        sys.path[:] = paths
+        for message in request.modules:
+            if isinstance(message, Modules):
+                job.outdated.update(self._loaded.compare(message.digests))
+            else:
+                job.outdated.clear()
+                self._loaded.update(message)
+        if job.outdated or job.started:
+            return
+        failure = self._loaded.take_failure()
+        if failure is not None:
+            job.fail(restore(failure, "the driver's modules", host=host_name()))
+            return
+        environment = state.environment
+        if not begin.is_driver:
+            environment = {**self._own_environment, **begin.variables}
+        folder = state.folder if os.path.isdir(state.folder) else os.getcwd()
+        captured = driver_state.Captured.received(
+            begin.state, paths=paths, environment=environment, folder=folder
+        )
+        job.start(captured, self._own_environment)
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._heard < _SILENCE:
+            time.sleep(_SILENCE / 10)
+        os._exit(1)  # its workers see it, and end
+
+
+class HostJob:
+    """A map on this host: a thread carries it out by a pool of the local engine."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._supply = Supply()
+        self._changed = threading.Condition()
+        self._finished: list[Finished] = []
+        #: how many items it has got and not finished
+        self._left = 0
+        self._failures: list[tuple[range, Exception]] = []
+        self._error: BaseException | None = None
+        self._cancelled = self._ended = False
+        self._thread: threading.Thread | None = None
+        #: attributes of modules that are not the driver's yet
+        self.outdated: dict[str, list[str]] = {}
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    def start(self, state: driver_state.Captured, environment: Mapping[bytes, bytes]) -> None:
+        """Begin to run items."""
+        self._thread = threading.Thread(
+            target=self._run, args=(state, environment), name="weft map", daemon=True
+        )
+        self._thread.start()
+
+    def add(self, spans: tuple[tuple[range, int], ...], packed: Packed) -> None:
+        """Take items to run."""
+        with self._changed:
+            self._left += sum(len(span) for span, _ in spans)
+        try:
+            items = packed.load()
+        except Exception as error:  # a class's own unpickling may raise anything
+            self._add_singly(spans, error)
+            return
+        for span, runs in spans:
+            own, items = items[: len(span)], items[len(span) :]
+            self._supply.add(Supplied(span.start, own, runs))
+
+    def _add_singly(self, spans: tuple[tuple[range, int], ...], error: Exception) -> None:
+        with self._changed:
+            failed = restore_here(error)
+            for span, _ in spans:
+                values: list[Any] = [None] * len(span)
+                failures = dict.fromkeys(span, failed)
+                self._finished.append(Finished(span.start, values, failures, worker=-1, pid=0))
+                self._left -= len(span)
+            self._changed.notify_all()
+
+    def take_back(self, part: float) -> list[range]:
+        """Give back this part of the items that have not begun."""
+        with self._changed:
+            spans = self._supply.take_back(math.ceil(len(self._supply) * part))
+            self._left -= sum(len(span) for span in spans)
+            self._changed.notify_all()
+        return spans
+
+    def report(self, request: Request, outlet: Output) -> Report:
+        """Return what has ended, when there is enough of it."""
+        workers = self._begin.workers
+
+        def over() -> bool:
+            few = request.more and len(self._supply) < workers
+            return self._ended or bool(self.outdated) or self._left == 0 or few
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished or over(), _REPORT)
+            if self._finished:
+                self._changed.wait_for(over, request.patience)
+                if self._left < workers:  # all may have ended before the report would be there
+                    self._changed.wait_for(lambda: self._left == 0 or self._ended, _MOMENT)
+            finished, self._finished = self._finished, []
+            ended = self._ended and not self._finished
+            error = self._error if ended else None
+            unbegun = tuple(self._supply.spans())
+        parts, values = _pack(finished)
+        sent = None if error is None else send_error(error, host_name())
+        return Report(parts, values, unbegun, self.outdated, outlet.take(), sent, ended)
+
+    def fail(self, error: BaseException) -> None:
+        """End the job before it has begun."""
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """End what still runs, and return when it has ended."""
+        self._cancelled = True
+        self._supply.close()
+        if self._thread is not None:
+            self._thread.join(_END)
+
+    def _run(self, state: driver_state.Captured, environment: Mapping[bytes, bytes]) -> None:
+        error: BaseException | None = None
+        try:
+            function, retry_on = self._begin.function.load(), self._begin.retry_on.load()
+            pool = _make_pool(self._begin, environment)
+            prepared = pool.prepare(function)
+            prepared.state = state
+            del function
+            try:
+                for finished in pool.run(self._job(prepared, retry_on)):
+                    with self._changed:
+                        self._finished.append(finished)
+                        self._left -= len(finished.values)
+                        self._changed.notify_all()
+            finally:
+                pool.forget(prepared)
+        except Cancelled:
+            pass
+        except BaseException as caught:  # the driver raises it
+            error = caught
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify_all()
+
+    def _job(self, prepared: Any, retry_on: Any) -> Job:
+        begin = self._begin
+        return Job(
+            prepared,
+            self._supply,  # type: ignore[arg-type]
+            seed=begin.seed,
+            retries=begin.retries,
+            retry_on=retry_on,
+            keep_going=begin.keep_going,
+            one_each=begin.one_each,
+            timeout=begin.timeout,
+            elapsed=begin.elapsed,
+            timeout_each=begin.timeout_each,
+            cancelled=lambda: self._cancelled,
+        )
+
+
+def restore_here(error: BaseException) -> Exception:
+    """Return an exception that this process has raised, with its traceback as a remote one."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    if not isinstance(error, Exception):  # one that would end the driver
+        error = RemoteError(f"{type(error).__qualname__}: {error}")
+    error.__cause__ = RemoteTraceback(text, f"process {os.getpid()}", None, host_name())
+    return error.with_traceback(None)
+
+
+def _make_pool(begin: Begin, environment: Mapping[bytes, bytes]) -> Pool:
+    from weft.engines.local.pool.pool import LocalPool
+    from weft.engines.local.pool.workers import workers
+
+    decoded = {name.decode(): value.decode() for name, value in environment.items()}
+    gpus = visible_gpus(decoded)[: begin.gpus] if begin.gpus else []
+    return LocalPool(begin.workers, workers(None), cores=begin.cores, gpus=gpus)
+
+
+def _pack(finished: list[Finished]) -> tuple[tuple[Part, ...], Packed | None]:
+    """Return chunks that have ended, and the values of all of them as one."""
+    host = host_name()
+    failures: list[dict[int, Sent]] = [
+        {index: send_error(error, host) for index, error in one.failures.items()}
+        for one in finished
+    ]
+    values = [one.values for one in finished]
+    packed = None
+    if finished:
+        try:
+            packed, _ = pack_values(values)
+        except Exception:  # of one that can be unpickled and not be pickled again
+            for position, one in enumerate(finished):
+                for index, value in enumerate(one.values):
+                    try:
+                        pack_values(value)
+                    except Exception as error:  # this one
+                        failures[position][one.first + index] = send_error(restore_here(error))
+                        one.values[index] = None
+            packed, _ = pack_values(values)
+    parts = tuple(
+        Part(
+            one.first,
+            len(one.values),
+            tuple(failed.items()),
+            one.worker,
+            one.pid,
+            one.seconds,
+            one.sent,
+            one.received,
+            one.host,
+        )
+        for one, failed in zip(finished, failures, strict=True)
+    )
+    return parts, packed
+
+
+class Output:
+    """What workers have printed and logged, until the next report."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: list[tuple[str, int, Any]] = []
+
+    def print(self, stream: str, worker: int, text: str) -> None:
+        with self._lock:
+            self._taken.append((stream, worker, text))
+
+    def note(self, worker: int, message: Any) -> None:
+        with self._lock:
+            self._taken.append(("", worker, message))
+
+    def take(self) -> list[tuple[str, int, Any]]:
+        """Remove and return it."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        return taken
+
+
+def own_environment() -> dict[bytes, bytes]:
+    """Return this host's environment without what Ray has added to it: threads are weft's to
+    limit."""
+    environment = dict(os.environb)
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            before = {line.partition(b"=")[0] for line in file.read().split(b"\0")}
+    except OSError:
+        before = set()
+    for name in map(str.encode, THREAD_VARIABLES):
+        if name not in before:
+            environment.pop(name, None)
+            os.environb.pop(name, None)
+    return environment
