@@ -27,7 +27,7 @@ from weft._api.mapping import (
 )
 from weft._core.arguments import explain_keywords, validate_count, validate_keywords
 from weft._core.items import validate_callable
-from weft.errors import EngineUnavailable, InvalidType, InvalidValue
+from weft.errors import InvalidType, InvalidValue
 
 #: the keywords of `map` and `map_async`
 _KEYWORDS = ("cpu", "gpu", "machines", "shared_data", "codedependencies", "max_cpu")
@@ -64,7 +64,7 @@ def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     gpu               the most GPUs, one worker for each.
     shared_data       a dict that every call gets: `fun(x, shared_data)`.
     codedependencies  accepted: workers of this machine find the script's modules.
-    machines          names of this machine only: others come with a later release of weft.
+    machines          names of other machines that take part, after `weft open` there and here.
     max_gpu, gpu_policy, named_pipe, port, accept_lists, endaftercall, verbose
                       as in `distribute`, with one list or array.
 
@@ -72,7 +72,7 @@ def map(fun: Callable[..., Any], *argss: Iterable[Any], **kwdss: Any) -> Any:
     after a single list is `shared_data`, after which what `distribute` takes may follow in its
     order. Without any of these it is the built-in's list, computed in this process.
 
-    Raises what `weft.map` raises; EngineUnavailable, InvalidType, InvalidValue.
+    Raises what `weft.map` raises; InvalidType, InvalidValue.
     """
     if "args" in kwdss and not argss:  # as the first release called its list
         argss = (kwdss.pop("args"),)
@@ -191,8 +191,7 @@ def _distributed(fun: Callable[..., Any], argss: Sequence[Any], kwdss: Mapping[s
 def _prepare(
     fun: Callable[..., Any], argss: Sequence[Any], kwdss: dict[str, Any], where: str
 ) -> tuple[Callable[..., Any], list[Any], Options]:
-    """Return the function, its lists, and weft's options. Raises EngineUnavailable, InvalidType,
-    InvalidValue."""
+    """Return the function, its lists, and weft's options. Raises InvalidType, InvalidValue."""
     own = {name: values for name, values in kwdss.items() if name not in _KEYWORDS}
     for name in own.keys() & set(_MISSING):
         raise InvalidType(
@@ -201,17 +200,15 @@ def _prepare(
         )
     _validate_own(fun, own, where)
     _validate(fun, (*argss, *own.values()), where)
-    if others := elsewhere(kwdss.get("machines", [])):
-        raise EngineUnavailable(
-            f"{where}(machines={others!r}): other machines come with a later release of weft; "
-            "leave it out to use this one"
-        )
     _validate_dependencies(kwdss.get("codedependencies"), where)
     gpu = kwdss.get("gpu")
     if gpu is not None:
         validate_count(gpu, where, "gpu", least=0)
     options = Options(
-        n=_workers(kwdss, where), gpus=gpu, shared_data=some(kwdss.get("shared_data"))
+        max_cpu=_workers(kwdss, where),
+        gpus=gpu,
+        machines=elsewhere(kwdss.get("machines", [])),
+        shared_data=some(kwdss.get("shared_data")),
     )
     function = _by_name(fun, len(argss), tuple(own)) if own else fun
     return function, [*argss, *own.values()], options

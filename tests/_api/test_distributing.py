@@ -18,7 +18,7 @@ import weft
 from tests.support import marked_processes, run_script, wait_until
 from weft._api import distributing
 from weft.engines.local.memory import blocks
-from weft.errors import AlreadyFinished, EngineUnavailable, InvalidType, InvalidValue, WeftError
+from weft.errors import AlreadyFinished, InvalidType, InvalidValue, WeftError
 
 
 @pytest.fixture
@@ -344,8 +344,11 @@ WRONG: list[tuple[dict[str, Any], type[WeftError], str]] = [
     ({"gpu_policy": None}, InvalidValue, r"gpu_policy=None\): expected one of 'no_gpu'"),
     ({"shared_data": [1]}, InvalidType, r"shared_data is a list; expected a dict, for example"),
     ({"shared_data": np.ones(2)}, InvalidType, r"shared_data is a ndarray; expected a dict"),
-    ({"machines": ["a"]}, EngineUnavailable, r"distribute\(machines=\['a'\]\): .* a later release"),
-    ({"port": 2718}, EngineUnavailable, r"distribute\(port=2718\): .* leave it out"),
+    ({"machines": ["a"]}, MachineUnavailable, "no key|cannot take part"),
+    ({"machines": "bob"}, InvalidType, r"machines='bob': expected a list of names"),
+    ({"machines": [""]}, InvalidValue, r"expected names of machines, got an empty one"),
+    ({"machines": ["a"], "named_pipe": True}, InvalidValue, "a pipe serves this machine alone"),
+    ({"port": 2718}, InvalidValue, r"port=2718 without machines=.* machines=\['bob', 'jim'\]"),
     (
         {"retries": -1},
         InvalidValue,

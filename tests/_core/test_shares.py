@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -34,7 +35,7 @@ def test_spans_are_a_set_of_numbers(seed: int) -> None:
         assert numbers(spans) == sorted(expected)
         assert len(spans) == len(expected)
         parts = list(spans)
-        assert all(one.stop < next.start for one, next in zip(parts, parts[1:]))
+        assert all(one.stop < next.start for one, next in itertools.pairwise(parts))
 
 
 def test_each_host_gets_its_share_at_once() -> None:
@@ -137,7 +138,12 @@ def test_a_stream_is_drawn_as_workers_are_free() -> None:
 def test_no_item_is_run_by_two_hosts_or_none(seed: int) -> None:
     """Whatever hosts do: finish, give back, are lost, join."""
     choose = random.Random(seed)
-    shares, ended, failed, names = Shares(200, retries=1), list[int](), set[int](), iter(range(10**6))
+    shares, ended, failed, names = (
+        Shares(200, retries=1),
+        list[int](),
+        set[int](),
+        iter(range(10**6)),
+    )
     for _ in range(3):
         shares.join(f"h{next(names)}", choose.randrange(1, 4))
     while shares.left:
@@ -155,7 +161,9 @@ def test_no_item_is_run_by_two_hosts_or_none(seed: int) -> None:
         elif what < 0.8 and held:
             unbegun = held[choose.randrange(len(held)) :]
             shares.heard(host, Spans(range(i, i + 1) for i in unbegun))
-            shares.taken_back(host, list(Spans(range(i, i + 1) for i in unbegun[len(unbegun) // 2 :])))
+            shares.taken_back(
+                host, list(Spans(range(i, i + 1) for i in unbegun[len(unbegun) // 2 :]))
+            )
         elif what < 0.85:
             failed |= set(numbers(shares.lose(host)))
             shares.join(f"h{next(names)}", choose.randrange(1, 4))

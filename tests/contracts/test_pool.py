@@ -42,7 +42,9 @@ def lives_there(one: Process) -> bool:
     """Whether a process of any host of the cluster runs."""
     host, pid = one
     pool = make_pool("ray", 4)
-    found = by_index(run(pool, lambda _: (process()[0], Path(f"/proc/{pid}").exists()), range(4), one_each=True))
+    found = by_index(
+        run(pool, lambda _: (process()[0], Path(f"/proc/{pid}").exists()), range(4), one_each=True)
+    )
     return dict(found)[host]
 
 

@@ -204,6 +204,8 @@ class Options(NamedTuple):
     engine: str | None = None
     machines: Sequence[str] | None = None
     port: int | None = None
+    #: the most workers of this machine, beside others
+    max_cpu: int | None = None
     shared_data: Mapping[str, Any] | None = None
     seed: int | None = None
     retries: int = 0
@@ -289,13 +291,15 @@ class Map:
             machines=options.machines,
             port=options.port,
             gpu_policy="prefer_gpu" if options.gpus else "no_gpu",
+            max_cpu=options.max_cpu,
             max_gpu=options.gpus,
         )
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.progress = options.progress
         data = put_all(self.pool, options.shared_data)
         plain = data is None and options.gpus is None and not spread
-        bound = fun if plain else bind(fun, shared_data=data, use_gpu=self.pool.uses_gpus, spread=spread)
+        use_gpu = self.pool.uses_gpus
+        bound = fun if plain else bind(fun, shared_data=data, use_gpu=use_gpu, spread=spread)
         self.job = Job(
             self.pool.prepare(bound),
             items,

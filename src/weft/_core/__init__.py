@@ -32,6 +32,7 @@ Of map and functions:
 
 items.py        a job and its results; how a function is called with an item
 schedule.py     which chunk is sent next
+shares.py       which host runs which items
 own_modules.py  which modules are the user's, and which of them code refers to
 modules.py      whether these are the same in driver and worker
 digest.py       a digest of a value, equal in all processes

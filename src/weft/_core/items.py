@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -220,8 +220,9 @@ class Supply:
     indexes that they have among all, takes back the last ones, and closes it when no more come.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        """Be used by several threads, which take this lock."""
+        self._lock = lock
         self._waiting: deque[Supplied] = deque()
         self._count = 0
         #: whether no more items come

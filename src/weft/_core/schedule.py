@@ -145,10 +145,8 @@ class Schedule:
         """Return the next chunk; None if there is none left, or while `waiting`."""
         if self._again:
             return self._again.popleft()
-        if self._ended:
-            return None
-        if self._supply is not None:
-            return self._next_supplied(self._supply)
+        if self._ended or self._supply is not None:
+            return None if self._supply is None else self._next_supplied(self._supply)
         if self.exhausted:  # as its length says: one more is only asked for
             size = 1
         else:

@@ -12,6 +12,7 @@ question may wait for ever, when the first host of the cluster is lost: so nobod
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import threading
@@ -27,6 +28,7 @@ from weft.engines.ray.cluster import Cluster, Node
 from weft.engines.ray.host import HostActor
 from weft.engines.ray.wire import ByValue
 from weft.errors import Loss, UsedAfterFork, WorkerLost
+from weft.resources import host_name
 
 #: seconds between two questions
 _PULSE = 1.0
@@ -96,17 +98,15 @@ class Actor:
         """End it and its workers, if it can still be reached."""
         import ray
 
-        try:
+        with contextlib.suppress(Exception):  # there is nothing to end, or nobody to ask
             ray.kill(self.handle)
-        except Exception:  # there is nothing to end, or nobody to ask
-            pass
 
 
 #: the actors of this process, and those that no map uses now
 _everyone: set[Actor] = set()
 _idle: list[Actor] = []
 _lock = threading.Lock()
-_jobs = itertools.count(1)
+_jobs, _names = itertools.count(1), itertools.count()
 _pulse: _Pulse | None = None
 _process = os.getpid()
 
@@ -160,6 +160,8 @@ class Actors:
             max_concurrency=8,
             max_restarts=0,
             max_task_retries=0,
+            name=f"weft {host_name()} {os.getpid()} {next(_names)}",
+            namespace=cluster.NAMESPACE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         ).remote()
         actor = Actor(node, handle)
@@ -300,8 +302,7 @@ class _Pulse:
             with self._using:
                 if not self.ended.is_set():
                     self._look()
-            oldest = time.monotonic() - _IDLE
-            for actor in _take_idle(lambda actor: actor.idle_since < oldest):
+            for actor in _take_idle(lambda one: one.idle_since < time.monotonic() - _IDLE):
                 _forget(actor)
 
     def _look(self) -> None:

@@ -95,8 +95,7 @@ def _fetch(reference: Any, readonly: bool) -> Any:
 
     array = ray.get(reference)
     if isinstance(array, np.ndarray):
-        placed = place(array, readonly=readonly)
-        return placed
+        return place(array, readonly=readonly)
     return place(array.load(), readonly=readonly)
 
 

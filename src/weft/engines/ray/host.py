@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft._core.failures import restore
@@ -25,12 +25,13 @@ from weft._core.items import Finished, Job, Supplied, Supply
 from weft._core.own_modules import is_own_file
 from weft.engines.base import Pool
 from weft.engines.local.pool import driver_state
-from weft.engines.local.pool.messages import Modules
+from weft.engines.local.pool.messages import Modules, Update
 from weft.engines.local.pool.modules import Loaded
 from weft.engines.local.processes import output
 from weft.engines.ray import arrays
 from weft.engines.ray.messages import Begin, Part, Report, Request
 from weft.engines.ray.modules import Adopted
+from weft.engines.ray.status import RunningMap
 from weft.engines.ray.wire import Packed, Sent, pack_values, send_error
 from weft.errors import Cancelled, RemoteError, RemoteTraceback
 from weft.resources import THREAD_VARIABLES, host_name, visible_gpus
@@ -83,6 +84,11 @@ class HostActor:
             sent = send_error(restore_here(error), host_name())
             return Report((), None, (), {}, (), sent, ended=True)
 
+    def running(self) -> list[RunningMap]:
+        """Return this host's part of the map that is carried out, for `weft status`."""
+        job = self._job
+        return [] if job is None else [job.running()]
+
     def take_back(self, number: int, part: float) -> list[range]:
         """Give back this part of the items that have not begun. Return their indexes."""
         self._heard = time.monotonic()
@@ -116,17 +122,13 @@ class HostActor:
             if self._job is not None:  # its driver has forgotten it
                 self._job.end()
             self._job, self._number = None, request.job
-        if self._job is None:
-            assert request.begin is not None
-            self._job = HostJob(request.begin)
         if request.begin is not None:
-            self._prepare(self._job, request)
+            self._job = self._job or HostJob(request.begin)
+            self._prepare(self._job, request.begin, request.modules)
         return self._job
 
-    def _prepare(self, job: HostJob, request: Request) -> None:
+    def _prepare(self, job: HostJob, begin: Begin, messages: Sequence[Modules | Update]) -> None:
         """Bring modules up to date, and start the job unless some of them are not yet."""
-        begin = request.begin
-        assert begin is not None
         if begin.archive is not None and begin.archive.digest != self._modules.digest:
             if self._modules.digest:
                 self.close_workers()  # they have the old ones loaded
@@ -137,7 +139,7 @@ class HostActor:
         paths += [path for path in state.paths if is_own_file("_", path + "/_.py")]
         paths += [path for path in self._own_path if path not in paths]
         sys.path[:] = paths
-        for message in request.modules:
+        for message in messages:
             if isinstance(message, Modules):
                 job.outdated.update(self._loaded.compare(message.digests))
             else:
@@ -169,17 +171,27 @@ class HostJob:
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
-        self._supply = Supply()
+        self._supply = Supply(threading.Lock())
         self._changed = threading.Condition()
         self._finished: list[Finished] = []
         #: how many items it has got and not finished
         self._left = 0
+        self._done = 0
+        self._since = time.monotonic()
         self._failures: list[tuple[range, Exception]] = []
         self._error: BaseException | None = None
         self._cancelled = self._ended = False
         self._thread: threading.Thread | None = None
         #: attributes of modules that are not the driver's yet
         self.outdated: dict[str, list[str]] = {}
+
+    def running(self) -> RunningMap:
+        """Return what there is to tell of it."""
+        begin = self._begin
+        seconds = time.monotonic() - self._since
+        return RunningMap(
+            begin.address, begin.driver, begin.name, begin.workers, begin.gpus, self._done, seconds
+        )
 
     @property
     def started(self) -> bool:
@@ -271,6 +283,7 @@ class HostJob:
                     with self._changed:
                         self._finished.append(finished)
                         self._left -= len(finished.values)
+                        self._done += len(finished.values)
                         self._changed.notify_all()
             finally:
                 pool.forget(prepared)

@@ -24,6 +24,11 @@ from weft.engines.ray.wire import Packed, Sent
 class Begin(NamedTuple):
     """A job, as an actor begins it."""
 
+    #: the function's name, whose map it is, and the host's address, for who asks what runs
+    name: str
+    driver: str
+    address: str
+
     #: the function, and the exceptions after which an item is run again
     function: Packed
     retry_on: Packed

@@ -48,7 +48,7 @@ def lacking(nodes: Sequence[Node], options: PoolOptions) -> list[str]:
 
 
 def _caps(node: Node, options: PoolOptions) -> tuple[int, int]:
-    """Return the most cores and GPUs that are used of a host: the caller's caps are for this one."""
+    """Return the most cores and GPUs used of a host; the caller's caps are for this one."""
     if not node.is_this:
         return node.cores, node.gpus
     cores = node.cores if options.max_cpu is None else min(node.cores, options.max_cpu)

@@ -15,15 +15,21 @@ starts and ends actors; results and exceptions are data in them.
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from weft._core.items import Finished, Job, at_hand, not_begun, not_drawn
+from weft._core.items import (
+    Bound,
+    Finished,
+    Job,
+    Unwrapping,
+    at_hand,
+    not_begun,
+    not_drawn,
+)
 from weft._core.schedule import draw_some
 from weft._core.shares import Shares
 from weft.engines.base import Pool
@@ -32,7 +38,6 @@ from weft.engines.local.pool import modules as local_modules
 from weft.engines.local.pool.driver_state import Captured, capture
 from weft.engines.local.pool.forwarded_warnings import reissue
 from weft.engines.local.pool.messages import Modules, Outdated, Update, Warned
-from weft.engines.local.pool.modules import SentModules
 from weft.engines.local.pool.payload import unpicklable_error
 from weft.engines.local.pool.pool import Feed, Limits
 from weft.engines.local.processes.output import Logged, print_to, replay
@@ -40,9 +45,7 @@ from weft.engines.ray import modules
 from weft.engines.ray.actors import Actor, Actors, Place
 from weft.engines.ray.arrays import Noting, Placed
 from weft.engines.ray.messages import Batch, Begin, Part, Report, Request
-from weft.engines.ray.modules import Archive
 from weft.engines.ray.wire import (
-    ByValue,
     Packed,
     Sent,
     TooLarge,
@@ -52,7 +55,7 @@ from weft.engines.ray.wire import (
 )
 from weft.engines.refusals import forked_error
 from weft.errors import Loss, Stalled, WorkerLost
-from weft.resources import THREAD_VARIABLES
+from weft.resources import THREAD_VARIABLES, host_name
 
 if TYPE_CHECKING:
     from weft._core.arithmetic import Array
@@ -75,6 +78,7 @@ _PATIENCE, _PATIENCE_OF_STREAM = 0.05, 0.002
 class Prepared:
     """A function as it is sent to hosts."""
 
+    name: str
     packed: Packed
     modules: set[str]
     arrays: dict[int, Placed]
@@ -98,7 +102,7 @@ class RayPool(Pool):
     def prepare(self, function: Callable[[Any], Any]) -> Prepared:
         with Noting() as noting:
             packed, names = pack_function(function)
-        return Prepared(packed, names, noting.mentioned, capture())
+        return Prepared(_name_of(function), packed, names, noting.mentioned, capture())
 
     def forget(self, prepared: Any) -> None:
         prepared.arrays.clear()
@@ -306,7 +310,8 @@ class Run:
         if self._over:
             return [], []
         failed: list[Finished] = []
-        while spans := self._shares.next(key, self._counts.get(self._hosts[key].place.node.node_id)):
+        most = self._counts.get(self._hosts[key].place.node.node_id)
+        while spans := self._shares.next(key, most):
             try:
                 batch, rest = self._pack(spans)
             except _Unsendable as error:
@@ -414,6 +419,9 @@ class Run:
         actor.archive = self._archive.digest
         node = host.place.node
         return Begin(
+            self._function.name,
+            f"{host_name()} pid {os.getpid()}",
+            node.address,
             self._function.packed,
             retry_on,
             workers=host.place.workers,
@@ -663,9 +671,7 @@ class Items:
         elif at_hand(self._job.items):
             items = draw_some(self._iterator, most)
         else:
-            items = self._limits.run_until_deadline(
-                lambda: draw_some(self._iterator, most), where
-            )
+            items = self._limits.run_until_deadline(lambda: draw_some(self._iterator, most), where)
         self.waiting = items is None
         self.ended = items == []
         first = self.taken
@@ -676,6 +682,13 @@ class Items:
     def close(self) -> None:
         if self._feed is not None:
             self._feed.close()
+
+
+def _name_of(function: Any) -> str:
+    """Return the name of the user's function, within what weft has put around it."""
+    while isinstance(function, (Bound, Unwrapping)):
+        function = function.function
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _counts_of(places: Iterable[Place]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What driver and hosts send each other: bytes by value, and the memory of large arrays beside them.
+"""What driver and hosts send each other: pickles, and the memory of large arrays beside them.
 
     here                                          there
     array of 64 KB or more  -> its own memory  -> an array over a copy of it
