@@ -16,15 +16,21 @@ import pytest
 
 import weft
 from tests.support import marked_processes, run_script, wait_until
-from weft._api import distributing
+from weft._api import mapping
 from weft.engines.local.memory import blocks
-from weft.errors import AlreadyFinished, InvalidType, InvalidValue, WeftError
+from weft.errors import (
+    AlreadyFinished,
+    InvalidType,
+    InvalidValue,
+    MachineUnavailable,
+    WeftError,
+)
 
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with four, so that tests do the same everywhere."""
-    monkeypatch.setattr(distributing, "share_of_cores", lambda: 4)
+    monkeypatch.setattr(mapping, "share_of_cores", lambda: 4)
 
 
 def test_a_list_gives_the_list_of_results(four_cores: None) -> None:
@@ -348,7 +354,7 @@ WRONG: list[tuple[dict[str, Any], type[WeftError], str]] = [
     ({"machines": "bob"}, InvalidType, r"machines='bob': expected a list of names"),
     ({"machines": [""]}, InvalidValue, r"expected names of machines, got an empty one"),
     ({"machines": ["a"], "named_pipe": True}, InvalidValue, "a pipe serves this machine alone"),
-    ({"port": 2718}, InvalidValue, r"port=2718 without machines=.* machines=\['bob', 'jim'\]"),
+    ({"port": 2718}, InvalidValue, r"(?s)port=2718 without machines=.* machines=\['bob', 'jim'\]"),
     (
         {"retries": -1},
         InvalidValue,

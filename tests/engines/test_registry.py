@@ -82,9 +82,8 @@ def test_an_engine_that_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"needs? the package mpi4py.*\n.*'weft\[mpi\]'"):
         choose("mpi", "group")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    with pytest.raises(EngineUnavailable, match="'ray' is not part of this release; use 'local'"):
-        choose("ray", "pool").load().make_pool(None)
+    with pytest.raises(MissingPackage, match=r"needs? the package ray.*\n.*'weft\[ray\]'"):
+        choose("ray", "pool")
 
 
 def test_ranks_that_cannot_meet() -> None:

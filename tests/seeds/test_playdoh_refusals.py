@@ -10,7 +10,7 @@ import pytest
 
 import playdoh
 from playdoh import distribute, finished, funworker, shutdown
-from weft.errors import EngineUnavailable, InvalidType, InvalidValue, NoSuchPipe
+from weft.errors import InvalidType, InvalidValue, MachineUnavailable, NoSuchPipe
 from weft.resources import count_cores
 
 

@@ -17,7 +17,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from weft.engines.ray import arrays, cluster
 from weft.engines.ray.cluster import Cluster, Node
 from weft.engines.ray.host import HostActor
 from weft.engines.ray.wire import ByValue
-from weft.errors import Loss, UsedAfterFork, WorkerLost
+from weft.errors import Cancelled, Loss, UsedAfterFork, WorkerLost
 from weft.resources import host_name
 
 #: seconds between two questions
@@ -102,6 +102,50 @@ class Actor:
             ray.kill(self.handle)
 
 
+class Connection:
+    """This process's connection to a cluster, as the threads that carry out maps use it.
+
+    Ray ends the process of who uses it after its end, or connects it to something else. So a thread
+    uses it within `using`, for a moment at a time, and only while it is the one that its map began
+    with.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._using = 0
+        self._closing = False
+        #: how often it has ended
+        self.number = 0
+
+    @contextlib.contextmanager
+    def using(self, number: int) -> Iterator[None]:
+        """Keep the connection open meanwhile. Raises Cancelled if it is another one by now."""
+        with self._changed:
+            if self._closing or number != self.number:
+                raise Cancelled("the map was ended, as this process has left its cluster")
+            self._using += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._using -= 1
+                self._changed.notify_all()
+
+    def is_open(self, number: int) -> bool:
+        """Return whether it is still the one of that number."""
+        return number == self.number and not self._closing
+
+    def end(self) -> None:
+        """Let nobody use it any more, and wait for those that do."""
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: not self._using, _END)
+            self.number += 1
+            self._closing = False
+
+
+connection = Connection()
+
 #: the actors of this process, and those that no map uses now
 _everyone: set[Actor] = set()
 _idle: list[Actor] = []
@@ -127,7 +171,8 @@ class Actors:
         self._seen = 0
 
     def next_job(self) -> int:
-        """Return a number for a map. Raises UsedAfterFork, WorkerLost if the cluster is lost."""
+        """Return a number for a map; connect this process, if it is not. Raises UsedAfterFork,
+        EngineUnavailable."""
         if os.getpid() != _process:
             raise UsedAfterFork(
                 f"these hosts are used by process {_process}, from which this process "
@@ -229,10 +274,10 @@ class Actors:
 
     def check_head(self, *, now: bool = False) -> None:
         """Raise WorkerLost if the first host of the cluster does not answer; ask it `now`, or look
-        at what it has answered."""
+        at what it has answered. The connection ends when another map begins, or at shutdown: other
+        threads use it."""
         if _pulse is not None and (_pulse.head_is_silent or (now and not _pulse.ask_head())):
-            close_all()
-            cluster.disconnect()
+            _pulse.lost = True
             loss = Loss(-1, -1, 0, None, 0, False, self.cluster.address)
             raise WorkerLost(
                 f"the first host of the cluster, {self.cluster.address}, does not answer, and "
@@ -242,9 +287,15 @@ class Actors:
             )
 
     def close(self) -> None:
-        """End the actors on its hosts that no map uses."""
+        """End the idle actors on its hosts, and return when their workers have ended."""
+        import ray
+
         nodes = {place.node.node_id for place in self.places}
-        for actor in _take_idle(lambda actor: actor.node.node_id in nodes):
+        idle = _take_idle(lambda actor: actor.node.node_id in nodes)
+        if idle and ray.is_initialized():
+            closing = [actor.call("close_workers") for actor in idle]
+            ray.wait(closing, num_returns=len(closing), timeout=_END)
+        for actor in idle:
             _forget(actor)
 
 
@@ -273,6 +324,8 @@ class _Pulse:
         #: how often the cluster has answered, and how often in a row it has not
         self.answers = 0
         self._unanswered = 0
+        #: whether a map was ended because it did not answer
+        self.lost = False
         self.ended = threading.Event()
         #: set to have the cluster asked now
         self._wanted = threading.Event()
@@ -288,7 +341,7 @@ class _Pulse:
     @property
     def head_is_silent(self) -> bool:
         """Return whether the first host of the cluster counts as lost."""
-        return self._unanswered >= _UNANSWERED
+        return self.lost or self._unanswered >= _UNANSWERED
 
     def end(self) -> None:
         """End the threads."""
@@ -312,7 +365,7 @@ class _Pulse:
         asked = {actor.pulse: actor for actor in list(_everyone)}
         if not asked or not ray.is_initialized():
             return
-        ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=0, fetch_local=False)
         for reference in ready:
             actor = asked[reference]
             try:
@@ -363,6 +416,11 @@ def _start_pulse(reached: Cluster) -> None:
         atexit.register(close_all)  # now that Ray has been imported: it is called before Ray's own
 
 
+def is_lost() -> bool:
+    """Return whether the first host of the cluster did not answer when it was asked last."""
+    return _pulse is not None and _pulse.head_is_silent
+
+
 def is_up_to_date(reached: Cluster) -> bool:
     """Return whether the nodes of a cluster are those that live, as far as is known."""
     if _pulse is None or _pulse.ended.is_set() or _pulse.head_is_silent:
@@ -376,6 +434,7 @@ def close_all() -> None:
     global _pulse
     if os.getpid() != _process:
         return
+    connection.end()
     if _pulse is not None:
         _pulse.end()
         _pulse = None

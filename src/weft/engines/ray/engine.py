@@ -110,6 +110,9 @@ def _reach(options: PoolOptions) -> Cluster:
 
     asked = (options.machines, options.port, os.environ.get("RAY_ADDRESS"))
     known = _reached.get(asked)
+    if actors.is_lost():
+        close()
+        known = None
     if known is None or not actors.is_up_to_date(known):
         named = options.machines or options.port is not None
         known = cluster.reach(options.machines, options.port, timeout=_REACH) if named else _any()

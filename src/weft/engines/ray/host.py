@@ -12,6 +12,7 @@ for nothing for some seconds: the link between them may be cut, or the driver st
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import sys
@@ -50,6 +51,8 @@ class HostActor:
     """What Ray runs on a host. Its calls come in any order, in threads of Ray's."""
 
     def __init__(self) -> None:
+        # here, as several threads that import it at the same time may see a half of it
+        importlib.import_module("weft.engines.local.pool.payload_arrays")
         self._heard = time.monotonic()
         self._lock = threading.Lock()
         self._job: HostJob | None = None
@@ -166,6 +169,10 @@ class HostActor:
         os._exit(1)  # its workers see it, and end
 
 
+#: held while values are loaded: that imports the user's modules, each of which may import others
+_loading = threading.Lock()
+
+
 class HostJob:
     """A map on this host: a thread carries it out by a pool of the local engine."""
 
@@ -209,7 +216,8 @@ class HostJob:
         with self._changed:
             self._left += sum(len(span) for span, _ in spans)
         try:
-            items = packed.load()
+            with _loading:
+                items = packed.load()
         except Exception as error:  # a class's own unpickling may raise anything
             self._add_singly(spans, error)
             return
@@ -273,7 +281,8 @@ class HostJob:
     def _run(self, state: driver_state.Captured, environment: Mapping[bytes, bytes]) -> None:
         error: BaseException | None = None
         try:
-            function, retry_on = self._begin.function.load(), self._begin.retry_on.load()
+            with _loading:
+                function, retry_on = self._begin.function.load(), self._begin.retry_on.load()
             pool = _make_pool(self._begin, environment)
             prepared = pool.prepare(function)
             prepared.state = state

@@ -42,7 +42,7 @@ from weft.engines.local.pool.payload import unpicklable_error
 from weft.engines.local.pool.pool import Feed, Limits
 from weft.engines.local.processes.output import Logged, print_to, replay
 from weft.engines.ray import modules
-from weft.engines.ray.actors import Actor, Actors, Place
+from weft.engines.ray.actors import Actor, Actors, Place, connection
 from weft.engines.ray.arrays import Noting, Placed
 from weft.engines.ray.messages import Batch, Begin, Part, Report, Request
 from weft.engines.ray.wire import (
@@ -155,6 +155,7 @@ class Run:
         self._limits = Limits(job)
         self._began = time.monotonic()
         self._number = actors.next_job()
+        self._connection = connection.number
         self._items = Items(job, self._limits, lambda: sum(p.workers for p in places))
         self._shares = Shares(self._items.known, retries=job.retries)
         self._places = list(places)
@@ -170,27 +171,38 @@ class Run:
     def steps(self) -> Generator[Finished, None, None]:
         """Yield each chunk when it is finished. Raises Stalled, Cancelled. If the job keeps going,
         its deadline raises nothing: items that are not finished then are failures."""
-        for place in self._places:
-            self._add(place)
+        with connection.using(self._connection):
+            for place in self._places:
+                self._add(place)
         while True:
             try:
-                yield from self._draw()
-                yield from self._send()
+                self._draw()
+                yield from self._use(self._send)
                 if self._items.ended and not self._shares.left:
                     return
                 self._check()
-                yield from self._receive()
+                yield from self._use(self._receive)
             except Stalled as error:
                 if error is not self._limits.stalled or not self._job.keep_going:
                     raise
                 yield from self._end_at_deadline()
                 return
 
+    def _use(self, step: Callable[[], Iterator[Finished]]) -> list[Finished]:
+        with connection.using(self._connection):
+            return list(step())
+
     def end(self) -> None:
         """End what still runs, and give the actors back."""
         if os.getpid() != self._process:
             return
         self._items.close()
+        if not connection.is_open(self._connection):
+            return
+        with connection.using(self._connection):
+            self._end()
+
+    def _end(self) -> None:
         used = [host.actor for host in self._hosts.values()]
         if self._items.ended and not self._shares.left:
             self._actors.give_back(self._number, used)
@@ -269,7 +281,7 @@ class Run:
 
     # sending
 
-    def _draw(self) -> Iterator[Finished]:
+    def _draw(self) -> None:
         """Draw items of a stream, as many as hosts have room for."""
         if self._items.known is None and not self._items.ended and not self._over:
             room = self._shares.room()
@@ -279,7 +291,6 @@ class Run:
                     return
                 self._shares.add(span)
                 room -= len(span)
-        yield from ()
 
     def _send(self) -> Iterator[Finished]:
         """Send each host that is not being asked what it is to run, and ask how far it is."""
@@ -574,8 +585,8 @@ class Run:
         for span in self._shares.waiting:
             self._shares.drop(span)
         while self._shares.busy and not self._limits.over:
-            yield from self._send()
-            yield from self._receive()
+            yield from self._use(self._send)
+            yield from self._use(self._receive)
             yield from not_begun(self._shares.waiting, timeout)
             for span in self._shares.waiting:
                 self._shares.drop(span)

@@ -1,0 +1,5 @@
+"""A module whose name no code has."""
+
+
+def double(x):
+    return 2 * x

@@ -1,0 +1,3 @@
+"""A package of which the program imports the top only."""
+
+DETAIL = "from the package"

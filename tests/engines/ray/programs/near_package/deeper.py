@@ -1,0 +1,3 @@
+"""What nobody has imported."""
+
+SHIFT = 1000

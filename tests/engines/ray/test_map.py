@@ -1,0 +1,253 @@
+"""Maps over two and three hosts: what comes back, what is lost, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import Hosts, Job, Process
+from tests.support import Outcome, wait_until, within
+
+PROGRAMS = Path(__file__).parent / "programs"
+SEEDS = Path(__file__).parents[2] / "seeds" / "programs"
+OWN = {"WEFT_KEY": "a key of more than sixteen letters"}
+WEFT = [sys.executable, "-m", "weft"]
+#: two workers on each host
+OPEN = [*WEFT, "open", "--max-cpu", "2", "--max-gpu", "0"]
+
+
+@pytest.fixture(scope="module")
+def cluster(_three_hosts: Hosts) -> Iterator[Hosts]:
+    """Three hosts, of which two are a cluster. At the end nothing is left of it."""
+    hosts = _three_hosts
+    first = hosts.run_on(1, [*OPEN, "--port", "2718"], env=OWN)
+    assert first.code == 0, first
+    join(hosts, 2)
+    yield hosts
+    for k in (2, 1):
+        hosts.run_on(k, [*WEFT, "close"], env=OWN)
+    assert not (left := hosts.leave_nothing()), left
+
+
+def join(hosts: Hosts, k: int) -> None:
+    joined = hosts.run_on(k, [*OPEN, "--join", "host1:2718"], env=OWN)
+    assert joined.code == 0, joined
+
+
+@pytest.fixture
+def drive(cluster: Hosts) -> Callable[..., Outcome]:
+    """Run a program on the first host, to its end."""
+
+    def run(*line: str, env: dict[str, str] | None = None, timeout: float = 200) -> Outcome:
+        done = cluster.run_on(
+            1, [sys.executable, *line], env={**OWN, **(env or {})}, timeout=timeout
+        )
+        if done.code != 0:
+            pytest.fail(str(done))
+        return done
+
+    return run
+
+
+def test_what_comes_back(cluster: Hosts, drive: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Values, exceptions, modules, arrays, seeds, output: as from one host, with their host."""
+    folder = tmp_path / "near"
+    shutil.copytree(PROGRAMS, folder)
+    (tmp_path / "empty").mkdir()
+    assert cluster.run_on(2, ["mount", "--bind", str(tmp_path / "empty"), str(tmp_path)]).code == 0
+    try:
+        done = drive(str(folder / "values.py"), env={"SET_BY_THE_PROGRAM": "no"})
+    finally:
+        cluster.run_on(2, ["umount", str(tmp_path)])
+    lines = done.out.splitlines()
+    assert lines[-1] == "ended with 1 thread"
+    for x in range(4):
+        (printed,) = [line for line in lines if line.endswith(f"printed {x}")]
+        (logged,) = [line for line in lines if line.endswith(f"logged {x}")]
+        host = "host1" if x < 2 else "host2"
+        assert printed.startswith(f"[{host} ")
+        assert logged.startswith(f"LOG [{host} ")
+        assert f"UserWarning: warned {x}" in done.err
+
+
+BLOCKS = {
+    "playdoh_lists": ("distribute(inv, max_cpu=2", "0.5 0.3333333333333333\n"),
+    "playdoh_matrix": ("distribute(fun", "[5. 5. 5. 5.]\n"),
+    "playdoh_usage": ("distribute(fun", "done\n"),
+    "playdoh_shared_data": ("distribute(fun", "done\n"),
+}
+
+
+def test_the_programs_of_the_seed(
+    cluster: Hosts, drive: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """As they are written, with the names of machines; each of these takes part, this one too."""
+    for k in (1, 2):
+        names = cluster.run_on(k, "echo 10.78.0.2 bobs-machine >> /run/names; cat /run/names")
+        assert "bobs-machine" in names.out
+    scripts = []
+    for name, (call, _) in BLOCKS.items():
+        text = (SEEDS / f"{name}.py").read_text()
+        assert call in text
+        machines = f"{call}, machines=['bobs-machine', 'host1'], port=2718"
+        scripts.append(tmp_path / f"{name}.py")
+        scripts[-1].write_text(text.replace(call, machines))
+    everyone = tmp_path / "everyone.py"
+    everyone.write_text(
+        "import runpy, socket, sys, playdoh, weft\n"
+        "for path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')\n"
+        "machines = ['bobs-machine']\n"
+        "where = playdoh.distribute(lambda _: socket.gethostname(), machines=machines)(None)\n"
+        "assert sorted(where) == ['host1'] * 2 + ['host2'] * 2, where\n"
+        "one = weft.distribute(lambda _: socket.gethostname(), max_cpu=1, machines=machines)\n"
+        "assert sorted(one(None)) == ['host1'] + ['host2'] * 2\n"
+        "assert playdoh.map(pow, [2, 3], [5, 2], machines=machines) == [32, 9]\n"
+        "assert playdoh.map_async(abs, [-1, 2], machines=machines).get_result() == [1, 2]\n"
+        "uses = weft.distribute(lambda x, use_gpu: use_gpu, gpu_policy='prefer_gpu',\n"
+        "    machines=machines)\n"
+        "assert uses([1, 2]) == [False, False]\n"
+    )
+    done = drive(str(everyone), *map(str, scripts))
+    assert done.out == "".join(printed for _, printed in BLOCKS.values())
+
+
+def test_the_contract_of_pools(drive: Callable[..., Outcome], tmp_path: Path) -> None:
+    """What tests/contracts/test_pool.py asks of every engine's pool, with a driver on a host."""
+    drive(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "inner")),
+        str(Path(__file__).parents[2] / "contracts" / "test_pool.py"),
+        env={"WEFT_TEST_POOLS": "ray"},
+        timeout=280,
+    )
+
+
+class Driver:
+    """A program on a host that runs maps one after the other, while a test kills."""
+
+    def __init__(self, hosts: Hosts, k: int, *maps: tuple[str, dict[str, Any]]) -> None:
+        self._hosts = hosts
+        line = [sys.executable, "-u", str(PROGRAMS / "losses.py"), json.dumps(maps)]
+        self.job: Job = hosts.start_on(k, line, env=OWN)
+
+    def begins(self, name: str) -> None:
+        """Wait until a map is under way."""
+        assert self._waits_for(lambda out: f"BEGIN {name}" in out)
+
+    def ended(self, name: str) -> Any:
+        """How a map ended."""
+
+        def find(out: str) -> Any:
+            lines = [line[4:] for line in out.splitlines(True) if line.startswith("END ")]
+            found = dict(json.loads(line) for line in lines if line.endswith("\n"))
+            return found.get(name)
+
+        return self._waits_for(find)
+
+    def _waits_for(self, look: Callable[[str], Any]) -> Any:
+        def waited() -> Any:
+            return look(self.job.out) or (not self.job.running and "ended")
+
+        found = wait_until(waited)
+        assert found != "ended", self.job.wait()
+        return found
+
+
+def of_host(hosts: Hosts, k: int, words: str, least: int = 1) -> Process:
+    """The process of a host with these words in its command line that was started last, once there
+    are so many."""
+
+    def find() -> list[Process]:
+        found = [one for one in hosts.processes(k) if words in one.command]
+        return found if len(found) >= least else []
+
+    return max(wait_until(find), key=lambda one: one.inner)
+
+
+def test_losses(cluster: Hosts) -> None:
+    """Of a worker, an actor, a silent actor and a whole host: items are run elsewhere as retries
+    allow, else named with their host; the map goes on, and the next one too. A host that joins is
+    used."""
+    again, kept = {"retries": 1}, {"on_error": "return"}
+    driver = Driver(
+        cluster,
+        1,
+        ("worker", again),
+        ("actor", {}),
+        ("kept", kept),
+        ("silent", {**again, "count": 60}),
+    )
+    driver.begins("worker")
+    os.kill(of_host(cluster, 2, "fork_server", 3).pid, signal.SIGKILL)
+    assert driver.ended("worker") == [24, [], ["host1", "host2"]]
+    driver.begins("actor")
+    os.kill(of_host(cluster, 2, "ray::HostActor").pid, signal.SIGKILL)
+    kind, text = driver.ended("actor")
+    assert kind == "WorkerLost"
+    assert "host2 was lost (its process has ended) while it ran item" in text
+    assert "retries=1 runs such items again on another host" in text
+    driver.begins("kept")
+    os.kill(of_host(cluster, 2, "ray::HostActor").pid, signal.SIGKILL)
+    done, lost, hosts = driver.ended("kept")
+    assert done + len(lost) == 24
+    assert 1 <= len(lost) <= 6, lost
+    assert all("host2 was lost" in one for one in lost)
+    assert "host1" in hosts
+    driver.begins("silent")
+    stopped = of_host(cluster, 2, "ray::HostActor").pid
+    os.kill(stopped, signal.SIGSTOP)
+    join(cluster, 3)
+    done, lost, hosts = driver.ended("silent")
+    assert (done, lost) == (60, [])
+    assert "host3" in hosts
+    assert cluster.run_on(3, [*WEFT, "close"], env=OWN).code == 0
+    outcome = driver.job.wait()
+    assert outcome.code == 0, outcome
+    assert "lives" in outcome.out
+
+
+def only_nodes(hosts: Hosts, k: int) -> list[str]:
+    """What runs on a host besides the processes of its node."""
+    words = ("gcs_server", "raylet", "Agent", "dashboard", "engines.ray import node")
+    return [one.command for one in hosts.processes(k) if not any(w in one.command for w in words)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_ends_leaves_nothing(cluster: Hosts, number: int) -> None:
+    """Killed or interrupted in the middle of a map: no actor and no worker stays on any host."""
+    driver = Driver(cluster, 1, ("ends", {}))
+    driver.begins("ends")
+    assert any("HostActor" in one for one in only_nodes(cluster, 2))
+    driver.job.kill(number)
+    driver.job.wait()
+    left: list[str] = []
+    deadline = time.monotonic() + within(8)
+    while time.monotonic() < deadline:
+        left = [line for k in (1, 2) for line in only_nodes(cluster, k)]
+        if not left:
+            break
+        time.sleep(0.05)
+    assert not left
+
+
+def test_the_first_host_is_lost(cluster: Hosts) -> None:
+    """In the middle of a map of another host's driver: it is told, and its process lives on. The
+    last test: afterwards there is no cluster."""
+    driver = Driver(cluster, 2, ("head", {}), ("after", {"machines": ["host1"]}))
+    driver.begins("head")
+    os.kill(of_host(cluster, 1, "gcs/gcs_server").pid, signal.SIGKILL)
+    kind, text = driver.ended("head")
+    assert kind == "WorkerLost", text
+    kind, text = driver.ended("after")
+    assert kind == "MachineUnavailable", text
+    outcome = driver.job.wait()
+    assert outcome.code == 0, outcome
+    assert "lives" in outcome.out
