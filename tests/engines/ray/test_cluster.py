@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shlex
@@ -106,6 +107,9 @@ def test_what_the_first_says(opened: tuple[Hosts, Outcome]) -> None:
     assert "this machine, 10.78.0.1, gives" in first.out
     assert "cores and 0 GPUs to the cluster 10.78.0.1:2718" in first.out
     assert "weft open --join 10.78.0.1:2718" in first.out
+    token = hashlib.sha256(b"weft cluster " + hosts.run_on(1, ["cat", KEY]).out.encode())
+    for process in (*hosts.processes(1), *hosts.processes(2)):
+        assert token.hexdigest() not in process.command  # which all users can read
     modes = hosts.run_on(1, ["stat", "-c", "%a", KEY, str(Path(KEY).parent)]).out.split()
     assert modes == ["600", "700"]
 
@@ -277,6 +281,7 @@ signal.pause()
     driver = hosts.start_on(1, python(program), env=OWN)
     wait_until(lambda: "runs" in driver.out or not driver.running)
     told = hosts.run_on(2, weft("status"), env=OWN)
+    strangers = hosts.run_on(3, python(STRANGERS, *map(str, set(listening(hosts, 1)) - FEW)))
     driver.kill()
     driver.wait()
     assert told.code == 0, told
@@ -289,10 +294,29 @@ signal.pause()
         assert line.split()[-4:] == versions
         assert " GB " in line or " MB " in line
     assert lines[3].split()[2:4] == ["1", "0"]
+    refused = [int(port) for port in strangers.out.split()]
+    assert len(refused) >= 2, strangers  # of the driver, and of the actor
+    assert all(2728 <= port <= 2777 for port in refused)
+    assert strangers.err == ""
     assert lines[4:] == ["fun of host1 pid 7: 1 workers on host2, 12 items in 3 s"]
     assert told.err == ""
     alone = hosts.run_on(3, weft("status"), env=OWN)
     assert alone.out == "weft: no pipe is open, and this machine is in no cluster\n"
+
+
+#: prints the ports of the first host that refuse a task without a token, and with a wrong one
+STRANGERS = """
+import sys
+from weft.engines.ray import rpc
+for port in sys.argv[1:]:
+    refusals = 0
+    for token in (None, "0" * 64):
+        try:
+            rpc.call(f"host1:{port}", "CoreWorkerService/PushTask", token=token, timeout=5)
+        except rpc.WrongToken:
+            refusals += 1
+    print(port if refusals == 2 else f"let in at {port}")
+"""
 
 
 def test_long_answers(opened: tuple[Hosts, Outcome]) -> None:
@@ -364,9 +388,25 @@ def test_a_port_in_use(opened: tuple[Hosts, Outcome]) -> None:
     assert not hosts.processes(3)
 
 
+def test_no_port_is_left(opened: tuple[Hosts, Outcome]) -> None:
+    """Programs that use the cluster need one each, and are told, where Ray would end them."""
+    hosts, _ = opened
+    server = hosts.start_on(1, python(LISTENS, *map(str, range(2728, 2778))))
+    wait_until(lambda: "listens" in server.out)
+    told = hosts.run_on(1, weft("status"), env=OWN)
+    server.kill()
+    server.wait()
+    assert told.code == 1
+    assert "weft: all ports from 2728 to 2777 of this machine are in use, of which" in told.err
+
+
+#: listens at the ports that it is given, those of them that are free
 LISTENS = """
-import socket, sys, signal
-server = socket.create_server(("", int(sys.argv[1])))
+import contextlib, socket, sys, signal
+servers = []
+for port in sys.argv[1:]:
+    with contextlib.suppress(OSError):
+        servers.append(socket.create_server(("", int(port))))
 print("listens", flush=True)
 signal.pause()
 """

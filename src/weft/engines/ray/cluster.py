@@ -329,7 +329,7 @@ def _at_once(ask: Callable[[str], Any], machines: Sequence[str], until: float) -
 
 def connect(cluster: Cluster) -> None:
     """Connect this process to a cluster, unless it is. Raises EngineUnavailable if it is connected
-    to another one, which is the user's."""
+    to another one, which is the user's, or if this machine has no port for it."""
     global _connected
     ray = load_ray()
     if ray.is_initialized():
@@ -340,6 +340,8 @@ def connect(cluster: Cluster) -> None:
                 f"have one connection only; call ray.shutdown() to use that at {cluster.address}"
             )
         return
+    if cluster.key is not None:
+        _validate_room(parse_machine(cluster.address)[1])
     own = next((node.address for node in cluster.nodes if node.is_this), None)
     with _settings(cluster.key), _own_addresses(cluster.address):
         ray.init(
@@ -351,6 +353,20 @@ def connect(cluster: Cluster) -> None:
         )
     _connected = True
     _silence(ray)
+
+
+def _validate_room(port: int) -> None:
+    """Raise EngineUnavailable if no port is left for this process: Ray would end it."""
+    first, last = (port + offset for offset in node.WORKERS)
+    for number in range(first, last + 1):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", number))
+            return
+    raise EngineUnavailable(
+        f"all ports from {first} to {last} of this machine are in use, of which each program that "
+        "uses the cluster, and each of its workers here, needs one; wait until some have ended"
+    )
 
 
 def _silence(ray: Any) -> None:
