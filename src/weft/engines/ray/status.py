@@ -85,8 +85,9 @@ def lines_of_maps(members: Sequence[Member], maps: Sequence[RunningMap]) -> Iter
     """Yield a line for each map on each machine. Pure."""
     names = {member.address: member.name for member in members}
     for part in maps:
+        workers = "1 worker" if part.workers == 1 else f"{part.workers} workers"
         yield (
-            f"{part.function} of {part.driver}: {part.workers} workers on "
+            f"{part.function} of {part.driver}: {workers} on "
             f"{names.get(part.address, part.address)}, {part.done} items in {part.seconds:.0f} s"
         )
     if not maps:
