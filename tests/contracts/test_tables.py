@@ -657,6 +657,46 @@ def test_staleness(outcome: Any) -> None:
     assert all(outcome(staleness))
 
 
+@BODIES.of_all
+def rows_that_may_be_older(group: Group) -> bool:
+    size, rank = group.size, group.rank
+    for consistency in ("async", "bsp", weft.ssp(2)):
+        table = weft.MatrixTable(9, size, dtype="int64", consistency=consistency)
+        delta = np.zeros((9, size), "int64")
+        delta[:, rank] = 1
+        before = np.zeros((9, size), "int64")
+        for turn in range(1, 8):
+            table.add(delta)
+            for accepted in (weft.ssp(2), weft.ssp(1)):
+                for ids in (None, [8, 0, 8], [4]):
+                    found = table.get(ids, consistency=accepted)
+                    rows = before[range(9) if ids is None else ids]
+                    assert found.dtype == "int64"
+                    assert (found >= rows).all(), "rows never get older"
+                    # who has not added as often cannot be seen to have
+                    assert (found[:, rank] >= turn - accepted.slack).all(), (turn, found)
+                    assert (found[:, rank] <= turn).all()
+                    assert table.staleness <= max(accepted.slack, turn)
+            group.barrier()
+            found = table.get(consistency=weft.ssp(2))
+            assert (found >= turn - 2).all(), (turn, found)
+            assert table.staleness <= 2
+            assert (table.get() == turn).all()
+            before = found
+            group.barrier()
+        out = np.empty((2, size), "int64")
+        assert table.get([1, 7], out=out, consistency=weft.ssp(9)) is out
+        assert (out == before[[1, 7]]).all() or (out > before[[1, 7]]).any()
+    for wrong, kind in (("bsp", InvalidValue), (weft.ssp, InvalidType), (3, InvalidType)):
+        assert "weft.ssp(k)" in raised(lambda w=wrong: table.get(consistency=w), kind)
+    return usable(group)
+
+
+def test_rows_that_may_be_older(outcome: Any) -> None:
+    """get(consistency=ssp(k)) has everybody's adds but for the last k, on every engine."""
+    assert all(outcome(rows_that_may_be_older))
+
+
 # saved and loaded
 
 

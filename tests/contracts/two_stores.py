@@ -109,7 +109,14 @@ class StoreOfTwoHosts(Store):
                 )
             time.sleep(0.001)
 
-    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+    def get(
+        self,
+        ids: Ids | None,
+        out: Array | None,
+        *,
+        timeout: float | None = None,
+        slack: int | None = None,
+    ) -> Array:
         with self._turn:
             needed = self.spec.consistency.before_get(self._own)
             self._await(needed, timeout)

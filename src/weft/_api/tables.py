@@ -32,6 +32,7 @@ from weft._core import checkpoint, tables, updaters
 from weft._core.arguments import whole
 from weft._core.arithmetic import Array
 from weft._core.tables import (
+    Consistency,
     Ids,
     Interrupted,
     TableSpec,
@@ -165,11 +166,21 @@ class Table:
 
     # reading and updating
 
-    def get(self, rows: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+    def get(
+        self,
+        rows: Any = None,
+        *,
+        out: Any = None,
+        timeout: float | None = None,
+        consistency: Consistency | None = None,
+    ) -> Any:
         """Return a copy of all rows, or of these, in the order given.
 
         `rows`: a row id, several of them, or a slice, which is taken as NumPy takes it.
         `out`: an array of the result's shape and dtype, which is written to and returned.
+        `consistency`: `weft.ssp(k)` to accept rows that have everybody's adds but for the last k of
+        this rank's count. Over hosts they may then come from the host's own copy of others' rows,
+        which is fetched once for all its ranks; this rank's own last k adds may be missing, too.
 
         Raises InvalidValue, InvalidType, NotInitialized, and Stalled where the consistency makes
         it wait.
@@ -177,7 +188,8 @@ class Table:
         if self._background.pending:
             self._background.finish()
         ids, room = self._prepare_get(rows, out)
-        values = self._store.get(ids, room, timeout=timeout)
+        slack = None if consistency is None else tables.slack_of(consistency)
+        values = self._store.get(ids, room, timeout=timeout, slack=slack)
         return out if values is out else self._deliver(values, out)
 
     def add(self, delta: Any, rows: Any = None, *, timeout: float | None = None) -> None:

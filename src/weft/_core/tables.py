@@ -330,6 +330,15 @@ def resolve(value: object) -> Consistency:
     raise kind(f"consistency={value!r}: expected 'async', 'bsp' or weft.ssp(k)")
 
 
+def slack_of(value: object) -> int:
+    """Return by how many clocks rows may be older, as `get(consistency=ssp(k))` says. Raises
+    InvalidType and InvalidValue for anything else."""
+    if isinstance(value, Consistency) and value.name == "ssp":
+        return value.slack
+    kind = InvalidValue if isinstance(value, (str, Consistency)) else InvalidType
+    raise kind(f"get(consistency={value!r}): expected weft.ssp(k), or None for the latest rows")
+
+
 def behind(counts: Mapping[int, int], needed: int) -> list[int]:
     """List the ranks that have made fewer adds than needed, given how many each has made."""
     return [rank for rank, count in counts.items() if count < needed]

@@ -313,8 +313,16 @@ class Store(ABC):
         """Return how many adds have been applied to the rows."""
 
     @abstractmethod
-    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
-        """Copy all rows, or these, into `out` or, if that is None, a new array. Raises Stalled."""
+    def get(
+        self,
+        ids: Ids | None,
+        out: Array | None,
+        *,
+        timeout: float | None = None,
+        slack: int | None = None,
+    ) -> Array:
+        """Copy all rows, or these, into `out` or, if that is None, a new array. With `slack` they
+        may be so many clocks old: where rows are elsewhere, a copy may do. Raises Stalled."""
 
     @abstractmethod
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:

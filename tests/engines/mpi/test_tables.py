@@ -53,6 +53,41 @@ def test_a_computing_rank_delays_nobody(two_hosts: Hosts) -> None:
     assert float(add) < 1000 * within(0.02), outcome
 
 
+COPIES = """
+import numpy as np, weft
+group = weft.init(timeout=60)
+table = weft.MatrixTable(100, 8)
+away = np.arange(50, 100) if group.rank < 2 else np.arange(50)
+
+def asked():
+    lane = table._store._lane
+    return lane._memory.words[lane._asked]
+
+table.get(away, consistency=weft.ssp(1))
+fetched = []
+for clock in range(1, 7):
+    table.add(np.ones((100, 8)))
+    group.barrier()
+    before = asked()
+    rows = table.get(away[::-1], consistency=weft.ssp(2))
+    fetched.append(asked() - before)
+    assert (rows >= (clock - 2) * group.size).all() and (rows == rows[0]).all()
+    group.barrier()
+print("fetched", *fetched, flush=True)
+"""
+
+
+def test_a_copy_is_fetched_once_for_a_host(two_hosts: Hosts) -> None:
+    """Of the two ranks of each host one fetches, every third clock; the other finds it there."""
+    outcome = two_hosts.launch(COPIES, 2)
+    assert outcome.code == 0, outcome
+    found = re.findall(r"\[(\d)\] fetched (.*)", outcome.out)
+    by_rank = {int(rank): list(map(int, counts.split())) for rank, counts in found}
+    for first, second in ((0, 1), (2, 3)):
+        together = [one + other for one, other in zip(by_rank[first], by_rank[second], strict=True)]
+        assert together == [0, 0, 1, 0, 0, 1], by_rank
+
+
 REFUSED = """
 import threading
 import numpy as np, weft

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 #: what is asked for: rows that were named, rows from..to; to change them; the rest for saving and
 #: loading, and what the agents know
 GET_SOME, GET_RANGE, ADD_SOME, ADD_RANGE, READ, WRITE, SET_STEPS, COUNTS, CHANGES = range(9)
+#: of the own agent: a handle of the host's copy of other hosts' rows
+COPY = 9
 #: what comes of it
 DONE, FAILED, LOST, UNKNOWN = range(4)
 #: flags of a request: it begins an add; the updater counts it; it stages under bsp

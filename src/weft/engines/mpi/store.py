@@ -24,9 +24,12 @@ from weft._core import rows
 from weft._core.arguments import deadline_after, seconds_until, validate_seconds
 from weft._core.sharding import DROPPED, ID_BYTES, Piece, Share
 from weft.engines.base import Store
+from weft.engines.local.memory import blocks
+from weft.engines.local.memory.segment import BlockHandle
 from weft.engines.local.tables.state import STATE, TableMemory
 from weft.engines.local.tables.store import SharedRows
 from weft.engines.mpi import lanes
+from weft.engines.mpi.copies import CopyMemory, RowCopy
 from weft.engines.mpi.lanes import HostGone, Message, Request, rows_at
 from weft.engines.mpi.layout import HostRanks, Layout, decode_writes, shifted
 from weft.engines.refusals import reentrant_error
@@ -58,6 +61,8 @@ class HostStore(Store):
     ) -> None:
         self.spec, self._key, self._sharding = layout.spec, key, layout.sharding
         self._meeting, self._timeout = meeting, timeout
+        self._layout, self._ranks, self._recorder = layout, ranks, recorder
+        self._copy: RowCopy | None = None
         self._hosts = meeting.placement.order
         self._at = self._hosts.index(meeting.host)
         self._low, self._high = self._sharding.part(self._at)
@@ -74,19 +79,80 @@ class HostStore(Store):
 
     # reading
 
-    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+    def get(
+        self,
+        ids: Ids | None,
+        out: Array | None,
+        *,
+        timeout: float | None = None,
+        slack: int | None = None,
+    ) -> Array:
         self._own.validate_use()
         if timeout is not None:
             validate_seconds(timeout)
         deadline = deadline_after(timeout, self._timeout)
         try:
+            if slack is not None and self._lane is not None:
+                return self._get_copied(ids, out, slack, deadline)
             copied = self._get(ids, out, deadline)
         except BaseException:
             if self._in_turn != threading.get_ident():
                 self._own.release_locks()
+            if self._copy is not None:
+                self._copy.lock.release_held()
             raise
         self.staleness = self._own.clocks.staleness()
         return copied
+
+    def _get_copied(self, ids: Ids | None, out: Array | None, slack: int, deadline: float) -> Array:
+        """Read the own host's rows, and others from its copy, which is renewed where it is too
+        old."""
+        own, clock = self._own, self._own.clocks.own
+        named = np.arange(self.spec.n_rows) if ids is None else ids
+        found = out
+        if found is None:
+            found = np.empty(named.shape + self.spec.row_shape, self.spec.dtype)
+        flat, named = found.reshape(named.size, *self.spec.row_shape), named.reshape(-1)
+        here = (named >= self._low) & (named < self._high)
+        away = (~here).nonzero()[0]
+        oldest = clock
+        if away.size:
+            copied = np.empty((away.size, *self.spec.row_shape), self.spec.dtype)
+            oldest = self._open_copy(deadline).read(
+                named[away],
+                copied,
+                own=clock,
+                slack=slack,
+                counts=lambda: [own.clocks.own, *own.clocks.present().values()],
+                fetch=lambda rows_named, into: self._fetch(rows_named, into, deadline),
+                deadline=deadline,
+            )
+            rows.write(flat, away, copied)
+        if away.size < named.size:
+            mine = here.nonzero()[0]
+            rows.write(flat, mine, self._get(named[mine], None, deadline))
+        self.staleness = max(0, clock - oldest)
+        return found
+
+    def _fetch(self, ids: Ids, out: Array, deadline: float) -> None:
+        self._get(ids, out, deadline)
+
+    def _open_copy(self, deadline: float) -> RowCopy:
+        """Return this host's copy of other hosts' rows. Raises OutOfMemory."""
+        if self._copy is None:
+            handles: list[bytes] = []
+            message = Message(
+                self._request(lanes.COPY, self._at),
+                take=lambda body: handles.append(body.tobytes()),
+            )
+            self._converse([message], deadline)
+            block = blocks.attach(BlockHandle.decode(handles[0]), seconds_until(deadline))
+            places = len(self._meeting.places)
+            memory = CopyMemory(self._layout, self._at, places, block)
+            self._copy = RowCopy(
+                memory, ranks=self._ranks, recorder=self._recorder, timeout=self._timeout
+            )
+        return self._copy
 
     def _get(self, ids: Ids | None, out: Array | None, deadline: float) -> Array:
         if not self._own.is_bsp:

@@ -28,10 +28,13 @@ from weft._core.arithmetic import Array
 from weft._core.sharding import GONE, USES, WINDOW, News
 from weft._core.tables import Interrupted
 from weft.engines.local.meeting.locks import Lock
+from weft.engines.local.meeting.meeting import TROUBLES
+from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block
 from weft.engines.local.tables.state import STATE, Changes, Staging, TableMemory
 from weft.engines.local.tables.store import SharedRows
 from weft.engines.mpi import lanes
+from weft.engines.mpi.copies import CopyMemory
 from weft.engines.mpi.lanes import Answer, LaneMemory, Request, rows_at
 from weft.engines.mpi.layout import HostRanks, Layout, encode_writes, shifted
 from weft.engines.mpi.mail import Frame, Letter, Messages
@@ -77,6 +80,7 @@ class Part:
         self.told = {rank: News(rank, 0, USES) for rank in meeting.local}
         self.told_at = 0.0
         self._gone: set[int] = set()
+        self._copy: CopyMemory | None = None
         self._writers: dict[int, tuple[Changes, Staging]] = {}
 
     @property
@@ -91,6 +95,18 @@ class Part:
             staging = Staging(self.block, self.memory, clocks=self.rows.clocks, changes=changes)
             self._writers[rank] = changes, staging
         return self._writers[rank]
+
+    def open_copy(self) -> bytes:
+        """Return a handle of this host's copy of other hosts' rows, which is made for the first
+        rank that asks. Raises what allocating memory raises."""
+        if self._copy is None:
+            places = len(self._meeting.places)
+            block = blocks.allocate(CopyMemory(self.layout, self.at, places).nbytes)
+            self._copy = CopyMemory(self.layout, self.at, places, block)
+            self._copy.format()
+        if self._copy.block is None:
+            return b""
+        return blocks.export(self._copy.block.buffer, owned=False).encode()
 
     # clocks
 
@@ -523,11 +539,27 @@ class Tables:
         request = lanes.read_request(slot)
         agent = opened.service.agents[request.host]
         opened.under_way[rank, number % WINDOW] = number, request.host
+        if request.kind == lanes.COPY:
+            self._answer_copy(opened, rank, number, request)
+            return
         if agent in self._mail.failed:
             self._answer_lost(opened, rank, number % WINDOW, number)
             return
         lanes.write_tag(slot, opened.first_tag + rank * WINDOW + number % WINDOW)
         self._messages.send(slot[: request.length], agent, Messages.REQUEST)
+
+    def _answer_copy(self, opened: LaneSet, rank: int, number: int, request: Request) -> None:
+        """Give a rank of this host a handle of the host's copy of other hosts' rows."""
+        slot, part = opened.memory.slot(rank, number), self._parts.get(request.table)
+        code, body = lanes.UNKNOWN, np.empty(0, np.uint8)
+        if part is not None:
+            try:
+                code, body = lanes.DONE, np.frombuffer(part.open_copy(), np.uint8)
+            except TROUBLES as error:
+                code, body = lanes.FAILED, _pickled(error)
+        slot[lanes.HEADER : lanes.HEADER + body.size] = body
+        lanes.write_answer(slot, Answer(code, 0, body.size))
+        self._publish(opened, rank, number % WINDOW)
 
     def _answer_lost(self, opened: LaneSet, rank: int, slot: int, number: int) -> None:
         lanes.write_answer(opened.memory.slot(rank, number), Answer(lanes.LOST, 0, 0))

@@ -34,7 +34,14 @@ class SerialStore(Store):
         #: whether a thread is in the middle of an add
         self._in_turn = False
 
-    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+    def get(
+        self,
+        ids: Ids | None,
+        out: Array | None,
+        *,
+        timeout: float | None = None,
+        slack: int | None = None,
+    ) -> Array:
         self._validate_use(timeout)
         with self._turn:
             if self._in_turn:

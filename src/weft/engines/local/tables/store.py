@@ -365,7 +365,14 @@ class LocalStore(Store):
         self._in_turn = 0
         rows.ranks.roster.watch(rows.ranks.members)
 
-    def get(self, ids: Ids | None, out: Array | None, *, timeout: float | None = None) -> Array:
+    def get(
+        self,
+        ids: Ids | None,
+        out: Array | None,
+        *,
+        timeout: float | None = None,
+        slack: int | None = None,
+    ) -> Array:
         self._rows.validate_use()
         if timeout is not None:
             validate_seconds(timeout)
