@@ -733,6 +733,17 @@ def saved_and_loaded(group: Group) -> bool:
             assert np.array_equal(again.get(), table.get()), option
             group.barrier()
         assert again.interrupted == ()
+        # into a table that is there
+        table.add(given(rank, shape, "int8", 30))
+        group.barrier()
+        assert weft.load(path, into=table) is table
+        third = weft.load(path)
+        assert np.array_equal(table.get(), third.get())
+        assert table._store.steps == third._store.steps
+        group.barrier()
+    other = weft.ArrayTable(6, dtype="int16")
+    for wrong, kind in ((other, InvalidValue), ("table", InvalidType)):
+        assert "into=" in raised(lambda w=wrong: weft.load(folder() / "table 0", into=w), kind)
     # what cannot be read or written is told to everybody
     missing = folder() / "nobody" / "table"
     assert "nobody" in raised(lambda: weft.load(missing), FileNotFoundError)

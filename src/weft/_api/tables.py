@@ -44,6 +44,7 @@ from weft._core.tables import (
     validate_dtype,
     validate_size,
 )
+from weft._core.updaters import Updater
 from weft.adapters import lookup
 from weft.engines.background import Background
 from weft.engines.base import Group, Handle
@@ -495,14 +496,16 @@ def save_all(folder: str | os.PathLike[str]) -> list[str]:
     return paths
 
 
-def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
+def load(path: str | os.PathLike[str], *, updater: Any = None, into: Table | None = None) -> Table:
     """Return the table that was saved to a file, with its rows and its updater's state.
 
     Every rank calls it; there may be more or fewer ranks than when it was saved. If the updater
-    was a function, pass the same one as `updater=`.
+    was a function, pass the same one as `updater=`. With `into=` that table, of the same shape,
+    dtype, updater and consistency, gets the rows and is returned: it is then one of the ranks that
+    are left, wherever its rows were before.
 
-    Raises DamagedFile if the file is not, or no longer, a saved table, OutOfMemory,
-    FileNotFoundError and the like, on every rank.
+    Raises InvalidValue if `into` is another kind of table, DamagedFile if the file is not, or no
+    longer, a saved table, OutOfMemory, FileNotFoundError and the like, on every rank.
     """
     group = session.group()
     where = _validate_path(group, "load", path)
@@ -521,6 +524,8 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
         header = _by_master(group, read_header)
         try:
             rule = _updater(where, header, updater)
+            if into is not None:
+                _validate_into(where, header, rule, into)
         except Exception as error:
             group.refuse("load", error)
             raise
@@ -540,7 +545,25 @@ def load(path: str | os.PathLike[str], *, updater: Any = None) -> Table:
             table._store.set_steps(header["steps"])
 
         _by_master(group, read_rows)
-        return table
+        if into is None:
+            return table
+        into.finish()
+        into._store, into._group = table._store, table._group
+        return into
+
+
+def _validate_into(where: Path, header: dict[str, Any], rule: Updater, into: object) -> None:
+    """Raise unless a saved table can become this one."""
+    if not isinstance(into, Table):
+        raise InvalidType(f"load(into={into!r}): expected a table, or nothing for a new one")
+    spec = into._spec
+    saved = (header["kind"], header["shape"], header["dtype"], rule, header["consistency"])
+    if saved != (spec.kind, spec.shape, spec.dtype.name, spec.updater, spec.consistency):
+        raise InvalidValue(
+            f"{where} has a {header['kind']} of shape {header['shape']} and {header['dtype']} with "
+            f"updater {rule} and consistency {header['consistency']}, which cannot become "
+            f"{into!r}; leave into= out for a new table"
+        )
 
 
 def _updater(where: Path, header: dict[str, Any], given: Any) -> updaters.Updater:

@@ -207,16 +207,19 @@ while table.get([mine])[0, 0] < 300 * len(victims):
 try:
     for _ in range(30):
         table.add(ones, [0, 1, 2, 3, 399_996, 399_997, 399_998, 399_999])
-        clock.add(ones)
-        clock.get()
+        if len(victims) == 1:  # when a host is lost, ranks see it at different adds
+            clock.add(ones)
+            clock.get()
     print(f"rank {group.rank} went on", flush=True)
 except weft.RowsLost as error:
     print(f"rank {group.rank} lost {error.host} {error.rows} {error.ranks}", flush=True)
     table.add(np.ones((1, 8)), [mine])  # the own rows are there
 assert table.get([mine])[0, 0] >= 300 * len(victims)
 group = group.survivors(timeout=60)
-again = weft.load(path)
+again = weft.load(path, into=table)
+assert again is table and table.group is group
 assert (again.get() == 4).all(), again.get()
+group.barrier()
 again.add(np.ones((400_000, 8), np.float32))
 group.barrier()
 assert (again.get([0, 399_999]) == 4 + group.size).all()
@@ -240,9 +243,7 @@ def test_a_host_is_lost(two_hosts: Hosts, tmp_path: Path) -> None:
         KILLED, 2, "add", "2,3", str(tmp_path / "saved"), ft=True, timeout=90
     )
     assert sorted(re.findall(r"rank (\d) lost", outcome.out)) == ["0", "1"], outcome
-    # the large table, or the one in step
-    rows = r"range\(200000, 400000\)|range\(4, 8\)"
-    assert len(re.findall(rf"lost host2 ({rows}) \(2, 3\)", outcome.out)) == 2, outcome
+    assert outcome.out.count("lost host2 range(200000, 400000) (2, 3)") == 2, outcome
     assert outcome.out.count("restored") == 2, outcome
 
 

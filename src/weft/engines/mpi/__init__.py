@@ -15,6 +15,7 @@ lanes.py         the memory through which a rank asks its agent for rows of othe
 layout.py        a table's memory on each host, and what is known of its ranks
 tables.py        the agent's part in tables: the rows of its host, and requests of other hosts
 store.py         a table as a rank sees it
+copies.py        a host's copy of rows that other hosts keep
 making.py        how a table is made, by ranks and agents
 group.py         MpiGroup
 launcher.py      `weft run --hosts`

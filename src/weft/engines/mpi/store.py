@@ -511,7 +511,7 @@ class HostStore(Store):
             f"table {self.spec.name!r}: host {gone.host}, which kept rows {low} to {high - 1}, "
             f"{gone.why}; the other rows are still there. Go on with the ranks that are left, and "
             "load what was saved last:\n    group = group.survivors()\n"
-            "    table = weft.load(path)",
+            "    weft.load(path, into=table)",
             gone.ranks,
             self._meeting.local_states(),
             host=gone.host,
