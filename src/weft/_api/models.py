@@ -30,6 +30,7 @@ from weft._core.arithmetic import Array, address
 from weft._core.failures import warn_caller
 from weft._core.updaters import Updater
 from weft.adapters import containers, lookup
+from weft.engines.base import Store
 from weft.errors import InvalidType, InvalidValue
 
 
@@ -137,8 +138,12 @@ class ModelTable:
         ]
         for view, value in apart:
             np.copyto(view, value, casting="unsafe")
-        for part in self._parts:
-            part.exchange(timeout)
+        changed = [part for part in self._parts if part.has_changes(timeout)]
+        if changed:
+            first = changed[0].table._store
+            first.exchange([part.change() for part in changed], timeout=timeout)
+        for part in changed:
+            part.take()
         if apart:
             self._write(values)
         return True
@@ -249,17 +254,25 @@ class _Part:
             self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
             self.views = _cut(flat, self.views)
 
-    def exchange(self, timeout: float | None) -> None:
-        """Add what has changed since the last exchange, and take the latest values."""
-        if self._alone:
-            if timeout is not None:
-                validate_seconds(timeout)
-            self.table._store.exclusive_rows()  # refuses after shutdown
-            return
+    def has_changes(self, timeout: float | None) -> bool:
+        """Return whether there is anything to exchange: not where the values live in the table."""
+        if not self._alone:
+            return True
+        if timeout is not None:
+            validate_seconds(timeout)
+        self.table._store.exclusive_rows()  # refuses after shutdown
+        return False
+
+    def change(self) -> tuple[Store, Array, Array]:
+        """Return what has changed since the last exchange, the table that it is added to, and the
+        array for the latest values."""
+        self.table.finish()
         old, new = (self._current, self._last) if self._against else (self._last, self._current)
         np.subtract(new, old, out=self._change)
-        self.table.add(self._change, timeout=timeout)
-        self.table.get(out=self._current, timeout=timeout)
+        return self.table._store, self._change, self._current
+
+    def take(self) -> None:
+        """Note the latest values."""
         np.copyto(self._last, self._current)
 
 

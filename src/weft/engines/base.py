@@ -328,6 +328,17 @@ class Store(ABC):
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         """Apply the updater to all rows, or to these. Raises Stalled."""
 
+    @classmethod
+    def exchange(
+        cls, parts: Sequence[tuple[Store, Array, Array]], *, timeout: float | None = None
+    ) -> None:
+        """Add a delta to all rows of each of several tables, then copy all rows of each into an
+        array. Raises Stalled."""
+        for store, delta, _ in parts:
+            store.add(delta, None, timeout=timeout)
+        for store, _, out in parts:
+            store.get(None, out, timeout=timeout)
+
     @abstractmethod
     def interrupted(self) -> tuple[Interrupted, ...]:
         """List the adds that ranks had begun, and not finished, when they died."""

@@ -11,9 +11,11 @@ on all hosts or on none.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -209,24 +211,26 @@ class HostStore(Store):
 
     def _read_all(self, out: Array | None, clock: int, deadline: float) -> Array:
         found = np.empty(self.spec.shape, self.spec.dtype) if out is None else out
+        messages = self._messages_to_get(found, clock)
+        self._converse(messages, deadline, lambda: self._read_own(found, deadline))
+        return found
 
-        def read_own() -> None:
-            if self._low < self._high:
-                own = found[self._low : self._high]
-                self._own.read(None, own, seconds_until(deadline))
+    def _read_own(self, found: Array, deadline: float) -> None:
+        if self._low < self._high:
+            own = found[self._low : self._high]
+            self._own.read(None, own, seconds_until(deadline))
 
+    def _messages_to_get(self, found: Array, clock: int) -> Iterator[Message]:
         pieces = _in_turn(
             self._sharding.pieces(host) for host in range(len(self._hosts)) if host != self._at
         )
-        messages = (
+        return (
             Message(
-                self._of_piece(lanes.GET_RANGE, piece, clock=clock, length=lanes.HEADER),
+                self._of_piece(lanes.GET_RANGE, piece, clock=clock),
                 take=partial(self._put, found, self._slice_of(piece)),
             )
             for piece in pieces
         )
-        self._converse(messages, deadline, read_own)
-        return found
 
     # writing
 
@@ -255,19 +259,71 @@ class HostStore(Store):
             finally:
                 self._in_turn = 0
 
+    @classmethod
+    def exchange(
+        cls, parts: Sequence[tuple[Store, Array, Array]], *, timeout: float | None = None
+    ) -> None:
+        """Add to several tables and read them, without a wait in between, where the consistency
+        allows it: each host carries out a rank's requests in their order."""
+        stores = [store for store, _, _ in parts if isinstance(store, HostStore)]
+        alike = len(stores) == len(parts) and len({id(store._lane) for store in stores}) == 1
+        if not alike or any(store._own.is_bsp for store in stores):
+            super().exchange(parts, timeout=timeout)
+            return
+        with contextlib.ExitStack() as turns:
+            for store in stores:
+                store._own.validate_use()
+                turns.enter_context(store._taking_turn())
+            deadline = deadline_after(timeout, stores[0]._timeout)
+            for store in stores:
+                clocks = store._own.clocks
+                clocks.await_others(store.spec.consistency.before_add(clocks.own), deadline)
+            given = [(s, delta, out) for s, (_, delta, out) in zip(stores, parts, strict=True)]
+
+            def change_own() -> None:
+                for store, delta, out in given:
+                    store._update_own(delta)
+                    store._read_own(out, deadline)
+
+            messages = itertools.chain(
+                *(store._messages_to_add(delta, 0) for store, delta, _ in given),
+                *(store._messages_to_get(out, 0) for store, _, out in given),
+            )
+            stores[0]._converse(messages, deadline, change_own, once_begun=True)
+            for store in stores:
+                store._own.clocks.tick()
+                store.staleness = store._own.clocks.staleness()
+
+    @contextlib.contextmanager
+    def _taking_turn(self) -> Iterator[None]:
+        """Have this thread be the one that adds, until the end; release what it still holds then
+        if anything was raised."""
+        with self._turn:
+            self._validate_turn()
+            try:
+                self._in_turn = threading.get_ident()
+                yield
+            except BaseException:
+                self._own.release_locks()
+                raise
+            finally:
+                self._in_turn = 0
+
     def _add_all(self, delta: Array, clock: int, deadline: float) -> None:
-        mine = delta[self._low : self._high]
+        messages = self._messages_to_add(delta, clock)
+        self._converse(messages, deadline, lambda: self._update_own(delta), once_begun=True)
 
-        def add_own() -> None:
-            if len(mine):
-                self._own.update(mine, None, deadline_after(None, self._timeout))
+    def _update_own(self, delta: Array) -> None:
+        if self._low < self._high:
+            mine = delta[self._low : self._high]
+            self._own.update(mine, None, deadline_after(None, self._timeout))
 
-        parts = (
+    def _messages_to_add(self, delta: Array, clock: int) -> Iterator[Message]:
+        return _in_turn(
             self._parts_of_all(host, delta, clock)
             for host in range(len(self._hosts))
             if host != self._at
         )
-        self._converse(_in_turn(parts), deadline, add_own, once_begun=True)
 
     def _parts_of_all(self, host: int, delta: Array, clock: int) -> Iterator[Message]:
         for number, piece in enumerate(self._sharding.pieces(host)):
