@@ -53,6 +53,34 @@ def test_a_computing_rank_delays_nobody(two_hosts: Hosts) -> None:
     assert float(add) < 1000 * within(0.02), outcome
 
 
+MODELS = """
+import numpy as np, weft
+group = weft.init(timeout=60)
+for consistency in ("async", "bsp", weft.ssp(2)):
+    model = {"w": np.zeros((300, 2000), np.float32), "n": np.zeros(5, np.int64), "d": np.zeros(3)}
+    table = weft.ModelTable(model, consistency=consistency)
+    for _ in range(5):
+        model["w"] += 1
+        model["n"] += 1
+        model["d"] += 0.5
+        assert table.sync()
+    group.barrier()
+    if consistency != "bsp":
+        table.sync()
+    for name, each in (("w", 5), ("n", 5), ("d", 2.5)):
+        assert (model[name] == each * group.size).all(), (consistency, name, model[name])
+    group.barrier()
+print("equal", flush=True)
+"""
+
+
+def test_models(two_hosts: Hosts) -> None:
+    """A model of three dtypes: the tables of all exchange at once, and every change is there."""
+    outcome = two_hosts.launch(MODELS, 2)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("equal") == 4
+
+
 COPIES = """
 import numpy as np, weft
 group = weft.init(timeout=60)

@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ _REQUEST = struct.Struct("=QBBHIIQQQQQQ")
 _ANSWER, _TAG = struct.Struct("=BQQ"), struct.Struct("=Q")
 #: bytes of a slot before ids and rows
 HEADER = 128
+#: bytes of the messages that travel as one
+_TOGETHER = 64 << 10
 _LINE = 8
 
 
@@ -115,6 +117,48 @@ def write_answer(slot: Any, answer: Answer) -> None:
 
 def read_answer(slot: Any) -> Answer:
     return Answer(*_ANSWER.unpack_from(slot))
+
+
+def together(messages: Sequence[tuple[int, Array]]) -> Iterator[list[tuple[int, Array]]]:
+    """Divide messages to one host, each with a tag, into those that travel together: several small
+    ones that follow each other."""
+    some: list[tuple[int, Array]] = []
+    size = 0
+    for message in messages:
+        length = len(message[1])
+        if some and size + length > _TOGETHER:
+            yield some
+            some, size = [], 0
+        some.append(message)
+        size += length
+    if some:
+        yield some
+
+
+def join(messages: Sequence[tuple[int, Array]]) -> Array:
+    """Return several messages as one: how many, the tag and length of each, then all."""
+    heads = np.array([len(messages), *(n for t, m in messages for n in (t, len(m)))], np.int64)
+    ends = np.cumsum([_aligned(heads.nbytes), *(_aligned(len(m)) for _, m in messages)])
+    whole = np.empty(int(ends[-1]), np.uint8)
+    whole[: heads.nbytes] = heads.view(np.uint8)
+    for start, (_, message) in zip(ends.tolist(), messages, strict=False):
+        whole[start : start + len(message)] = message
+    return whole
+
+
+def split(whole: Array) -> list[tuple[int, Array]]:
+    """Return the messages that `join` has joined, as views."""
+    count = int(whole[:8].view(np.int64)[0])
+    heads = whole[8 : 8 + 16 * count].view(np.int64).tolist()
+    found, start = [], _aligned(8 + 16 * count)
+    for tag, length in zip(heads[::2], heads[1::2], strict=True):
+        found.append((tag, whole[start : start + length]))
+        start += _aligned(length)
+    return found
+
+
+def _aligned(length: int) -> int:
+    return -(-length // 64) * 64
 
 
 def rows_at(count: int) -> int:

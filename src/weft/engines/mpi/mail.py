@@ -164,8 +164,8 @@ class Mail:
 class Messages:
     """Messages of tables: from memory straight into memory, of any length, one for each."""
 
-    #: of requests; answers have the tags that their requests name
-    REQUEST, FIRST_ANSWER = 1, 16
+    #: of a request, of several, and of several answers; one has the tag that its request names
+    REQUEST, REQUESTS, ANSWERS, FIRST_ANSWER = 1, 2, 3, 16
 
     def __init__(self, comm: Any, mail: Mail) -> None:
         self._comm, self._mail = comm, mail
@@ -223,7 +223,8 @@ class Messages:
     @property
     def coming_bytes(self) -> int:
         """Return the bytes of the requests that are coming."""
-        return sum(len(memory) for *_, tag, memory in self._coming if tag == self.REQUEST)
+        requests = self.REQUEST, self.REQUESTS
+        return sum(len(memory) for *_, tag, memory in self._coming if tag in requests)
 
     def _probe(self, room_for: Callable[[int, int, int], Any]) -> tuple[Any, int, int, Any] | None:
         status = self._status

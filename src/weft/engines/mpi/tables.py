@@ -53,6 +53,9 @@ _MOST_HELD = 64 << 20
 #: how often a lock that is taken is tried before the agent waits for it, a millisecond at a time
 _TRIES = 200
 
+#: bytes of an exception that travels as it is
+_LONGEST_ERROR = 64 << 10
+
 Steps = Generator[None, None, Any]
 
 
@@ -414,6 +417,9 @@ class Tables:
         self._parts: dict[int, Part] = {}
         self._lanes: list[LaneSet] = []
         self._streams: dict[tuple[int, int], Stream] = {}
+        #: what is to be sent in this turn, by agent
+        self._requests: dict[int, list[tuple[int, Array]]] = {}
+        self._answers: dict[int, list[tuple[int, Array]]] = {}
         self._held = 0
         self._looked = 0.0
         self._failed = 0
@@ -462,13 +468,22 @@ class Tables:
             self._look()
         for opened in self._lanes:
             moved |= self._take_requests(opened)
+        self._send_requests()
         for sender, tag, memory in self._messages.poll(self._room_for):
             moved = True
             if tag == Messages.REQUEST:
                 self._receive_request(sender, memory)
+            elif tag == Messages.REQUESTS:
+                for _, request in lanes.split(memory):
+                    self._receive_request(sender, request)
+            elif tag == Messages.ANSWERS:
+                for its_tag, answer in lanes.split(memory):
+                    self._room_for(sender, its_tag, len(answer))[:] = answer
+                    self._receive_answer(its_tag)
             else:
                 self._receive_answer(tag)
         moved |= self._advance_streams()
+        self._send_answers()
         moved |= self.tell(now)
         return moved
 
@@ -534,6 +549,26 @@ class Tables:
             opened.taken[rank] = asked
         return moved
 
+    def _send_requests(self) -> None:
+        """Send what the ranks of this host ask for, the small requests to one host as one."""
+        for agent, requests in self._requests.items():
+            for some in lanes.together(requests):
+                if len(some) == 1:
+                    self._messages.send(some[0][1], agent, Messages.REQUEST)
+                else:
+                    self._messages.send(lanes.join(some), agent, Messages.REQUESTS)
+        self._requests.clear()
+
+    def _send_answers(self) -> None:
+        """Send what came of requests, the small answers to one host as one."""
+        for agent, answers in self._answers.items():
+            for some in lanes.together(answers):
+                if len(some) == 1:
+                    self._messages.send(some[0][1], agent, some[0][0])
+                else:
+                    self._messages.send(lanes.join(some), agent, Messages.ANSWERS)
+        self._answers.clear()
+
     def _bring(self, opened: LaneSet, rank: int, number: int) -> None:
         slot = opened.memory.slot(rank, number)
         request = lanes.read_request(slot)
@@ -545,8 +580,9 @@ class Tables:
         if agent in self._mail.failed:
             self._answer_lost(opened, rank, number % WINDOW, number)
             return
-        lanes.write_tag(slot, opened.first_tag + rank * WINDOW + number % WINDOW)
-        self._messages.send(slot[: request.length], agent, Messages.REQUEST)
+        tag = opened.first_tag + rank * WINDOW + number % WINDOW
+        lanes.write_tag(slot, tag)
+        self._requests.setdefault(agent, []).append((tag, slot[: request.length]))
 
     def _answer_copy(self, opened: LaneSet, rank: int, number: int, request: Request) -> None:
         """Give a rank of this host a handle of the host's copy of other hosts' rows."""
@@ -585,7 +621,7 @@ class Tables:
 
     def _room_for(self, sender: int, tag: int, length: int) -> Any:
         """Return where a message goes: an answer into its slot, a request into fresh memory."""
-        if tag == Messages.REQUEST:
+        if tag in (Messages.REQUEST, Messages.REQUESTS):
             held = self._held + self._messages.coming_bytes
             if held and held + length > _MOST_HELD:
                 return None
@@ -635,14 +671,17 @@ class Tables:
         if message is None:
             message = np.empty(lanes.HEADER, np.uint8)
         lanes.write_answer(message, Answer(code, value, len(message) - lanes.HEADER))
-        self._messages.send(message, sender, tag)
+        self._answers.setdefault(sender, []).append((tag, message))
 
 
 def _pickled(error: Exception) -> Array:
+    """Return an exception as bytes; if it cannot be pickled, or is long, its message in another."""
     import cloudpickle
 
     try:
         text = cloudpickle.dumps(error)
     except Exception:
-        text = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        text = b""
+    if not 0 < len(text) <= _LONGEST_ERROR:
+        text = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"[:1000]))
     return np.frombuffer(text, np.uint8)
