@@ -154,6 +154,7 @@ def test_a_host_is_cut_off(two_hosts: Hosts) -> None:
         ("kill", "0,1", SMALL),
         ("speaker", "0", SMALL),
         ("raise", "1", SMALL),
+        ("raise", "2", SMALL),  # its speaker, the agent, ends a second later: another takes over
         pytest.param("kill", "0", LARGE, marks=pytest.mark.soak),
         pytest.param("kill", "1,2", LARGE, marks=pytest.mark.soak),
         pytest.param("speaker", "3", SMALL, marks=pytest.mark.soak),

@@ -51,16 +51,17 @@ class Agent:
         host_of: Sequence[int],
         ranks: Sequence[int],
         leave: Callable[[], bool],
+        is_ending: Callable[[], bool],
     ) -> None:
         """`mail` and `messages` outlive this agent; `host_of` tells the host of each rank in MPI;
         `ranks` are the places in the launch of the ranks of this host; `leave` tells whether the
-        loop must end."""
+        loop must end, `is_ending` whether it soon will, though ranks of this host may go on."""
         self.mail, self.session = mail, session
         self.mpi_rank = mail.comm.Get_rank()
         self.host, self.host_of = host, host_of
         self.roster, self.place = roster, roster.rank
         self.recorder = roster.open_recorder()
-        self._ranks, self._leave = ranks, leave
+        self._ranks, self._leave, self.is_ending = ranks, leave, is_ending
         self._bell = Bell(roster, roster.rank)
         #: counts what has happened: the loop naps when it stays the same
         self.progress = 0

@@ -609,7 +609,8 @@ class Service:
                 self.say_farewell()
                 return
             waiting = [index for index in living if meeting.present(meeting.places[index])]
-            if waiting and len(waiting) == len(living):
+            # an agent that is about to end leaves that to the one that takes its place
+            if waiting and len(waiting) == len(living) and not self.agent.is_ending():
                 break
             self._look_at_times(self._look_for_gone_here)
             yield

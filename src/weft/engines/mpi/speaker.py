@@ -299,7 +299,9 @@ def main(descriptor: int) -> None:
     except Gone:  # the rank is gone, without a word
         os._exit(1)
     complete = voice.await_all_ends(failed)
-    signal.alarm(_FAILING if failed else _FINALIZING)  # MPI_Finalize keeps the interpreter's lock
+    # MPI_Finalize keeps the interpreter's lock: no thread could end it
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the script may have had it ignored
+    signal.alarm(_FAILING if failed else _FINALIZING)
     if complete and not voice.has_lost:
         mpi.Finalize()
     else:
@@ -320,6 +322,8 @@ def _load_mpi(conversation: Conversation) -> Any:
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    # Open MPI ends the job as soon as a process in it is gone; its ranks need a moment to say who
+    os.environ.setdefault("OMPI_MCA_mpi_abort_delay", "1")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -517,6 +521,7 @@ class Voice:
             host_of=placement.host_of,
             ranks=range(size),
             leave=self._must_leave,
+            is_ending=self._is_ending,
         )
         own = size + placed.local_rank
         meeting = HostMeeting(
@@ -556,17 +561,24 @@ class Voice:
         return self._command is not None
 
     def _must_leave(self) -> bool:
-        """Return whether the rank is gone without a word."""
+        """Return whether the rank is gone without a word, or has failed some time ago."""
+        if not self._is_ending():
+            return False
+        if self._command == ["end", True] and not self._rank_is_gone():
+            self._failed_at = self._failed_at or time.monotonic()
+            return time.monotonic() > self._failed_at + _GRACE
+        return True
+
+    def _is_ending(self) -> bool:
+        """Return whether the rank is gone without a word, or has failed: then this process ends
+        soon."""
         if self._rank_is_gone():
             return True
         try:
             self._told_something()
         except Gone:
             return True
-        if self._command == ["end", True]:
-            self._failed_at = self._failed_at or time.monotonic()
-            return time.monotonic() > self._failed_at + _GRACE
-        return False
+        return bool(self._command == ["end", True])
 
     def _is_sending(self) -> bool:
         """Let messages go that the last agent has sent; return whether there still are some."""

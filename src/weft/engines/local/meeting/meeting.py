@@ -287,7 +287,8 @@ class Meeting:
             if self._gone_places([place]):
                 return True
             if time.monotonic() >= deadline:
-                raise self.stalled_error([self.places.index(place)])
+                # who decides need not be of this generation
+                raise self.stalled_error([i for i, p in enumerate(self.places) if p == place])
             return False
 
         self._waiter.wait(self._memory.head(place, word), wanted, deadline, check)
