@@ -203,9 +203,10 @@ class DistributedFunction:
             )
 
     def shutdown(self) -> None:
-        """Do what `finished` does, and end the workers: those behind a named pipe for everybody."""
+        """Do what `finished` does, and end the workers: those behind a named pipe, and the nodes of
+        a cluster, for everybody."""
         self.finished()
-        self._pool.close()
+        self._pool.shut_down()
 
     def __enter__(self) -> DistributedFunction:
         return self

@@ -414,6 +414,10 @@ class Pool(ABC):
     def close(self) -> None:
         """End the workers; a later job starts new ones."""
 
+    def shut_down(self) -> None:
+        """End the workers, also those that were opened for several programs."""
+        self.close()
+
 
 #: what `Team.call` gives every rank unless it is told something else
 NO_COMMON: Mapping[str, Any] = MappingProxyType({})

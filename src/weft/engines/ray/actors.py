@@ -74,6 +74,8 @@ class Actor:
         #: Ray's reference to the answer that `Pulse` awaits
         self.pulse: Any = handle.ready.remote()
         self.idle_since = time.monotonic()
+        #: the number of the map that it is still to be told to end; 0: none
+        self.ended = 0
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method; return Ray's reference to the answer."""
@@ -192,6 +194,7 @@ class Actors:
             for actor in _idle[::-1]:
                 if actor.node.node_id == place.node.node_id and not actor.is_silent:
                     _idle.remove(actor)
+                    actor.ended = 0
                     return actor
         return self._start(place.node)
 
@@ -218,9 +221,10 @@ class Actors:
         _forget(actor)
 
     def give_back(self, number: int, used: Iterable[Actor]) -> None:
-        """Keep actors, none of whose items of a map are left, for the next map."""
+        """Keep actors, none of whose items of a map are left, for the next map, which ends this one
+        there; if none comes, the pulse does."""
         for actor in used:
-            actor.call("end", number)
+            actor.ended = number
             actor.idle_since = time.monotonic()
             with _lock:
                 _idle.append(actor)
@@ -375,6 +379,11 @@ class _Pulse:
                 _everyone.discard(actor)
         for reference in silent:
             asked[reference].missed += 1
+        with _lock:
+            for actor in _idle:
+                if actor.ended:
+                    actor.call("end", actor.ended)
+                    actor.ended = 0
 
     def ask_head(self) -> bool:
         """Ask the first host of the cluster now. Return whether it has answered."""

@@ -152,6 +152,14 @@ def prestart() -> None:
     """Start nothing: what takes time is on other machines."""
 
 
+def shut_down(reached: Cluster) -> None:
+    """End the actors of this process and, where weft has opened it, the cluster. Raises Stalled."""
+    opened = reached.key is not None and _private is None
+    close()
+    if opened:
+        close_cluster(reached)
+
+
 def close() -> None:
     """End the actors of this process, its connection to a cluster, and the node that it has started
     for itself. Nodes that were opened are ended by `close_node`."""

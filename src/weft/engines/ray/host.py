@@ -33,16 +33,18 @@ from weft.engines.ray import arrays
 from weft.engines.ray.messages import Begin, Part, Report, Request
 from weft.engines.ray.modules import Adopted
 from weft.engines.ray.status import RunningMap
-from weft.engines.ray.wire import Packed, Sent, pack_values, send_error
-from weft.errors import Cancelled, RemoteError, RemoteTraceback
+from weft.engines.ray.wire import Packed, Sent, pack_values, send_error, store_size
+from weft.errors import Cancelled, OutOfMemory, RemoteError, RemoteTraceback, format_bytes
 from weft.resources import THREAD_VARIABLES, host_name, visible_gpus
 
 #: seconds without a call after which an actor ends itself
 _SILENCE = 5.0
-#: seconds that a report takes
-_MOMENT = 0.001
+#: seconds of work that are not worth a report, as it and what follows take as long
+_MOMENT = 0.01
 #: seconds until a report that has nothing to tell
 _REPORT = 1.0
+#: bytes of results in one report, unless one chunk has more
+_MOST_BYTES = 256 << 20
 #: seconds that a job has to end what still runs
 _END = 10.0
 
@@ -184,6 +186,7 @@ class HostJob:
         #: how many items it has got and not finished
         self._left = 0
         self._done = 0
+        self._seconds = 0.0
         self._since = time.monotonic()
         self._failures: list[tuple[range, Exception]] = []
         self._error: BaseException | None = None
@@ -217,7 +220,7 @@ class HostJob:
             self._left += sum(len(span) for span, _ in spans)
         try:
             with _loading:
-                items = packed.load()
+                items = packed.load(copy=False)  # the workers get copies
         except Exception as error:  # a class's own unpickling may raise anything
             self._add_singly(spans, error)
             return
@@ -255,15 +258,27 @@ class HostJob:
             self._changed.wait_for(lambda: self._finished or over(), _REPORT)
             if self._finished:
                 self._changed.wait_for(over, request.patience)
-                if self._left < workers:  # all may have ended before the report would be there
+                if self._left * self._seconds < _MOMENT * workers * max(1, self._done):
+                    # all will have ended before others could take something
                     self._changed.wait_for(lambda: self._left == 0 or self._ended, _MOMENT)
-            finished, self._finished = self._finished, []
+            finished = self._take()
             ended = self._ended and not self._finished
             error = self._error if ended else None
             unbegun = tuple(self._supply.spans())
         parts, values = _pack(finished)
         sent = None if error is None else send_error(error, host_name())
         return Report(parts, values, unbegun, self.outdated, outlet.take(), sent, ended)
+
+    def _take(self) -> list[Finished]:
+        """Remove and return what has ended, but not more than goes well into one report."""
+        count, size = 0, 0
+        for one in self._finished:
+            size += one.received
+            if count and size > _MOST_BYTES:
+                break
+            count += 1
+        taken, self._finished = self._finished[:count], self._finished[count:]
+        return taken
 
     def fail(self, error: BaseException) -> None:
         """End the job before it has begun."""
@@ -293,6 +308,7 @@ class HostJob:
                         self._finished.append(finished)
                         self._left -= len(finished.values)
                         self._done += len(finished.values)
+                        self._seconds += finished.seconds
                         self._changed.notify_all()
             finally:
                 pool.forget(prepared)
@@ -348,6 +364,11 @@ def _pack(finished: list[Finished]) -> tuple[tuple[Part, ...], Packed | None]:
         {index: send_error(error, host) for index, error in one.failures.items()}
         for one in finished
     ]
+    for position, one in enumerate(finished):
+        if one.received > store_size():
+            error = _too_large(one)
+            failures[position] = dict.fromkeys(_indexes(one), send_error(error, host))
+            one.values[:] = [None] * len(one.values)
     values = [one.values for one in finished]
     packed = None
     if finished:
@@ -377,6 +398,24 @@ def _pack(finished: list[Finished]) -> tuple[tuple[Part, ...], Packed | None]:
         for one, failed in zip(finished, failures, strict=True)
     )
     return parts, packed
+
+
+def _indexes(one: Finished) -> range:
+    return range(one.first, one.first + len(one.values))
+
+
+def _too_large(one: Finished) -> OutOfMemory:
+    indexes = _indexes(one)
+    which = (
+        f"item {indexes[0]} has"
+        if len(indexes) == 1
+        else f"items {indexes[0]} to {indexes[-1]} have"
+    )
+    return OutOfMemory(
+        f"the result of {which} {format_bytes(one.received)}, and Ray's store on {host_name()}, "
+        f"through which it would go to the driver, {format_bytes(store_size())}; return a part, or "
+        "write it to a file"
+    )
 
 
 class Output:

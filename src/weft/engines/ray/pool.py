@@ -52,9 +52,11 @@ from weft.engines.ray.wire import (
     pack_function,
     pack_values,
     receive_error,
+    sendable,
+    store_size,
 )
 from weft.engines.refusals import forked_error
-from weft.errors import Loss, Stalled, WorkerLost
+from weft.errors import Loss, OutOfMemory, Stalled, WorkerLost, format_bytes
 from weft.resources import THREAD_VARIABLES, host_name
 
 if TYPE_CHECKING:
@@ -123,6 +125,11 @@ class RayPool(Pool):
     def close(self) -> None:
         self._actors.close()
 
+    def shut_down(self) -> None:
+        from weft.engines.ray import engine
+
+        engine.shut_down(self._actors.cluster)
+
 
 class _Host:
     """A host as a map under way sees it."""
@@ -156,6 +163,7 @@ class Run:
         self._began = time.monotonic()
         self._number = actors.next_job()
         self._connection = connection.number
+        self._store = store_size()
         self._items = Items(job, self._limits, lambda: sum(p.workers for p in places))
         self._shares = Shares(self._items.known, retries=job.retries)
         self._places = list(places)
@@ -294,18 +302,20 @@ class Run:
 
     def _send(self) -> Iterator[Finished]:
         """Send each host that is not being asked what it is to run, and ask how far it is."""
-        for key in list(self._hosts):
-            host = self._hosts.get(key)
-            if host is None or host.exchange is not None:
-                continue
-            batches, failed = self._batches(key)
+        idle = [key for key, host in self._hosts.items() if host.exchange is None]
+        given = {} if self._over else {key: self._next(key) for key in idle}
+        for key in idle:
+            host = self._hosts[key]
+            batches, failed = self._batches(key, given.get(key, []))
             yield from failed
             if host.taking is None and not batches and self._shares.is_hungry(key):
                 self._take_for(key)
-            if not self._shares.held(key) and not batches:
-                continue
-            more = not host.thief and self._may_have_more(key)
-            self._ask(host, tuple(batches), more)
+            if self._shares.held(key):
+                more = not host.thief and self._may_have_more(key)
+                self._ask(host, batches, more)
+
+    def _next(self, key: str) -> list[range]:
+        return self._shares.next(key, self._counts.get(self._hosts[key].place.node.node_id))
 
     def _may_have_more(self, key: str) -> bool:
         if self._job.one_each or self._items.known is None:
@@ -316,28 +326,23 @@ class Run:
             return True
         return not self._shares.is_hungry(key) and len(self._hosts) > 1
 
-    def _batches(self, key: str) -> tuple[list[Batch], list[Finished]]:
+    def _batches(self, key: str, spans: list[range]) -> tuple[tuple[Batch, ...], list[Finished]]:
         """Return items for a host, and those that cannot be sent, as failures."""
-        if self._over:
-            return [], []
-        failed: list[Finished] = []
-        most = self._counts.get(self._hosts[key].place.node.node_id)
-        while spans := self._shares.next(key, most):
-            try:
-                batch, rest = self._pack(spans)
-            except _Unsendable as error:
-                for span in spans:
-                    self._shares.unsent(key, span)
-                for one in error.failures:
-                    span = range(one.first, one.first + 1)
-                    self._shares.drop(span)
-                    self._items.forget(span)
-                failed += error.failures
-                continue
-            for span in rest:
+        if not spans:
+            return (), []
+        try:
+            batch, rest = self._pack(spans)
+        except _Unsendable as error:
+            for span in spans:
                 self._shares.unsent(key, span)
-            return [batch], failed
-        return [], failed
+            for one in error.failures:
+                span = range(one.first, one.first + 1)
+                self._shares.drop(span)
+                self._items.forget(span)
+            return (), error.failures
+        for span in rest:
+            self._shares.unsent(key, span)
+        return (batch,), []
 
     def _pack(self, spans: list[range]) -> tuple[Batch, list[range]]:
         """Return items as they are sent, and which of them are too many to be sent at once."""
@@ -346,9 +351,12 @@ class Run:
             values = [value for span in spans for value in self._items.get(span)]
             try:
                 with Noting() as noting:
-                    packed, names = pack_values(values, _MOST_BYTES if len(values) > 1 else None)
+                    most = min(_MOST_BYTES, self._store) if len(values) > 1 else self._store
+                    packed, names = pack_values(values, most)
                 break
             except TooLarge:
+                if len(values) == 1:
+                    raise self._too_large(spans[0].start) from None
                 spans, later = _halves(spans)
                 rest = later + rest
             except Exception as error:
@@ -364,6 +372,14 @@ class Run:
         self._function.arrays.update(noting.mentioned)
         self._note_modules(names)
         return Batch(tuple(known), packed), rest
+
+    def _too_large(self, index: int) -> _Unsendable:
+        error = OutOfMemory(
+            f"items[{index}] has more bytes than Ray's store on this host, "
+            f"{format_bytes(self._store)}, through which it would go to another host; send a part, "
+            "or a name from which the function reads it"
+        )
+        return _Unsendable([Finished(index, [None], {index: error}, worker=-1, pid=0)])
 
     def _unsendable(self, spans: list[range], error: Exception) -> _Unsendable:
         failures = []
@@ -419,8 +435,7 @@ class Run:
     def _reference(self, placed: Placed) -> Any:
         """Return Ray's reference to an array, which is put into its store at first use."""
         if placed.reference is None:
-            packed, _ = pack_values(placed.array)
-            placed.reference = self._ray.put(packed)
+            placed.reference = self._ray.put(sendable(placed.array))
         return placed.reference
 
     def _begin(self, host: _Host) -> Begin:

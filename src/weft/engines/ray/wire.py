@@ -13,14 +13,27 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from weft._core.failures import Failure, describe, restore
+from weft._core.shared import SharedArray
 from weft.engines.local.pool.payload import Payload, Pieces, is_interrupt, unpicklable_error
 from weft.errors import RemoteTraceback
 
 #: bytes from which on an array travels beside the pickle
 LARGE = 1 << 16
+
+
+@cache
+def store_size() -> int:
+    """Return how many bytes Ray's store on this host has room for. What is larger Ray would write
+    to disk, without a word."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    (node,) = (one for one in ray.nodes() if one["NodeID"] == own)
+    return int(node["Resources"].get("object_store_memory", sys.maxsize))
 
 
 class Packed(NamedTuple):
@@ -35,12 +48,14 @@ class Packed(NamedTuple):
     def nbytes(self) -> int:
         return len(self.data) + sum(len(buffer) for buffer in self.buffers)
 
-    def load(self) -> Any:
-        """Return the value, in memory of its own."""
+    def load(self, *, copy: bool = True) -> Any:
+        """Return the value, in memory of its own; or, for a reader that changes nothing and passes
+        it on, in that of Ray's store."""
         if not self.buffers:
             return pickle.loads(self.data)
         pairs = zip(self.buffers, self.readonly, strict=True)
-        return pickle.loads(self.data, buffers=[_own(*pair) for pair in pairs])
+        memory = _own if copy else _borrowed
+        return pickle.loads(self.data, buffers=[memory(*pair) for pair in pairs])
 
 
 def _own(buffer: Any, readonly: bool) -> Any:
@@ -49,6 +64,18 @@ def _own(buffer: Any, readonly: bool) -> Any:
     copy = np.array(buffer)
     copy.flags.writeable = not readonly
     return copy
+
+
+def _borrowed(buffer: Any, readonly: bool) -> Any:
+    """Return the same memory, which counts as writable if the sender's did: so that what is made of
+    it is. Ray's store lets nobody write."""
+    import ctypes
+
+    if readonly:
+        return buffer
+    memory: Any = (ctypes.c_char * len(buffer)).from_address(buffer.ctypes.data)
+    memory.owner = buffer
+    return memory
 
 
 class TooLarge(Exception):
@@ -143,6 +170,17 @@ def pack_values(values: Any, most: int | None = None) -> tuple[Packed, set[str]]
             raise
     payload.dump_by_value(values)
     return payload.packed(), payload.modules
+
+
+def sendable(array: Any) -> Any:
+    """Return an array as Ray's store can have it without a copy besides that one, or packed."""
+    import numpy as np
+
+    plain = array.view(np.ndarray) if isinstance(array, SharedArray) else array
+    contiguous = plain.flags.c_contiguous or plain.flags.f_contiguous
+    if type(plain) is np.ndarray and contiguous and not plain.dtype.hasobject:
+        return plain
+    return pack_values(array)[0]
 
 
 class Sent(NamedTuple):

@@ -17,6 +17,13 @@ def slow(x):
     return socket.gethostname()
 
 
+def until_seen(host, seen):
+    """Items until one was run on this host."""
+    end = time.monotonic() + 100
+    while host not in seen and time.monotonic() < end:
+        yield 0
+
+
 def say(*words):
     print(*words, flush=True)
 
@@ -32,18 +39,21 @@ def outcome(handle):
 
 
 for name, options in json.loads(sys.argv[1]):
-    count = options.pop("count", 24)
+    awaited, seen = options.pop("until", None), set()
+    items = range(24) if awaited is None else until_seen(awaited, seen)
     try:
-        handle = weft.map_async(slow, range(count), **{"engine": "ray", **options})
+        handle = weft.map_async(slow, items, **{"engine": "ray", **options})
     except weft.WeftError as error:
         say("END", json.dumps([name, (type(error).__name__, str(error))]))
         continue
-    seen = set()
     with contextlib.suppress(weft.WeftError):
         for _, host in handle.results():
             seen.add(host)
-            if len(seen) > 1:  # both hosts have begun
+            if len(seen) > 1 and awaited is None:  # both hosts have begun
                 break
-    say("BEGIN", name)
+            if len(seen) > 1:
+                say("BEGIN", name)
+    if awaited is None:
+        say("BEGIN", name)
     say("END", json.dumps([name, outcome(handle)]))
 say("pid", os.getpid(), "lives")
