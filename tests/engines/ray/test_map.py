@@ -97,6 +97,15 @@ def test_the_contract_of_pools(drive: Callable[..., Outcome], tmp_path: Path) ->
     )
 
 
+def test_without_machines(cluster: Hosts) -> None:
+    """On a host without a node: a node of the program's own, then the user's own Ray."""
+    folder = "/run/tmp/own"
+    line = [sys.executable, str(PROGRAMS / "alone.py"), folder]
+    done = cluster.run_on(3, line, timeout=120)
+    assert done.out == "done\n", str(done)
+    cluster.run_on(3, ["rm", "-rf", folder, f"{folder}_latest"])
+
+
 class Driver:
     """A program on a host that runs maps one after the other, while a test kills."""
 

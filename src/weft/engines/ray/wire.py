@@ -25,14 +25,19 @@ from weft.errors import RemoteTraceback
 LARGE = 1 << 16
 
 
-@cache
 def store_size() -> int:
     """Return how many bytes Ray's store on this host has room for. What is larger Ray would write
     to disk, without a word."""
     import ray
 
-    own = ray.get_runtime_context().get_node_id()
-    (node,) = (one for one in ray.nodes() if one["NodeID"] == own)
+    return _store_size_of(ray.get_runtime_context().get_node_id())
+
+
+@cache
+def _store_size_of(node_id: str) -> int:
+    import ray
+
+    (node,) = (one for one in ray.nodes() if one["NodeID"] == node_id)
     return int(node["Resources"].get("object_store_memory", sys.maxsize))
 
 
