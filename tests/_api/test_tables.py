@@ -67,7 +67,7 @@ def test_the_names_are_those_of_the_design() -> None:
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in array[1:])
     assert array[1].default == "float32"
     assert list(inspect.signature(weft.ArrayTable.get).parameters) == [
-        *("self", "rows", "out", "timeout")
+        *("self", "rows", "out", "timeout", "consistency")
     ]
     assert list(inspect.signature(weft.ArrayTable.add).parameters) == [
         *("self", "delta", "rows", "timeout")

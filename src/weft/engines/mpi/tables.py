@@ -182,15 +182,16 @@ class Part:
     def _get(self, request: Request, body: Array) -> Steps:
         rows, (changes, staging) = self.rows, self.writer(request.rank)
         where: Any = slice(request.low, request.high)
-        count = request.high - request.low
+        count, some = request.high - request.low, (rows.rows[where], None)
         if request.kind == lanes.GET_SOME:
             where, count = _ids(body, request.named), request.named
+            some = rows.rows, where
         message, found = self._message(count)
         if rows.is_bsp:
             yield from self._advance(request.clock, changes, staging)
         elif self.layout.spec.exact:
             for _ in range(3):
-                if rows.try_read(where, found) is not None:
+                if rows.try_read(*some, found) is not None:
                     return 0, message
                 yield
             if request.kind == lanes.GET_RANGE and len(rows.stripes) > 1:
@@ -259,7 +260,7 @@ class Part:
                 rows.count_step()
                 stream.step = rows.added_steps
             if ids.size:
-                rows.add_rows(delta, ids, prepared, changes=changes, step=stream.step)
+                rows.add_rows(delta, ids, prepared, changes, stream.step)
         finally:
             if exact:
                 rows.table.release_taken()

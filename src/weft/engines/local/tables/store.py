@@ -116,6 +116,7 @@ class SharedRows:
         self.changes = Changes(block, memory, ranks=ranks)
         self.staging = Staging(block, memory, clocks=self.clocks, changes=self.changes)
         self.is_bsp = spec.consistency.name == "bsp"
+        self._needs_no_lock = self.is_bsp or not spec.exact
         #: whether deltas are added to rows directly, by an adder
         self.adds_rows = spec.updater.name == "add" and not self.is_bsp
         self._adder = rows.make_adder(spec.n_rows, spec.dtype)
@@ -125,7 +126,7 @@ class SharedRows:
     def read(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         """Copy all rows or some. Under bsp nobody changes them: the caller has applied its clock,
         and has not added since."""
-        if self.is_bsp or not self.spec.exact:
+        if self._needs_no_lock:
             return rows.read(self.rows, ids, out)
         if ids is None and len(self.stripes) > 1:
             return self._read_stripes(out, deadline_after(timeout, self.timeout))
@@ -134,22 +135,19 @@ class SharedRows:
     def _read_whole_rows(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
         """Copy rows while nobody changes them."""
         for _ in range(_TRIES):
-            if (copied := self.try_read(ids, out)) is not None:
+            if (copied := self.try_read(self.rows, ids, out)) is not None:
                 return copied
         with self.table.exclusive(timeout=timeout):
             self.changes.mark_dead_writers()
             return rows.read(self.rows, ids, out)
 
-    def try_read(self, where: Ids | slice | None, out: Array | None) -> Array | None:
-        """Copy rows; return None if somebody has changed some meanwhile."""
+    def try_read(self, some: Array, ids: Ids | None, out: Array | None) -> Array | None:
+        """Copy the rows, or some of them; return None if somebody has changed some meanwhile."""
         write_begun, write_done = self.changes.write_begun, self.changes.write_done
         before = write_done.tolist()
         if write_begun.tolist() != before:
             return None
-        if isinstance(where, slice):
-            copied = rows.read(self.rows[where], None, out)
-        else:
-            copied = rows.read(self.rows, where, out)
+        copied = rows.read(some, ids, out)
         if faults.armed:
             faults.reach("table.copied")
         return copied if write_begun.tolist() == before else None
@@ -258,9 +256,11 @@ class SharedRows:
         prepared = self.prepare(delta, ids)
         alone = self.table.exclusive(timeout=seconds_until(deadline))
         with alone if self.spec.exact else nullcontext():
+            step = 0
             if not self.adds_rows:
                 self.count_step()
-            self.add_rows(delta, ids, prepared, changes=self.changes, step=self.added_steps)
+                step = self.added_steps
+            self.add_rows(delta, ids, prepared, self.changes, step)
 
     def prepare(self, delta: Array, ids: Ids) -> object:
         """Do what can be done for `add_rows` before the lock is taken."""
@@ -269,9 +269,9 @@ class SharedRows:
         return self._adder.prepare(self.rows, ids, delta, touch=self.spec.exact)
 
     def add_rows(
-        self, delta: Array, ids: Ids, prepared: object, *, changes: Changes, step: int
+        self, delta: Array, ids: Ids, prepared: object, changes: Changes, step: int
     ) -> None:
-        """Update some rows. Only for the holder of the table's lock."""
+        """Update some rows, as the `step`-th add. Only for the holder of the table's lock."""
         rank = changes.rank
         try:
             changes.begin(0, 0, ids)
@@ -359,6 +359,8 @@ class LocalStore(Store):
 
     def __init__(self, rows: SharedRows) -> None:
         self.spec, self._rows = rows.spec, rows
+        # looked up once: a get of few rows takes microseconds
+        self._roster, self._is_bsp, self._read = rows.ranks.roster, rows.is_bsp, rows.read
         #: held by the thread of this rank that adds or, under bsp, gets
         self._turn = threading.RLock()
         #: the thread that holds `_turn`; 0 if none
@@ -373,11 +375,12 @@ class LocalStore(Store):
         timeout: float | None = None,
         slack: int | None = None,
     ) -> Array:
-        self._rows.validate_use()
+        if not self._roster.is_here:
+            self._rows.validate_use()
         if timeout is not None:
             validate_seconds(timeout)
         try:
-            copied = self._get(ids, out, timeout)
+            copied = self._get(ids, out, timeout) if self._is_bsp else self._read(ids, out, timeout)
         except BaseException:
             if self._in_turn != threading.get_ident():
                 self._rows.release_locks()
@@ -386,8 +389,7 @@ class LocalStore(Store):
         return copied
 
     def _get(self, ids: Ids | None, out: Array | None, timeout: float | None) -> Array:
-        if not self._rows.is_bsp:
-            return self._rows.read(ids, out, timeout)
+        """Copy rows under bsp."""
         with self._turn:  # after another thread's add the other ranks may change these rows
             self._validate_turn()
             try:
