@@ -82,12 +82,14 @@ def test_opening_that_is_interrupted(two_hosts: Hosts) -> None:
 @pytest.mark.parametrize("k", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_scripts_that_serve(k: int, two_hosts: Hosts) -> None:
     """Playdoh's funworker begins a cluster, or joins one; both return when a program on one of the
-    hosts closes it, and nobody can join any more."""
+    hosts calls `shutdown`, and nobody can join any more."""
     scripts = serve_both(two_hosts)
     assert "weft open --join 10.78.0.1:2718" in scripts[0].out
     program = """
-from weft.engines.ray import cluster, opening
-opening.close_cluster(cluster.reach(["host1", "host2"], 2718))
+from playdoh import distribute, shutdown
+dfun = distribute(abs, machines=["host1", "host2"], port=2718, endaftercall=False)
+assert dfun([-1, -2, -3]) == [1, 2, 3]
+shutdown(dfun)
 """
     closed = two_hosts.run_on(k, [sys.executable, "-c", program], env=KEY)
     assert (closed.code, closed.out, closed.err) == (0, "", ""), closed

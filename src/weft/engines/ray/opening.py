@@ -69,14 +69,15 @@ def close_node() -> str:
 
 
 def close_cluster(reached: Cluster) -> None:
-    """End this user's nodes on all machines of a cluster, this machine's last. Raises Stalled for
-    those that have not ended in time."""
+    """End this user's nodes on the machines that were reached, this machine's last. Raises Stalled
+    for those that have not ended in time, MachineUnavailable if the first has ended already."""
     cluster.connect(reached)
+    chosen = {member.node_id for member in reached.nodes if not member.is_this}
     for member in cluster.living(reached):
-        if not member.is_this:
+        if member.node_id in chosen:
             cluster.on_node(node.end, member.node_id).remote()  # its process ends with the node
     until = time.monotonic() + _ALL_END
-    while others := [one.name for one in _living(reached) if not one.is_this]:
+    while others := [one.name for one in _living(reached) if one.node_id in chosen]:
         if time.monotonic() > until:
             raise Stalled(f"the nodes of {', '.join(others)} have not ended in {_ALL_END:.0f} s")
         time.sleep(0.05)
