@@ -43,6 +43,11 @@ class HostRanks(Ranks):
             or (rank not in self._here and self.state(rank) == GONE)
         ]
 
+    def gone_here(self) -> list[int]:
+        """Return the ranks of this host that have died or left."""
+        gone = set(self.roster.gone([*self._here.values()]))
+        return [rank for rank, member in self._here.items() if member in gone]
+
     def state(self, rank: int) -> int:
         """Return what is known of a rank: that it uses the table, has dropped it, or is gone."""
         return int(self._words[self._memory.word(rank, STATE)])

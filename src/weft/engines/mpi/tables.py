@@ -31,7 +31,7 @@ from weft.engines.local.meeting.locks import Lock
 from weft.engines.local.meeting.meeting import TROUBLES
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block
-from weft.engines.local.tables.state import STATE, Changes, Staging, TableMemory
+from weft.engines.local.tables.state import ADDS, STATE, Changes, Staging, TableMemory
 from weft.engines.local.tables.store import SharedRows
 from weft.engines.mpi import lanes
 from weft.engines.mpi.copies import CopyMemory
@@ -82,6 +82,11 @@ class Part:
         #: by rank of this host: what the other hosts were told
         self.told = {rank: News(rank, 0, USES) for rank in meeting.local}
         self.told_at = 0.0
+        #: the words of these ranks that others are told of, and what they were
+        self._watched = [
+            memory.word(rank, which) for rank in meeting.local for which in (ADDS, STATE)
+        ]
+        self._seen: list[int] = []
         self._gone: set[int] = set()
         self._copy: CopyMemory | None = None
         self._writers: dict[int, tuple[Changes, Staging]] = {}
@@ -115,15 +120,16 @@ class Part:
 
     def look_for_gone(self) -> None:
         """Note which ranks of this host are gone."""
-        meeting = self._meeting
-        members = meeting.launch_places(meeting.local)
-        gone = set(meeting.roster.gone(members))
-        self._gone |= {
-            rank for rank, member in zip(meeting.local, members, strict=True) if member in gone
-        }
+        gone = self._gone | set(self.ranks.gone_here())
+        if gone != self._gone:
+            self._gone, self._seen = gone, []
 
     def news(self, now: float, *, at_once: bool) -> list[News]:
         """Return what is to be told of this host's ranks."""
+        words = self.block.words
+        seen = [words[index] for index in self._watched]
+        if seen == self._seen:
+            return []
         if not at_once and not sharding.is_due(self.layout.spec.consistency, now - self.told_at):
             return []
         count, state = self.rows.clocks.count, self.ranks.state
@@ -137,6 +143,7 @@ class Part:
             if entry.state == GONE and count(entry.rank) != entry.adds:
                 return self.news(now, at_once=at_once)
             self.told[entry.rank] = entry
+        self._seen = seen
         if changed:
             self.told_at = now
         return changed
