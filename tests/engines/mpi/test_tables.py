@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import weft
 from tests.hosts import Hosts
-from tests.support import launch, wait_until, within
+from tests.support import deadline, launch, wait_until, within
 
 BUSY = """
 import os, sys, time
@@ -256,7 +256,14 @@ print(f"rank {group.rank} restored", flush=True)
 """
 
 
-@pytest.mark.parametrize("what", ["get", "add", "save"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "add",
+        pytest.param("get", marks=pytest.mark.soak),
+        pytest.param("save", marks=pytest.mark.soak),
+    ],
+)
 def test_a_rank_is_killed(two_hosts: Hosts, what: str, tmp_path: Path) -> None:
     """With ULFM: what it had added is there, whatever it was in the middle of; the others go on,
     and the checkpoint loads into the next generation."""
@@ -322,7 +329,7 @@ def test_a_host_dies_while_it_saves(two_hosts: Hosts, tmp_path: Path) -> None:
 CUT = """
 import sys, time
 import numpy as np, weft
-group = weft.init(timeout=3)
+group = weft.init(timeout=float(sys.argv[1]))
 table = weft.MatrixTable(1000, 8)
 group.barrier()
 print("ready", flush=True)
@@ -349,7 +356,7 @@ raise RuntimeError("the network is cut")  # a rank that ends well would wait for
 def test_a_link_is_cut(two_hosts: Hosts) -> None:
     """In the middle of get, add and saving: both sides reach their deadlines, which name the host;
     the rows of the own host can be used."""
-    job = two_hosts.start(CUT, 1)
+    job = two_hosts.start(CUT, 1, str(deadline(3)))
     wait_until(lambda: job.out.count("ready") == 2)
     two_hosts.cut(2)
     wait_until(lambda: job.out.count("own") >= 1)
