@@ -38,6 +38,7 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/map.py
 	$(BIN)/python benchmarks/functions.py
 	$(BIN)/python benchmarks/machines.py
+	$(BIN)/python benchmarks/machines_map.py
 	$(BIN)/python benchmarks/machines_tables.py
 	$(BIN)/python benchmarks/report.py
 

@@ -78,6 +78,14 @@ BENCHMARKS = (
         "those for buffers. gloo's all_reduce works in place.",
     ),
     Benchmark(
+        "machines_map",
+        "Map over machines",
+        "Two hosts as above, two workers on each, in a cluster of `weft open`. Ray's tasks and its "
+        "Pool run in the same program and cluster, Dask in one of its own; they take turns. "
+        "`best schedule`: the sum of all items over four workers. `weft, one host`: the local "
+        "engine beside the engine ray on the same host.",
+    ),
+    Benchmark(
         "machines_tables",
         "Tables over machines",
         "Between the same two hosts: a rank gets and adds rows that are all on the other host. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft._core.items import Window, zipped
+from weft._core.items import Supplied, Supply, Window, zipped
 from weft._core.schedule import LONGEST, TIMED, UNKNOWN, Chunk, Cost, Schedule
 
 #: what sending a chunk costs, as measured on one machine
@@ -505,3 +506,50 @@ def test_several_iterables_are_at_hand_if_each_is() -> None:
     schedule = Schedule(zipped([list(range(16)), range(20)]), 2, expected=Cost(1e-6))
     assert (schedule.total, schedule.at_hand) == (16, True)
     assert schedule.next() == Chunk(0, [(index, index) for index in range(8)])
+
+
+def test_a_supply_grows_and_shrinks() -> None:
+    """Items come under the indexes that they have among all, the first are drawn first, and the
+    last are taken back first; whoever waits is woken."""
+    woken = []
+    supply = Supply(threading.Lock())
+    supply.wake = lambda: woken.append(len(supply))
+    supply.add(Supplied(10, ["a", "b", "c"]))
+    supply.add(Supplied(50, ["x", "y"], runs=1))
+    assert woken == [3, 5]
+    assert supply.draw(2) == Supplied(10, ["a", "b"])
+    assert supply.spans() == [range(12, 13), range(50, 52)]
+    assert supply.take_back(1) == [range(51, 52)]
+    assert supply.take_back(5) == [range(12, 13), range(50, 51)]
+    assert len(supply) == 0
+    assert supply.draw(1) is None
+    assert not supply.closed
+    supply.close()
+    assert supply.closed
+
+
+def test_a_schedule_of_a_supply() -> None:
+    """It waits while nothing is there, gives each item its own index, counts earlier runs, and ends
+    when the supply is closed and empty."""
+    supply = Supply(threading.Lock())
+    schedule = Schedule(supply, 2, retries=1)
+    assert schedule.next() is None
+    assert schedule.waiting
+    supply.add(Supplied(7, ["a"], runs=1))
+    supply.add(Supplied(100, ["b"]))
+    chunk = schedule.next()
+    assert chunk == Chunk(7, ["a"])
+    assert not schedule.waiting
+    assert not schedule.lost(chunk, 7)  # it was run before, elsewhere
+    assert schedule.left() == [range(100, 101)]
+    second = schedule.next()
+    assert second == Chunk(100, ["b"])
+    assert schedule.lost(second, 100)
+    assert schedule.next() == second
+    assert schedule.next() is None
+    assert schedule.waiting
+    assert schedule.exhausted
+    assert not schedule.ends_unknown
+    supply.close()
+    assert schedule.next() is None
+    assert not schedule.waiting

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from weft._core.own_modules import is_own_file, own_modules
+from weft._core.own_modules import is_own, is_own_file, own_modules
 
 
 class Archive(NamedTuple):
@@ -39,8 +39,10 @@ NOTHING = Archive("", b"")
 def collect(names: Iterable[str]) -> Archive:
     """Return the user's modules that are loaded, those of these names, and what they import."""
     files: dict[str, str] = {}
-    for name, module in own_modules().items():
-        _add(files, name, str(vars(module)["__file__"]))
+    for name in own_modules():
+        module = sys.modules.get(name)  # it may have been removed, and imported from elsewhere
+        if is_own(name, module):
+            _add(files, name, str(vars(module)["__file__"]))
     waiting = {name.partition(".")[0] for name in names}
     seen: set[str] = set()
     for path in list(files.values()):
