@@ -127,6 +127,8 @@ def weft_cluster(
     for job in dask:
         job.kill(15)
         job.wait()
+    for k in (1, 2):
+        run(hosts, k, "rm", "-rf", "/run/tmp/dask-scratch-space")
     for k in (2, 1):
         run(hosts, k, sys.executable, "-m", "weft", "close")
     if left := hosts.leave_nothing(10):
