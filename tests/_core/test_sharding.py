@@ -81,7 +81,7 @@ def test_room() -> None:
     assert room_for(64) == 1 << 20
     assert WINDOW * 64 * room_for(64) == 256 << 20
     assert room_for(10_000) == 256 << 10
-    assert room_for(2, 50_000_000) == 50_000_000 + ID_BYTES
+    assert room_for(2, 50_000_000) == room_for(1, 40_000_000) == 64 << 20
 
 
 def test_what_is_told() -> None:

@@ -43,9 +43,10 @@ TELLING_SECONDS = 0.002
 
 def room_for(ranks: int, row_nbytes: int = 1) -> int:
     """Return the bytes of rows and ids in one message, where so many ranks of a host send and
-    receive: those of one row, if it is larger than what would else be sent at a time."""
+    receive: if one row is larger, the next power of two, so that few sizes are ever needed."""
     each = max(_SMALLEST, min(_LARGEST, _ALL // (WINDOW * ranks) // 4096 * 4096))
-    return max(each, row_nbytes + ID_BYTES)
+    row = row_nbytes + ID_BYTES
+    return each if row <= each else 1 << (row - 1).bit_length()
 
 
 class Piece(NamedTuple):

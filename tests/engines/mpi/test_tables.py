@@ -164,6 +164,139 @@ def test_what_is_refused(two_hosts: Hosts) -> None:
     assert all(f"ArrayTable({3 + rank}," in outcome.out for rank in range(3))
 
 
+TRYING = """
+import os, signal
+import numpy as np, weft
+group = weft.init(timeout=60)
+
+# ranks of one host need each other's adds while one of them reads
+table = weft.MatrixTable(8, 4, consistency="bsp")
+for turn in range(4):
+    assert (table.get(consistency=weft.ssp(1)) == turn * group.size).all()
+    table.add(np.ones((8, 4)))
+
+# a rank that does not add reads nothing old either
+table = weft.MatrixTable(8, 4)
+table.get(consistency=weft.ssp(1))
+group.barrier()
+if group.rank:
+    for _ in range(5):
+        table.add(np.ones((8, 4)))
+group.barrier()
+assert (table.get(consistency=weft.ssp(1)) >= (5 - 1) * (group.size - 1)).all()
+
+# a handler that comes in the middle of a call is refused each time
+large, small, refused, seen = weft.MatrixTable(4000, 500), weft.MatrixTable(100, 4), [], []
+
+def handler(*_):
+    try:
+        seen.append(small.get([0, 99]).sum())
+    except weft.UsageError as error:
+        refused.append(error)
+
+if group.rank == 0:
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    adds = 0
+    while len(refused) < 20:
+        large.add(np.ones((4000, 500)))
+        adds += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert (large.get() == adds).all() and not any(seen)
+group.barrier()
+
+# what an updater raises in an agent: long, or of a class that cannot be loaded
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+def picky(rows, state, delta):
+    if delta.max() > 6:
+        raise ValueError("x" * 6_000_000)
+    if delta.max() > 5:
+        raise Odd(1, 2)
+    rows += delta
+
+table = weft.MatrixTable(8, 4, updater=picky)
+group.barrier()
+away = 7 if group.rank < 2 else 0
+for value, kind in ((7, RuntimeError), (6, RuntimeError)):
+    try:
+        table.add(np.full((1, 4), value), [away])
+    except kind as error:
+        assert len(str(error)) < 2000
+    else:
+        raise AssertionError("nothing was raised")
+group.barrier()
+table.add(np.ones((8, 4)))
+group.barrier()
+assert (table.get() == group.size).all()
+
+# a forked child is no rank: what it drops stays
+if (child := os.fork()) == 0:
+    del table
+    os._exit(0)
+os.waitpid(child, 0)
+group.barrier()
+assert (table.get() == group.size).all()
+print("went on", flush=True)
+"""
+
+
+def test_what_ranks_may_do_to_each_other(two_hosts: Hosts) -> None:
+    """Reads that accept old rows, handlers, updaters that raise, forks: nobody waits for ever, and
+    no number is wrong."""
+    outcome = two_hosts.launch(TRYING, 2)
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("went on") == 4, outcome
+
+
+NO_MEMORY = """
+import socket, sys
+if socket.gethostname() == "host2":
+    import importlib.abc
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "weft.engines.mpi.tables":  # which only agents load
+                sys.meta_path.remove(self)
+                from weft.engines.local.memory import blocks
+                blocks.allocate = self.refusing(blocks.allocate)
+        def refusing(self, allocate):
+            def once(size):
+                if 1_000_000 < size < 2_000_000 and not self.refused:
+                    self.refused = True
+                    raise MemoryError("as this test wants it")
+                return allocate(size)
+            return once
+        refused = False
+    sys.meta_path.insert(0, Finder())
+"""
+
+TWO_TABLES = """
+import numpy as np, weft
+group = weft.init(timeout=60)
+try:
+    weft.MatrixTable(3000, 200)
+except weft.SetupError as error:
+    print("refused", error, flush=True)
+one, other = weft.MatrixTable(8, 4), weft.MatrixTable(8, 4)
+group.barrier()
+one.add(np.ones((8, 4)))
+group.barrier()
+assert (one.get() == group.size).all() and not other.get().any()
+print("right", flush=True)
+"""
+
+
+def test_a_table_that_one_host_has_no_memory_for(two_hosts: Hosts, tmp_path: Path) -> None:
+    """All ranks are refused alike, and the tables that follow are each a table of its own."""
+    (tmp_path / "sitecustomize.py").write_text(NO_MEMORY)
+    outcome = two_hosts.launch(TWO_TABLES, 1, env={"PYTHONPATH": str(tmp_path)})
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("refused") == outcome.out.count("as this test wants it") == 2, outcome
+    assert outcome.out.count("right") == 2, outcome
+
+
 SAVE = """
 import sys
 import numpy as np, weft
@@ -213,6 +346,7 @@ group = weft.init(timeout=60)
 what, victims, path = sys.argv[1], [int(v) for v in sys.argv[2].split(",")], sys.argv[3]
 table = weft.MatrixTable(400_000, 8)  # 12 MB
 clock = weft.MatrixTable(8, 8, consistency="bsp")
+counting = weft.MatrixTable(8, 8, updater="adam")
 ones, whole = np.ones((8, 8)), np.ones((400_000, 8), np.float32)
 table.add(whole)
 clock.add(ones)
@@ -243,6 +377,8 @@ try:
 except weft.RowsLost as error:
     print(f"rank {group.rank} lost {error.host} {error.rows} {error.ranks}", flush=True)
     table.add(np.ones((1, 8)), [mine])  # the own rows are there
+    for some in (clock, counting):  # whoever counts an add would tell the lost host of it
+        some.add(np.ones((1, 8)), [0])
 assert table.get([mine])[0, 0] >= 300 * len(victims)
 group = group.survivors(timeout=60)
 again = weft.load(path, into=table)

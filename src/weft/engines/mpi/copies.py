@@ -100,10 +100,11 @@ class RowCopy:
         deadline: float,
     ) -> int:
         """Copy rows of other hosts into `out`, no older than `slack` clocks for a rank that has
-        made `own` adds; return their version. `counts` tells how many adds all ranks that are here
-        have made; `fetch` reads rows from their hosts."""
+        made `own` adds, or for the slowest of the others if that has made more; return their
+        version. `counts` tells how many adds all ranks that are here have made, this one first;
+        `fetch` reads rows from their hosts."""
         at = np.where(ids < self._memory.low, ids, ids - (self._memory.high - self._memory.low))
-        needed = max(0, needed_version(own, slack))
+        needed = max(0, needed_version(max(own, version(counts()[1:])), slack))
         with self.lock.shared(timeout=seconds_until(deadline)):
             oldest = int(self._versions[at].min(initial=own))
             if oldest >= needed:

@@ -246,12 +246,12 @@ class Lane:
                 [self._meeting.group_rank],
                 self._meeting.local_states(),
             )
+        if self._in_turn:  # the call that it is within goes on, and ends the turn
+            self._turn.release()
+            raise UsageError(
+                f"table {name!r} is used by a signal handler in the middle of another table's call"
+            )
         try:
-            if self._in_turn:
-                raise UsageError(
-                    f"table {name!r} is used by a signal handler in the middle of another table's "
-                    "call"
-                )
             self._in_turn = threading.get_ident()
             self._converse(name, messages, deadline, meanwhile, seconds)
         finally:
@@ -312,13 +312,21 @@ class Lane:
             if message.take is not None:
                 message.take(body)
             return None
-        return self._error(name, message.request, answer, body)
+        request = message.request
+        if answer.code == LOST and request.kind == ADD_SOME and not request.named:
+            return None  # it was only to be told of the add
+        return self._error(name, request, answer, body)
 
     def _error(self, name: str, request: Request, answer: Answer, body: Array) -> Exception:
         import cloudpickle
 
         if answer.code == FAILED:
-            error: Exception = cloudpickle.loads(body.tobytes())
+            try:
+                error: Exception = cloudpickle.loads(body.tobytes())
+            except Exception as own:  # a class's own unpickling may raise anything
+                error = RuntimeError(
+                    f"table {name!r}: an agent has raised what this process cannot load: {own!r}"
+                )
             return error
         host = self._meeting.placement.names[request.host]
         ranks = self._meeting.placement.ranks_on(request.host)
@@ -355,10 +363,13 @@ class Lane:
 
     def _stalled_error(self, name: str, number: int) -> Stalled:
         meeting = self._meeting
-        host = read_request(self._memory.slot(self._rank, number)).host
-        ranks = meeting.placement.ranks_on(host)
+        request = read_request(self._memory.slot(self._rank, number))
+        ranks = meeting.placement.ranks_on(request.host)
+        adds = request.kind in (ADD_SOME, ADD_RANGE)
+        more = "; what was sent of this add is carried out if the host goes on" if adds else ""
+        name_of_host = meeting.placement.names[request.host]
         return Stalled(
-            f"table {name!r}: host {meeting.placement.names[host]} has not answered in time",
+            f"table {name!r}: host {name_of_host} has not answered in time{more}",
             ranks,
             meeting.local_states(),
         )

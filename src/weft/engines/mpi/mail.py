@@ -162,13 +162,17 @@ class Mail:
 
 
 class Messages:
-    """Messages of tables: from memory straight into memory, of any length, one for each."""
+    """Messages of tables: from memory straight into memory, of any length, one for each.
+
+    Answers have a communicator of their own, so that requests for which there is no room yet hold
+    none of them up.
+    """
 
     #: of a request, of several, and of several answers; one has the tag that its request names
     REQUEST, REQUESTS, ANSWERS, FIRST_ANSWER = 1, 2, 3, 16
 
-    def __init__(self, comm: Any, mail: Mail) -> None:
-        self._comm, self._mail = comm, mail
+    def __init__(self, comm: Any, answers: Any, mail: Mail) -> None:
+        self._comm, self._answers, self._mail = comm, answers, mail
         self._last_tag: int = comm.Get_attr(MPI.TAG_UB)
         self._status = MPI.Status()
         self._sending: list[tuple[Any, Any, int]] = []
@@ -187,8 +191,9 @@ class Messages:
         """Send memory, which stays as it is until it has gone, unless its receiver has failed."""
         if to in self._mail.failed:
             return
+        comm = self._comm if tag in (self.REQUEST, self.REQUESTS) else self._answers
         try:
-            self._sending.append((self._comm.Isend([memory, MPI.BYTE], to, tag), memory, to))
+            self._sending.append((comm.Isend([memory, MPI.BYTE], to, tag), memory, to))
         except MPI.Exception as error:
             self._mail.note_failure(error, to)
 
@@ -197,19 +202,21 @@ class Messages:
         one, by its sender, tag and length; None if it has to wait."""
         if self._sending:
             self._sending = [e for e in self._sending if not self._mail.has_ended(e[0], e[2])]
-        while (message := self._probe(room_for)) is not None:
-            self._coming.append(message)
+        for comm in (self._answers, self._comm):
+            while (message := self._probe(comm, room_for)) is not None:
+                self._coming.append(message)
         if not self._coming:
             return []
         come, waiting = [], []
-        behind: set[int] = set()  # what one sender has sent comes in order
+        behind: set[tuple[int, bool]] = set()  # what one sender has sent comes in order
         for entry in self._coming:
-            request, sender, _, _ = entry
+            request, sender, tag, _ = entry
+            kind = sender, tag in (self.REQUEST, self.REQUESTS)
             try:
-                if sender not in behind and self._mail.test(request, sender):
+                if kind not in behind and self._mail.test(request, sender):
                     come.append(entry)
                 else:
-                    behind.add(sender)
+                    behind.add(kind)
                     waiting.append(entry)
             except PeerFailed:
                 continue
@@ -226,20 +233,27 @@ class Messages:
         requests = self.REQUEST, self.REQUESTS
         return sum(len(memory) for *_, tag, memory in self._coming if tag in requests)
 
-    def _probe(self, room_for: Callable[[int, int, int], Any]) -> tuple[Any, int, int, Any] | None:
+    @property
+    def sending_bytes(self) -> int:
+        """Return the bytes of what has not gone yet."""
+        return sum(len(memory) for _, memory, _ in self._sending)
+
+    def _probe(
+        self, comm: Any, room_for: Callable[[int, int, int], Any]
+    ) -> tuple[Any, int, int, Any] | None:
         status = self._status
         try:
-            if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            if not comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
                 return None
             sender, tag = status.Get_source(), status.Get_tag()
             length = status.Get_count(MPI.BYTE)
             memory = room_for(sender, tag, length)
             if memory is None:
                 return None
-            request = self._comm.Irecv([memory, MPI.BYTE], sender, tag)
+            request = comm.Irecv([memory, MPI.BYTE], sender, tag)
         except MPI.Exception:
             self._mail.look_for_failures()
             with contextlib.suppress(MPI.Exception, NotImplementedError, AttributeError):
-                self._comm.Ack_failed()
+                comm.Ack_failed()
             return None
         return request, sender, tag, memory

@@ -248,7 +248,11 @@ class _Plan:
         arrays = 1 + len(spec.updater.state)
         if spec.consistency.name == "bsp":
             arrays += self._layout.ranks
-        return (high - low) * sharding.row_nbytes * arrays
+        need = (high - low) * sharding.row_nbytes * arrays
+        if sharding.room not in self._service.lanes:
+            count = len(self._service.meeting.local)
+            need += LaneMemory.bytes_for(ranks=count, room=sharding.room)
+        return need
 
     def allocate(self) -> bytes:
         """Make the memory, and serve it. Return what went wrong."""
@@ -256,6 +260,7 @@ class _Plan:
 
         service, layout = self._service, self._layout
         meeting, places = service.meeting, len(service.meeting.places)
+        service.tables_made += 1  # on all hosts alike, whatever goes wrong on one: keys are equal
         try:
             size = layout.memory(service.at, places).nbytes
             block = blocks.allocate(size)
@@ -270,7 +275,6 @@ class _Plan:
                 service.lanes[room] = service.agent.tables.open_lanes(service, opened)
         except TROUBLES as error:
             return in_words(error)
-        service.tables_made += 1
         name = f"{service.key} {meeting.generation} {service.tables_made}".encode()
         key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
         self._part = Part(key, layout, service, block, memory)

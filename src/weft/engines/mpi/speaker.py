@@ -382,8 +382,8 @@ class Voice:
         #: for messages, for joining, and for ending: a user's own traffic cannot meet these
         self._comm, self._joining, self._ending = world.Dup(), world.Dup(), world.Dup()
         #: for tables, whose messages go straight into memory
-        self._tables_comm = world.Dup()
-        for comm in (self._comm, self._joining, self._ending, self._tables_comm):
+        self._tables_comms = world.Dup(), world.Dup()
+        for comm in (self._comm, self._joining, self._ending, *self._tables_comms):
             comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def serve(self) -> bool:
@@ -511,7 +511,7 @@ class Voice:
 
         size, placement = placed.local_size, placed.placement
         self._mail = self._mail or Mail(self._comm)
-        self._messages = self._messages or Messages(self._tables_comm, self._mail)
+        self._messages = self._messages or Messages(*self._tables_comms, self._mail)
         agent = Agent(
             self._mail,
             self._messages,

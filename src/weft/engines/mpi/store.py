@@ -94,7 +94,8 @@ class HostStore(Store):
             validate_seconds(timeout)
         deadline = deadline_after(timeout, self._timeout)
         try:
-            if slack is not None and self._lane is not None:
+            # under bsp all ranks read the same rows: a rank of this host may wait for another's add
+            if slack is not None and self._lane is not None and not self._own.is_bsp:
                 return self._get_copied(ids, out, slack, deadline)
             copied = self._get(ids, out, deadline)
         except BaseException:
@@ -603,5 +604,6 @@ def _take_rows(delta: Array, where: Any, memory: Array) -> None:
 
 
 def _drop(block: Block, index: int, meeting: HostMeeting) -> None:
-    """Note that a rank does not use a table any more."""
-    block.words[index] = DROPPED
+    """Note that a rank does not use a table any more. A forked child is no rank."""
+    if meeting.roster.is_here:
+        block.words[index] = DROPPED

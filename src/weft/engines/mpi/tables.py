@@ -652,7 +652,7 @@ class Tables:
         for stream in list(self._streams.values()):
             while True:
                 if stream.steps is None:
-                    if not stream.waiting:
+                    if not stream.waiting or self._answers_bytes > _MOST_HELD:
                         break
                     stream.steps = self._carry_out(stream, *stream.waiting[0])
                 try:
@@ -662,6 +662,12 @@ class Tables:
                     moved, stream.steps = True, None
                     self._held -= len(stream.waiting.popleft()[2])
         return moved
+
+    @property
+    def _answers_bytes(self) -> int:
+        """Return the bytes of answers that have not gone yet."""
+        waiting = (memory for answers in self._answers.values() for _, memory in answers)
+        return self._messages.sending_bytes + sum(map(len, waiting))
 
     def _carry_out(self, stream: Stream, sender: int, tag: int, memory: Array) -> Steps:
         """Carry out a request, and send what came of it."""
@@ -676,6 +682,9 @@ class Tables:
                 value, message = yield from part.carry_out(request, memory, stream)
             except Exception as error:
                 code, message = lanes.FAILED, _message_of(_pickled(error))
+            if message is not None and len(message) > lanes.slot_bytes(part.layout.sharding.room):
+                text = f"an answer of {len(message)} bytes, for which there is no room"
+                code, message = lanes.FAILED, _message_of(_pickled(RuntimeError(text)))
         if message is None:
             message = np.empty(lanes.HEADER, np.uint8)
         lanes.write_answer(message, Answer(code, value, len(message) - lanes.HEADER))
