@@ -45,8 +45,10 @@ def test_what_is_shown_is_what_happens(one: Shown, tmp_path: Path) -> None:
 
 
 def without_numbers(text: str) -> str:
-    """Ranks that live may be in their next call by then, or not yet in it."""
-    text = re.sub(r"(?m)^( +\d .* alive +)(after )?\w+ +", r"\1barrier        ", text)
+    """Ranks that live may be in their next call by then, or not yet in it; and memory may have run
+    out elsewhere on the machine at that moment, as other tests have it do."""
+    text = re.sub(" +", " ", text.replace(", likely out of memory", ""))
+    text = re.sub(r"(?m)^( +\d .* alive +)(after )?\w+ +", r"\1barrier ", text)
     return re.sub(r"\d+", "0", text)
 
 

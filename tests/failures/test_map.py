@@ -301,6 +301,7 @@ def small_cgroup() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.alone  # the kernel counts such kills for the whole machine, and errors tell of them
 def test_the_kernel_kills_for_want_of_memory(small_cgroup: Path) -> None:
     """WorkerLost says that it was the OOM killer, and of a later kill that it was not."""
     if not Path("/proc/vmstat").exists() or "oom_kill" not in Path("/proc/vmstat").read_text():
