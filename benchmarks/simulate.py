@@ -24,6 +24,7 @@ import argparse
 import heapq
 import json
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -405,8 +406,10 @@ def check() -> dict[str, Any]:
     found: dict[str, Any] = {"program": asdict(program)}
     print(f"\n{'hosts':>5} {'rule':>7} {'adds/s':>15} {'staleness':>13}   measured, simulated")
     for number in (2, 3):
-        with Hosts(number) as hosts:
-            done = hosts.launch(REAL, 2, json.dumps(asdict(program)), rules, timeout=300)
+        with Hosts(number) as hosts, tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "real.py"
+            script.write_text(REAL)
+            done = hosts.launch(script, 2, json.dumps(asdict(program)), rules, timeout=300)
         lines = [line for line in done.out.splitlines() if line.startswith("[0] {")]
         if done.code or not lines:
             sys.exit(f"the ranks on {number} hosts failed: {done}")
