@@ -39,13 +39,15 @@ def alone() -> tuple[Any, Callable[[Any, Any], float]]:
 
 def test_the_mean_is_that_of_all_rows_however_they_split() -> None:
     """With 7 rows, and with so few that a rank has none."""
+    torch.manual_seed(0)
     x, y = torch.randn(7, 5), torch.randn(7)
     model, optimizer = made()
     reference, reference_step = alone()
     with weft.Team(3) as team:
         step = weft.train_step(squares, model, optimizer, team=team)
         for rows in (7, 5, 2, 1, 7):
-            assert step(x[:rows], y[:rows]) == pytest.approx(reference_step(x[:rows], y[:rows]))
+            loss = reference_step(x[:rows], y[:rows])
+            assert step(x[:rows], y[:rows]) == pytest.approx(loss, rel=1e-5)  # of float32
         assert weft.same(model, team=team)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other)
