@@ -35,7 +35,7 @@ _limit_before: int | None = None
 
 
 class Built(Protocol):
-    """What the session knows of a function."""
+    """Describe what the session knows of a function."""
 
     @property
     def shareds(self) -> list[Any]:

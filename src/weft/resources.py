@@ -45,7 +45,7 @@ CORES = "WEFT_CORES"
 
 @dataclass(frozen=True)
 class Plan:
-    """What each of `workers` processes on this host may use."""
+    """Describe what each of `workers` processes on this host may use."""
 
     cores: int
     workers: int

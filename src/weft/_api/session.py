@@ -23,7 +23,7 @@ from weft.resources import Plan, count_gpus, limit_threads, plan
 
 
 class Table(Protocol):
-    """What the session needs of a table."""
+    """Describe what the session needs of a table."""
 
     def close(self) -> None:
         """End what is pending."""

@@ -60,7 +60,7 @@ _START = "the array to start from"
 
 
 class Table:
-    """What both kinds of table have in common."""
+    """Give both kinds of table what they have in common."""
 
     #: the adapter of this rank's results: that of the array which the table was made from
     _library: Any

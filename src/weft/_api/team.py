@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sendable(Protocol):
-    """What a team needs of a function that uses it."""
+    """Describe what a team needs of a function that uses it."""
 
     def send(self) -> None:
         """Send it to the workers, if they do not have it as it is now."""

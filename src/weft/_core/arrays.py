@@ -102,7 +102,7 @@ def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) 
 
 
 class Target:
-    """Where the results of a call go: fresh arrays, or those that the user gave as `out=`."""
+    """Tell where the results of a call go: fresh arrays, or those that the user gave as `out=`."""
 
     def __init__(self, leaves: Sequence[Leaf], structure: Any, out: Arrays | None) -> None:
         self._leaves, self._structure = leaves, structure

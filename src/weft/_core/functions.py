@@ -44,7 +44,7 @@ class Common(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What one rank gets of a call."""
+    """Describe what one rank gets of a call."""
 
     #: each a RowSlice or RowSlices, a Common, or the value itself
     arguments: Sequence[Any]

@@ -37,7 +37,7 @@ from weft.errors import InvalidType, InvalidValue
 
 
 class _Offer(NamedTuple):
-    """What a rank sends: arrays, or pickles."""
+    """Describe what a rank sends: arrays, or pickles."""
 
     leaves: tuple[Leaf, ...] = ()
     structure: Any = None
@@ -57,7 +57,7 @@ class _Own(NamedTuple):
 
 
 class _Move(Call):
-    """What the calls that move have in common."""
+    """Give the calls that move what they have in common."""
 
     def __init__(self, name: str, rank: int, size: int, *, out: Any, receives: bool) -> None:
         self.name, self._rank, self._size, self._out = name, rank, size, out

@@ -110,7 +110,7 @@ def register_all(function: Any, registry: Mapping[type, Any]) -> None:
 
 
 class ClassState(NamedTuple):
-    """What a class has."""
+    """Describe what a class has."""
 
     #: the process that sends it
     sender: str

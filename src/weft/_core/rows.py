@@ -128,7 +128,7 @@ def update(
 
 
 class Adder(Protocol):
-    """What adds to some rows of a table, one after the other. For one thread at a time."""
+    """Add to some rows of a table, one after the other. For one thread at a time."""
 
     def prepare(self, table: Array, ids: Ids, delta: Array, *, touch: bool) -> Any:
         """Do what can be done before the table is locked. Return what `add` needs of it. `touch`:

@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What an item of a function takes on average."""
+    """Describe what an item of a function takes on average."""
 
     seconds: float
     #: bytes there and back

@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Those of some rows that are on one host."""
+    """Name those of some rows that are on one host."""
 
     host: int
     #: where they are among all that were named; None for all
@@ -135,7 +135,7 @@ class Sharding:
 
 
 class News(NamedTuple):
-    """What a host tells of one of its ranks."""
+    """Describe what a host tells of one of its ranks."""
 
     rank: int
     adds: int

@@ -22,7 +22,7 @@ _ABSENT = "-"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one host said."""
+    """Describe what one host said."""
 
     #: the host, as the user calls it
     host: str

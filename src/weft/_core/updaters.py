@@ -220,7 +220,7 @@ def _validate_option(name: str, option: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Updater:
-    """What `add` does to rows and their state; made by `adam()`, `custom(fun)`, ...
+    """Describe what `add` does to rows and their state; made by `adam()`, `custom(fun)`, ...
 
     >>> rows, delta = np.zeros(2), np.array([1.0, -2.0])
     >>> sgd(lr=0.5).update(rows, {}, delta, step=1)
@@ -305,7 +305,7 @@ _Block = tuple[Array, list[Array], Array, Array]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a built-in updater does to a block of rows."""
+    """Change a block of rows as a built-in updater does."""
 
     #: the updater's
     name: str

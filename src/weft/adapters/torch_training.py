@@ -70,7 +70,7 @@ _IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.int64)
 
 
 class Settings(NamedTuple):
-    """What a program changes of a model and its optimizer between two steps, besides values."""
+    """Describe what a program changes of a model and its optimizer, besides values."""
 
     training: list[bool]
     trainable: list[bool]

@@ -27,7 +27,7 @@ _MODULES = ("random", "numpy.random", "torch")
 
 
 class Seeds(NamedTuple):
-    """What the generators of all ranks derive from in one call."""
+    """Describe what the generators of all ranks derive from in one call."""
 
     #: for each of the modules; None: it is not loaded in the driver, or goes on where it was
     each: tuple[int | None, ...]

@@ -249,7 +249,7 @@ def _fill(slot: Any, call: Call) -> None:
 
 
 class _Incoming:
-    """What a rank gets of a movement."""
+    """Take what a rank gets of a movement."""
 
     def __init__(self, plan: Movement, layouts: Sequence[Layout]) -> None:
         self._target = [array.view(np.uint8) if array.nbytes else array for array in plan.target]

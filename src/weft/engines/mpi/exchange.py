@@ -56,7 +56,7 @@ STREAMS, DESCRIBE = b"S", b"D"
 
 
 class Sum(NamedTuple):
-    """What an agent has to know of a reduction: how, and of each array its kind of number, its
+    """Tell what an agent has to know of a reduction: how, and of each array its kind of number, its
     dtype and its bytes."""
 
     op: str

@@ -58,7 +58,7 @@ _LINE = 8
 
 
 class Request(NamedTuple):
-    """What a rank asks of a host."""
+    """Describe what a rank asks of a host."""
 
     #: the number of the table
     table: int
@@ -84,7 +84,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of it."""
+    """Describe what came of it."""
 
     code: int
     #: a number

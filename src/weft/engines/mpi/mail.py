@@ -29,7 +29,7 @@ class PeerFailed(Exception):
 
 
 class Frame(NamedTuple):
-    """What a message is about."""
+    """Describe what a message is about."""
 
     #: the group
     key: int
@@ -233,10 +233,9 @@ class Messages:
         requests = self.REQUEST, self.REQUESTS
         return sum(len(memory) for *_, tag, memory in self._coming if tag in requests)
 
-    @property
-    def sending_bytes(self) -> int:
-        """Return the bytes of what has not gone yet."""
-        return sum(len(memory) for _, memory, _ in self._sending)
+    def sending_bytes(self, to: int) -> int:
+        """Return the bytes for one receiver that have not gone yet."""
+        return sum(len(memory) for _, memory, its in self._sending if its == to)
 
     def _probe(
         self, comm: Any, room_for: Callable[[int, int, int], Any]

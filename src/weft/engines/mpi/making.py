@@ -219,7 +219,7 @@ def _common_refusal(service: Service, what: str, needs: list[Any]) -> list[bytes
 
 
 class _Plan:
-    """What this host needs for a table, and what was made of it."""
+    """Plan what this host needs for a table, and what was made of it."""
 
     def __init__(self, service: Service, told: list[bytes]) -> None:
         self._service = service

@@ -664,7 +664,7 @@ class Service:
 
 @dataclass
 class _Made:
-    """What an agent has made for subgroups."""
+    """Hold what an agent has made for subgroups."""
 
     #: until the ranks have attached them
     blocks: list[Block] = field(default_factory=list)

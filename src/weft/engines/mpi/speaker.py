@@ -123,7 +123,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where this rank is, and how it finds the others of its host."""
+    """Describe where this rank is, and how it finds the others of its host."""
 
     placement: Placement
     host: int
@@ -353,7 +353,7 @@ def _speak_in_thread(conversation: Conversation, rank: int, size: int) -> None:
 
 
 class Voice:
-    """What speaks MPI for one rank."""
+    """Speak MPI for one rank."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ KEY = 0
 _NEWS = struct.Struct("=QIQB")
 #: seconds between two looks at who of this host is gone
 _LOOK = 0.02
-#: bytes of requests of other hosts that are here at a time
+#: bytes of requests of other hosts that are here at a time, and of answers for one of them
 _MOST_HELD = 64 << 20
 #: how often a lock that is taken is tried before the agent waits for it, a millisecond at a time
 _TRIES = 200
@@ -652,7 +652,8 @@ class Tables:
         for stream in list(self._streams.values()):
             while True:
                 if stream.steps is None:
-                    if not stream.waiting or self._answers_bytes > _MOST_HELD:
+                    # who takes no answers, as its link is cut, holds up only itself
+                    if not stream.waiting or self._unsent(stream.waiting[0][0]) > _MOST_HELD:
                         break
                     stream.steps = self._carry_out(stream, *stream.waiting[0])
                 try:
@@ -663,11 +664,10 @@ class Tables:
                     self._held -= len(stream.waiting.popleft()[2])
         return moved
 
-    @property
-    def _answers_bytes(self) -> int:
-        """Return the bytes of answers that have not gone yet."""
-        waiting = (memory for answers in self._answers.values() for _, memory in answers)
-        return self._messages.sending_bytes + sum(map(len, waiting))
+    def _unsent(self, agent: int) -> int:
+        """Return the bytes of answers for an agent that have not gone yet."""
+        waiting = (memory for _, memory in self._answers.get(agent, ()))
+        return self._messages.sending_bytes(agent) + sum(map(len, waiting))
 
     def _carry_out(self, stream: Stream, sender: int, tag: int, memory: Array) -> Steps:
         """Carry out a request, and send what came of it."""

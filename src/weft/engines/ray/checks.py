@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an attempt to reach one machine."""
+    """Describe what came of an attempt to reach one machine."""
 
     #: as the user calls it
     machine: str

@@ -50,7 +50,7 @@ _END = 10.0
 
 
 class HostActor:
-    """What Ray runs on a host. Its calls come in any order, in threads of Ray's."""
+    """Run a host's part of maps, as an actor of Ray. Its calls come in any order, in threads."""
 
     def __init__(self) -> None:
         # here, as several threads that import it at the same time may see a half of it
@@ -419,7 +419,7 @@ def _too_large(one: Finished) -> OutOfMemory:
 
 
 class Output:
-    """What workers have printed and logged, until the next report."""
+    """Collect what workers have printed and logged, until the next report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

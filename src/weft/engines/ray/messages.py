@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What an actor is to do next. It is answered by a Report."""
+    """Describe what an actor is to do next. It is answered by a Report."""
 
     #: the number of the job, and the job itself until it has begun
     job: int

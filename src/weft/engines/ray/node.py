@@ -65,7 +65,7 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from weft.engines.ray import
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a node is started with."""
+    """Describe what a node is started with."""
 
     #: the cluster's address, HOST:PORT; this node is its first if that is its own
     cluster: str

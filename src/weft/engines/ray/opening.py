@@ -29,7 +29,7 @@ _ALL_END = 30.0
 
 @dataclass(frozen=True)
 class Opening:
-    """What a node is opened for: the first of a cluster at a port, or one that joins HOST:PORT."""
+    """Describe a node to open: the first of a cluster at a port, or one that joins HOST:PORT."""
 
     port: int | None = None
     join: str | None = None

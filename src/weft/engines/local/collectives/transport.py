@@ -268,7 +268,7 @@ _COUNTS = struct.Struct("=II")
 
 
 class Location(NamedTuple):
-    """Where an array is: its address in its process, and its block of shared memory (0: none)."""
+    """Locate an array: its address in its process, and its block of shared memory (0: none)."""
 
     address: int
     block: int
@@ -276,7 +276,7 @@ class Location(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What one rank sends at the first step of a collective."""
+    """Describe what one rank sends at the first step of a collective."""
 
     in_slot: bool
     shared_part: bytes

@@ -57,7 +57,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a rank has once all have come: the launch's roster, and the memory to meet in."""
+    """Tell what a rank has once all have come: the launch's roster, and the memory to meet in."""
 
     roster: Roster
     memory: Block

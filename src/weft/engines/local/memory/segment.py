@@ -157,7 +157,7 @@ NO_REFERENCE = 0
 
 
 class BlockHandle(NamedTuple):
-    """What stands for a block in a pickle, and in another process until that has attached it."""
+    """Stand for a block in a pickle, and in another process until that has attached it."""
 
     block: int
     #: the in-flight reference that holds the block until the handle is first attached; with
@@ -189,7 +189,7 @@ class ServerAddress(NamedTuple):
 
 
 class BlockRange(NamedTuple):
-    """Where a block lies in its owner's segments."""
+    """Describe where a block lies in its owner's segments."""
 
     segment: int
     offset: int

@@ -28,7 +28,7 @@ from weft.errors import LaunchError
 
 
 class State(NamedTuple):
-    """What a process has set for itself."""
+    """Describe what a process has set for itself."""
 
     folder: str
     paths: list[str]

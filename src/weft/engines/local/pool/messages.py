@@ -73,7 +73,7 @@ class Outdated(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What has to be changed in a worker's modules."""
+    """Describe what has to be changed in a worker's modules."""
 
     #: by module and name: the new value, and whether the old object is to have it too; pickled
     values: bytes

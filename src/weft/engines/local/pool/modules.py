@@ -116,7 +116,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class SentModules:
-    """What a worker has been told of the driver's modules."""
+    """Record what a worker has been told of the driver's modules."""
 
     def __init__(self, payload: Callable[[], Payload] = lambda: Payload(owned=True)) -> None:
         """Send values as payloads that `payload` makes."""
