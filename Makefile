@@ -2,6 +2,7 @@
 # make test    lint, types, and the whole test suite
 # make soak    a thousand kills, under load, every fault with every size (about fifteen minutes), and
 #              an hour of mixed calls from eight threads (WEFT_SOAK_SECONDS=60 makes it a minute)
+# make gpu     the tests that need an NVIDIA GPU; elsewhere each says why it is skipped
 # make bench   weft beside its peers; writes benchmarks/results/ and docs/benchmarks.md
 # make docs    the documents as pages in build/site, served on this machine only, at port PORT
 # Each sets up .venv by itself and needs only Python 3.11 or later and a C compiler.
@@ -13,7 +14,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test lint types soak bench docs clean
+.PHONY: demo test lint types soak gpu bench docs clean
 
 demo: .venv/core
 	$(BIN)/python examples/demo.py
@@ -30,6 +31,9 @@ types: .venv/test
 
 soak: .venv/test
 	$(BIN)/python -m pytest -m soak --timeout=1800  # the hour has a limit of its own
+
+gpu: .venv/test
+	$(BIN)/python -m pytest -m gpu
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/ground.py

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import weft
+from tests.gpus import require_gpu
 from tests.hosts import Hosts, require_hosts
 from tests.support import MARK, Reading, all_processes, earlier, marked_processes, readings
 
@@ -38,6 +39,13 @@ def pytest_collect_file(file_path: Path) -> None:
         slow = [HealthCheck.too_slow]
         settings.register_profile("busy", deadline=None, suppress_health_check=slow)
         settings.load_profile("busy")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Look for a GPU before a fixture of a test with the marker `gpu` is made."""
+    if item.get_closest_marker("gpu"):
+        require_gpu()
 
 
 @pytest.fixture
