@@ -24,6 +24,7 @@ NumPy.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -60,8 +61,13 @@ def combine(
 
     A part may be overwritten once the one after the next is asked for, and may be `out` itself.
     `weights`, one per part, are for the mean; a part of weight 0 does not count at all. `element`
-    names the kind of number, which the dtype does not tell for bfloat16.
+    names the kind of number, which the dtype does not tell for bfloat16. All may be tensors on a
+    device.
     """
+    where: Any = out
+    if not isinstance(where, np.ndarray):
+        importlib.import_module("weft.adapters.torch_arrays").combine(parts, out, op, weights)
+        return
     wide = wide_type(out.dtype, op, element, weighted=weights is not None)
     total = out if weights is None and wide == out.dtype else np.empty(out.shape, wide)
     weight = accumulate(parts, total, op, element, weights)

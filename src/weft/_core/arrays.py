@@ -3,10 +3,14 @@
 value   --Arrays.of-->  leaves, views, structure  --flat, coalesce-->  sources
                                                                           |  an engine
 result  <--deliver----  Target  <--scatter_back--------------------  early targets
+
+An array lies on the host, as an `ndarray`, or on a device, as a tensor there. An engine that moves
+host memory only has a call `staged`: its arrays are copied to the host, and its results back.
 """
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,6 +22,7 @@ import numpy as np
 
 from weft._core.arithmetic import Array, same_buffer
 from weft.adapters import containers, lookup
+from weft.errors import InvalidValue
 
 #: bytes of the longest description that ranks exchange
 _LONGEST_WORDS = 400
@@ -58,12 +63,18 @@ class Leaf(NamedTuple):
 class Arrays:
     """The arrays in a value: their descriptions, views of their memory, and their structure."""
 
-    __slots__ = ("leaves", "structure", "views")
+    __slots__ = ("device", "leaves", "structure", "views")
 
     def __init__(
         self, leaves: tuple[Leaf, ...], views: Sequence[Array], structure: Any = None
     ) -> None:
         self.leaves, self.views, self.structure = leaves, views, structure
+        #: the device that all of them are on; None: they are on the host
+        self.device = _common_device(leaves, views)
+
+    def at(self, device: str | None) -> Sequence[Array]:
+        """Return the arrays there: views, or copies on the host of what is on a device."""
+        return self.views if device == self.device else _torch().stage(self.views)
 
     @classmethod
     def of(cls, value: Any, find: Callable[[Any], Any] = lookup.of) -> Arrays | None:
@@ -85,8 +96,45 @@ class Arrays:
 
 
 def _describe(value: Any, adapter: Any) -> tuple[Leaf, Array]:
-    view, _ = adapter.view(value)  # first: it refuses what cannot be used
+    on_device = getattr(adapter, "on_device", None)
+    view = None if on_device is None else on_device(value)
+    if view is None:
+        view, _ = adapter.view(value)  # first: it refuses what cannot be used
     return Leaf(adapter.NAME, *adapter.describe(value)), view
+
+
+def _common_device(leaves: Sequence[Leaf], views: Sequence[Array]) -> str | None:
+    """Return the device of the arrays. Raises InvalidValue if they are on several."""
+    if all(isinstance(view, np.ndarray) for view in views):
+        return None
+    devices = {leaf.device: f"{leaf} on {leaf.device}" for leaf in leaves}
+    if len(devices) > 1:
+        raise InvalidValue(
+            f"arrays on different devices in one call: {', '.join(devices.values())}; move them to "
+            "one device first, or make a call for each"
+        )
+    return leaves[0].device
+
+
+def is_on_host(array: Array) -> bool:
+    """Return whether an array is one of NumPy's, and no tensor on a device."""
+    return isinstance(array, np.ndarray)
+
+
+def own_device(device: str) -> str:
+    """Return the device of this process for a tensor that comes from another process's. Raises
+    InvalidValue if there is none."""
+    return str(_torch().here(device))
+
+
+def stream_of(device: str) -> Any:
+    """Return the current stream of a device, to go on with in another thread."""
+    return _torch().Stream(device)
+
+
+def _torch() -> Any:
+    """Return what knows tensors on a device. It is loaded at the first sight of one."""
+    return importlib.import_module("weft.adapters.torch_arrays")
 
 
 def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) -> str:
@@ -104,40 +152,86 @@ def in_words(structure: Any, leaves: Sequence[Leaf], *, any_rows: bool = False) 
 class Target:
     """Tell where the results of a call go: fresh arrays, or those that the user gave as `out=`."""
 
-    def __init__(self, leaves: Sequence[Leaf], structure: Any, out: Arrays | None) -> None:
-        self._leaves, self._structure = leaves, structure
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        structure: Any,
+        out: Arrays | None,
+        device: str | None = None,
+    ) -> None:
+        """Have an engine write the results on the host or, if there is one, on `device`."""
+        self._leaves, self._structure, self._device = leaves, structure, device
         self._packed: list[tuple[Array, Array]] = []
-        if out is None:
-            self._views: Sequence[Array] = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
-        else:
-            self._views = out.views
+        self._views = [self._fresh(leaf) for leaf in leaves] if out is None else out.views
         #: where the results are to be written: flat and contiguous
-        self.arrays = [self._flat(view) for view in self._views]
+        self.arrays = [
+            self._flat(view, leaf) for view, leaf in zip(self._views, leaves, strict=True)
+        ]
 
-    def _flat(self, view: Array) -> Array:
+    def _fresh(self, leaf: Leaf) -> Array:
+        if self._device is not None:
+            return _torch().empty(leaf.shape, leaf.element, self._device)  # type: ignore[no-any-return]
+        if leaf.device == "cpu" or leaf.adapter != "torch":
+            return np.empty(leaf.shape, leaf.dtype)
+        return _torch().pinned(leaf.shape, leaf.dtype)  # type: ignore[no-any-return]
+
+    def _flat(self, view: Array, leaf: Leaf) -> Array:
         # NumPy may round differently where memory is not aligned, and ranks must get the same bits
-        if view.flags.c_contiguous and view.flags.aligned:
+        if _is_flat(view, self._device):
             return view if view.ndim == 1 else view.reshape(-1)
-        packed = np.empty(view.size, view.dtype)
+        packed = self._fresh(leaf._replace(shape=(prod(leaf.shape),)))
         self._packed.append((view, packed))
         return packed
 
     def deliver(self, out: Any) -> Any:
         """Return the results: `out`, if the user gave it, else arrays of each leaf's library."""
         for view, packed in self._packed:
-            np.copyto(view, packed.reshape(view.shape))
+            copy(view, packed.reshape(view.shape))
         if out is not None:
             return out
-        leaves = zip(self._leaves, self._views, strict=True)
-        values = (lookup.named(leaf.adapter).deliver(view, leaf.element) for leaf, view in leaves)
-        return containers.rebuild(self._structure, values)
+        pairs = zip(self._leaves, self._views, strict=True)
+        return containers.rebuild(self._structure, (_delivered(*pair) for pair in pairs))
+
+
+def _is_flat(view: Array, device: str | None) -> bool:
+    """Return whether an engine that works on a device, or on the host, can write to an array as to
+    a flat one."""
+    if is_on_host(view):
+        return device is None and view.flags.c_contiguous and view.flags.aligned
+    tensor: Any = view
+    return str(tensor.device) == device and bool(tensor.is_contiguous())
+
+
+def _delivered(leaf: Leaf, view: Array) -> Any:
+    if not is_on_host(view):
+        return view
+    if leaf.device != "cpu" and leaf.adapter == "torch":
+        return _torch().deliver(view, leaf.element, leaf.device)
+    return lookup.named(leaf.adapter).deliver(view, leaf.element)
+
+
+def copy(target: Array, source: Array) -> None:
+    """Copy all values of one array to another, wherever they are."""
+    if is_on_host(target) and is_on_host(source):
+        np.copyto(target, source)
+    else:
+        _torch().copy(target, source)
 
 
 def flat(view: Array) -> Array:
     """Return an array as a contiguous one of one dimension: a view where possible, else a copy."""
+    if not is_on_host(view):
+        return _torch().flat(view)  # type: ignore[no-any-return]
     if view.flags.c_contiguous:
         return view if view.ndim == 1 else view.reshape(-1)
     return np.ascontiguousarray(view).reshape(-1)
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the memory of a flat array as bytes."""
+    if is_on_host(array):
+        return array.view(np.uint8)
+    return _torch().as_bytes(array)  # type: ignore[no-any-return]
 
 
 def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[Array]:
@@ -148,10 +242,15 @@ def copy_if_aliased(sources: Sequence[Array], targets: Sequence[Array]) -> list[
         for position, target in enumerate(targets):
             if source is target and index == position:
                 continue
-            if np.may_share_memory(source, target) and not (
-                index == position and same_buffer(source, target)
-            ):
-                source = source.copy()  # noqa: PLW2901  from here on it is the copy that counts
+            if not (is_on_host(source) and is_on_host(target)):
+                shared = _torch().overlap(source, target)
+            else:
+                shared = np.may_share_memory(source, target) and not (
+                    index == position and same_buffer(source, target)
+                )
+            if shared:
+                # from here on it is the copy that counts
+                source = source.copy() if is_on_host(source) else source.clone()  # type: ignore[attr-defined]  # noqa: PLW2901
                 break
         safe.append(source)
     return safe
@@ -181,7 +280,7 @@ class Coalescing:
     def coalesce(self, arrays: Sequence[Array]) -> list[Array]:
         """Return these flat arrays, with the small ones of a dtype copied into one."""
         return [
-            arrays[group[0]] if len(group) == 1 else np.concatenate([arrays[i] for i in group])
+            arrays[group[0]] if len(group) == 1 else _concatenate([arrays[i] for i in group])
             for group in self._groups
         ]
 
@@ -200,6 +299,12 @@ class Coalescing:
                 ends = accumulate(len(arrays[index]) for index in group)
                 for index, end in zip(group, ends, strict=True):
                     arrays[index][...] = source[end - len(arrays[index]) : end]
+
+
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    if is_on_host(arrays[0]):
+        return np.concatenate(arrays)
+    return _torch().concatenate(arrays)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)

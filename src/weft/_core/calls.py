@@ -1,6 +1,7 @@
 """A collective call as one rank makes it, before and after the ranks have met.
 
     call = Reduce("all_reduce", rank, size, value, ...)    refuses what makes no sense
+    call.place(device)                                     where the engine takes its arrays
       call.common    the shared part: the call in words, which must be the same on every rank
       call.own       the rank's part: what only this rank knows and the others need, as bytes
       call.source    this rank's arrays: flat, contiguous, its own memory where possible
@@ -25,7 +26,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft._core.arithmetic import NUMERIC, OPERATIONS, Array
-from weft._core.arrays import Arrays, Leaf, Target, coalescing, copy_if_aliased, flat, in_words
+from weft._core.arrays import (
+    Arrays,
+    Leaf,
+    Target,
+    coalescing,
+    copy_if_aliased,
+    flat,
+    in_words,
+    is_on_host,
+    stream_of,
+)
 from weft._core.partition import part_of
 from weft.adapters import containers, lookup, numbers
 from weft.errors import InvalidType, InvalidValue
@@ -44,8 +55,25 @@ class Call(ABC):
     source: Sequence[Array] = ()
     #: the source as one flat buffer
     layout: Layout
+    #: what this rank's arrays are, where the call takes them from a device
+    leaves: Sequence[Leaf] = ()
     #: where the results go, if that is known before the ranks have met
     early_target: Sequence[Array] = ()
+    #: the device on which this rank's arrays are; None: they are on the host, or there are none
+    device: str | None = None
+    #: where the source is now: that device, or None for the host
+    placed: str | None = None
+    #: the stream on which the arrays on a device are ready
+    stream: Any = None
+
+    @abstractmethod
+    def place(self, device: str | None) -> None:
+        """Have the source and the results on the call's own device, or on the host (None)."""
+
+    def note_stream(self) -> None:
+        """Note the caller's stream, for a thread that carries the call out."""
+        if self.device is not None:
+            self.stream = stream_of(self.device)
 
     @abstractmethod
     def settle(self, owns: Sequence[bytes]) -> Plan:
@@ -135,18 +163,25 @@ class Reduce(Call):
         if weight is not None:
             self.own = _WEIGHT.pack(_validate_weight(name, weight, op))
         self.value, self.op, self.root, self._out = value, op, root, out
-        given = _numbers_of(name, value, op, size)
+        self._given = given = _numbers_of(name, value, op, size)
+        self.device, self.leaves = given.device, given.leaves
         self.common = _common(name, given, op, root, weight is not None)
         self._coalescing = coalescing(given.leaves)
-        self.source = self._coalescing.coalesce([flat(view) for view in given.views])
-        self._target = None
-        if root is None or root == rank:
-            results = None if out is None else out_arrays(name, out)
-            if results is not None:
-                validate_out(name, results.leaves, given.leaves)
-            self._target = Target(given.leaves, given.structure, results)
+        self._receives = root is None or root == rank
+        self._target: Target | None = None
+        self._results = out_arrays(name, out) if self._receives and out is not None else None
+        if self._results is not None:
+            validate_out(name, self._results.leaves, given.leaves)
+        if self.device is None:
+            self.place(None)
+
+    def place(self, device: str | None) -> None:
+        given, self.placed = self._given, device
+        self.source = self._coalescing.coalesce([flat(view) for view in given.at(device)])
+        if self._receives:
+            self._target = Target(given.leaves, given.structure, self._results, device)
             self.early_target = self._coalescing.targets(self.source, self._target.arrays)
-            if results is not None:
+            if self._results is not None:
                 self.source = copy_if_aliased(self.source, self.early_target)
         self.layout = layout_of(tuple(array.nbytes for array in self.source))
 
@@ -176,7 +211,9 @@ class Reduce(Call):
 def _common(name: str, given: Arrays, op: str, root: int | None, weighted: bool) -> bytes:
     where = "" if root is None else f", root={root}"
     weights = ", weight=..." if weighted else ""
-    words = f"{name}({in_words(given.structure, given.leaves)}, op={op!r}{where}{weights})"
+    # the ranks' kinds of devices must agree, as the order of sums may differ
+    on = "" if given.device is None else f" on {given.device.partition(':')[0]}"
+    words = f"{name}({in_words(given.structure, given.leaves)}{on}, op={op!r}{where}{weights})"
     return words.encode()
 
 
@@ -201,7 +238,7 @@ def out_arrays(name: str, out: Any) -> Arrays:
             "arrays, to write the result to"
         )
     for leaf, view in zip(arrays.leaves, arrays.views, strict=True):
-        if not view.flags.writeable:
+        if is_on_host(view) and not view.flags.writeable:
             raise InvalidValue(
                 f"{name}(out=...): {leaf} cannot be written to; pass an array that is neither "
                 "read-only nor in another byte order"

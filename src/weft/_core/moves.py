@@ -19,7 +19,15 @@ import cloudpickle
 import numpy as np
 
 from weft._core.arithmetic import Array
-from weft._core.arrays import Arrays, Leaf, Target, copy_if_aliased, flat, in_words
+from weft._core.arrays import (
+    Arrays,
+    Leaf,
+    Target,
+    copy_if_aliased,
+    flat,
+    in_words,
+    own_device,
+)
 from weft._core.calls import (
     Call,
     Copy,
@@ -43,6 +51,8 @@ class _Offer(NamedTuple):
     structure: Any = None
     #: the length of each pickle
     pickles: tuple[int, ...] = ()
+    #: whether the arrays travel from device to device
+    on_device: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,9 +73,22 @@ class _Move(Call):
         self.name, self._rank, self._size, self._out = name, rank, size, out
         self._out_arrays = out_arrays(name, out) if receives and out is not None else None
         self._target: Target | None = None
+        self._sent: Arrays | None = None
+
+    def place(self, device: str | None) -> None:
+        arrays, self.placed = self._sent, device
+        if arrays is not None:
+            offer = _Offer(arrays.leaves, arrays.structure, on_device=device is not None)
+            self._give(offer, [flat(view) for view in arrays.at(device)])
+
+    def _send(self, arrays: Arrays) -> None:
+        """Set the arrays that this rank sends. Those on a device are sent once they are placed."""
+        self._sent, self.device, self.leaves = arrays, arrays.device, arrays.leaves
+        if self.device is None:
+            self.place(None)
 
     def _give(self, offer: _Offer | None, source: Sequence[Array]) -> None:
-        """Set what this rank sends."""
+        """Set what this rank sends, of what it offers."""
         if self._out_arrays is not None:
             source = copy_if_aliased(source, self._out_arrays.views)
         self.source = source
@@ -90,12 +113,16 @@ class _FromRoot(_Move):
     def __init__(self, name: str, rank: int, size: int, value: Any, *, root: Any, out: Any) -> None:
         super().__init__(name, rank, size, out=out, receives=True)
         self._root, self._value = validate_root(name, root, size), value
+        self._own_device: str | None = None
         self.common = f"{name}(root={self._root})".encode()
         given = _arrays_of(value)
         if given is not None:
             self._validate_leaves(given.leaves)
-            source = [flat(view) for view in given.views] if rank == self._root else []
-            self._give(_Offer(given.leaves, given.structure), source)
+            self._own_device = given.device
+            if rank == self._root:
+                self._send(given)
+            else:
+                self._give(_Offer(given.leaves, given.structure), [])
         elif rank == self._root:
             _refuse_out(name, out, value)
             pickles = self._pickles(value)
@@ -117,7 +144,9 @@ class _FromRoot(_Move):
         if self._wants_result():
             mine = [copy.length for copy in copies if copy.to_rank == self._rank]
             leaves = _as_bytes(mine) if self._from_pickle else self._parts(offer.leaves, self._rank)
-            self._target = Target(leaves, offer.structure, self._out_arrays)
+            leaves = [self._brought_here(leaf) for leaf in leaves]
+            device = leaves[0].device if offer.on_device else None
+            self._target = Target(leaves, offer.structure, self._out_arrays, device)
         else:
             copies = [copy for copy in copies if copy.to_rank != self._rank]
         sizes = [offer.sizes if rank == self._root else () for rank in range(self._size)]
@@ -137,6 +166,13 @@ class _FromRoot(_Move):
         if self._from_pickle:
             return pickle.loads(self._target.arrays[0].data)
         return self._target.deliver(self._out)
+
+    def _brought_here(self, leaf: Leaf) -> Leaf:
+        """Return the description of what arrives: a tensor is put on this rank's device, whatever
+        its number was at the root."""
+        if leaf.device == "cpu" or leaf.adapter != "torch" or self._rank == self._root:
+            return leaf
+        return leaf._replace(device=self._own_device or own_device(leaf.device))
 
     # what differs between broadcast and scatter
 
@@ -233,9 +269,8 @@ class Gather(_Move):
             pickled = _pickled(value)
             self._give(_Offer(pickles=(len(pickled),)), [pickled])
         else:
-            leaves, structure = self._given.leaves, self._given.structure
-            what = in_words(structure, leaves, any_rows=True)
-            self._give(_Offer(leaves, structure), [flat(view) for view in self._given.views])
+            what = in_words(self._given.structure, self._given.leaves, any_rows=True)
+            self._send(self._given)
         self.common = f"{name}({what}{where})".encode()
 
     def settle(self, owns: Sequence[bytes]) -> Movement:
@@ -247,7 +282,7 @@ class Gather(_Move):
                 validate_out(self.name, own.out, whole, f"rank {rank}'s out=")
         if self._receives:
             structure = None if self._given is None else self._given.structure
-            self._target = Target(whole, structure, self._out_arrays)
+            self._target = Target(whole, structure, self._out_arrays, self.placed)
         receivers = range(self._size) if self._root is None else [self._root]
         copies = [copy for rank in receivers for copy in self._copies(offers, rank)]
         return self._movement(copies, [offer.sizes for offer in offers])
@@ -259,7 +294,9 @@ class Gather(_Move):
             return _as_bytes([length for offer in offers for length in offer.pickles])
         columns = zip(*(offer.leaves for offer in offers), strict=True)
         mine = zip(columns, self._given.leaves, strict=True)
-        return [_joined(column)._replace(adapter=own.adapter) for column, own in mine]
+        return [
+            _joined(column)._replace(adapter=own.adapter, device=own.device) for column, own in mine
+        ]
 
     def _copies(self, offers: Sequence[_Offer], to_rank: int) -> list[Copy]:
         """Return the copies that bring one rank the rows of all, in the order of ranks."""

@@ -1,4 +1,4 @@
-"""PyTorch tensors on the CPU, and modules on any device."""
+"""PyTorch tensors and modules, on any device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.parameter import is_lazy
 
-from weft.adapters import containers
+from weft.adapters import containers, torch_arrays
 from weft.adapters.contents import Contents
 from weft.errors import InvalidType, InvalidValue
 
@@ -19,6 +19,8 @@ NAME = "torch"
 _BFLOAT16 = "bfloat16"
 #: classes whose pickles have no more than their contents; a subclass may have more
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: kinds of devices whose tensors an engine may use where they are; others are copied to the host
+DEVICES = {"cuda"}
 
 
 def is_mine(value: Any) -> bool:
@@ -37,27 +39,40 @@ def _form(dtype: torch.dtype) -> tuple[str, np.dtype[Any]]:
 
 
 def view(value: Any) -> tuple[NDArray[Any], str]:
-    tensor = value.detach()
+    """Return a view; of a tensor on a device a copy on the host."""
+    tensor = _dense(value)
+    element = str(tensor.dtype).removeprefix("torch.")
     if tensor.device.type != "cpu":
-        raise InvalidType(
-            f"a tensor on {tensor.device}: tensors on a GPU cannot be used yet; pass tensor.cpu()"
-        )
+        return torch_arrays.stage([tensor])[0], element
+    if element == _BFLOAT16:
+        return tensor.view(torch.uint16).numpy(), element
+    try:
+        array = tensor.numpy()
+    except TypeError as error:
+        raise InvalidType(f"a tensor of dtype {tensor.dtype} has no NumPy form: {error}") from None
+    if value.is_conj() or value.is_neg():
+        array.flags.writeable = False  # a copy: results written to it would be lost
+    return array, element
+
+
+def on_device(value: Any) -> Any:
+    """Return a tensor on a device, without a copy, if an engine may use it there, else None."""
+    return _dense(value) if value.device.type in DEVICES else None
+
+
+def _dense(value: Any) -> Any:
+    """Return a tensor without its gradient. Raise InvalidType unless all its numbers are there."""
+    tensor = value.detach()
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise InvalidType(
             f"a tensor of layout {tensor.layout}, dtype {tensor.dtype}: only dense tensors of "
             "numbers can be used; pass tensor.to_dense() or tensor.dequantize()"
         )
-    resolved = tensor.resolve_conj().resolve_neg()
-    element = str(tensor.dtype).removeprefix("torch.")
-    if element == _BFLOAT16:
-        return resolved.view(torch.uint16).numpy(), element
-    try:
-        array = resolved.numpy()
-    except TypeError as error:
-        raise InvalidType(f"a tensor of dtype {tensor.dtype} has no NumPy form: {error}") from None
-    if tensor.is_conj() or tensor.is_neg():
-        array.flags.writeable = False  # a copy: results written to it would be lost
-    return array, element
+    if tensor.is_meta:
+        raise InvalidType(
+            f"a tensor on {tensor.device}, which has no values; make it on a device that has"
+        )
+    return tensor.resolve_conj().resolve_neg()
 
 
 def deliver(array: NDArray[Any], element: str) -> Any:

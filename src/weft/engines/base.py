@@ -137,6 +137,11 @@ class Group(ABC):
         Raises Disagreement and InvalidValue, on all ranks alike; PeerLost, Stalled.
         """
 
+    def place_of(self, call: Call) -> str | None:
+        """Return where this engine takes the arrays of a call that are on a device: there, or on
+        the host (None), as any engine can."""
+        return None
+
     def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
         """Return zeros in the memory that suits repeated in-place all_reduce best."""
         import numpy as np
@@ -239,6 +244,7 @@ class Group(ABC):
             self.refuse(name, error)
             raise
         if async_op:
+            call.note_stream()
             return self._start(call, seconds)
         self.carry_out(call, timeout=seconds)
         return call.result()
@@ -565,4 +571,6 @@ def make_call(group: Group, name: str, value: Any, options: dict[str, Any]) -> C
             all_gather=moves.Gather,
         )
     call: Call = _kinds[name](name, group.rank, group.size, value, **options)
+    if call.device is not None:
+        call.place(group.place_of(call))
     return call

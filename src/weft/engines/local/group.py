@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from weft._core.arguments import validate_seconds
@@ -222,12 +222,23 @@ class LocalGroup(Group):
         if call.name == "all_reduce" and self._collectives is not None:
             self._collectives.make_persistent(call)
 
+    def place_of(self, call: Call) -> str | None:
+        return call.device if self.size == 1 else self._ready_collectives().place_of(call)
+
     def _exchange(self, call: Call, seconds: float) -> None:
+        if self.size == 1 and call.placed is not None:
+            from weft.engines.serial.group import carry_out
+
+            carry_out(call)
+        else:
+            self._ready_collectives().carry_out(call, seconds)
+
+    def _ready_collectives(self) -> Collectives:
         if self._collectives is None:
             from weft.engines.local.collectives.collective import Collectives
 
             self._collectives = Collectives(self._meeting)
-        self._collectives.carry_out(call, seconds)
+        return self._collectives
 
     def allocate(self, shape: Any, dtype: Any, device: str = "cpu") -> Array:
         zeros = super().allocate(shape, dtype, device)
@@ -245,8 +256,9 @@ class LocalGroup(Group):
         line = caller_line()
 
         def work() -> Any:
-            self._in_step(call.name, self._exchange, (call, seconds), line=line)
-            return call.result()
+            with nullcontext() if call.stream is None else call.stream.current():
+                self._in_step(call.name, self._exchange, (call, seconds), line=line)
+                return call.result()
 
         return self._background.start(work, call.name)
 

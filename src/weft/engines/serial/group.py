@@ -59,6 +59,9 @@ class SerialGroup(Group):
         self._validate_use(timeout)
         carry_out(call)
 
+    def place_of(self, call: Call) -> str | None:
+        return call.device
+
     def _start(self, call: Call, seconds: float) -> Handle:
         self._validate_use(seconds)
         return super()._start(call, seconds)
@@ -88,10 +91,10 @@ def carry_out(call: Call) -> None:
 
 
 def _move(call: Call, plan: Movement) -> None:
-    import numpy as np
+    from weft._core.arrays import as_bytes
 
     for copy in plan.incoming:
-        source = call.source[copy.from_array].view(np.uint8)
-        target = plan.target[copy.to_array].view(np.uint8)
+        source = as_bytes(call.source[copy.from_array])
+        target = as_bytes(plan.target[copy.to_array])
         part = source[copy.from_byte : copy.from_byte + copy.length]
         target[copy.to_byte : copy.to_byte + copy.length] = part

@@ -6,6 +6,7 @@
       settle                               the plan, the same on all ranks
       small: read the slots                done, after one step
       large: carry out                     by the quickest path that is open (carry_out.Path)
+      on a device: carry out there         once all have agreed on how (device.py)
 
 All ranks take the same path, because they decide by what they all know. Sums are made in the order
 of ranks on every path, so the bits are the same too.
@@ -25,7 +26,8 @@ from weft import faults
 from weft._core.arguments import seconds_until
 from weft._core.arithmetic import Array, address
 from weft._core.calls import Call, Combination, Reduce, UnlikeArrays
-from weft.engines.local.collectives import carry_out, transport
+from weft.engines.local.collectives import carry_out, device, transport
+from weft.engines.local.collectives.device import DeviceCollectives
 from weft.engines.local.collectives.persistent import (
     PersistentPipelinedSum,
     PersistentReduction,
@@ -66,6 +68,8 @@ class Collectives:
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._transport: Transport | None = None
+        #: made at the first call with arrays on a device
+        self._devices: DeviceCollectives | None = None
         #: by operation, dtype and shape
         self._persistent: dict[tuple[Any, ...], PersistentReduction | PersistentPipelinedSum] = {}
         #: by the array's location, dtype, shape and strides
@@ -84,6 +88,13 @@ class Collectives:
     ) -> None:
         """Do all that follows the first step."""
         settled = self._settle_headers(transport, call, headers, deadline)
+        if any(header.device == device.NEEDED for header in settled.ranks):
+            self._devices = self._devices or DeviceCollectives(self._meeting)
+            self._devices.set_up(call.device, deadline)
+            if call.placed is not None:
+                call.place(self._devices.place_of(call))
+            self._after_meeting(transport, call, self._meet(transport, call, deadline), deadline)
+            return
         if faults.armed:
             faults.reach("collective.met")
         try:
@@ -91,7 +102,10 @@ class Collectives:
         except UnlikeArrays as unlike:
             words = {rank: f"{call.name}({given})" for rank, given in unlike.ranks.items()}
             raise self._meeting.disagreement_error(words) from None
-        if isinstance(plan, Combination):
+        if self._devices is not None and any(header.device for header in settled.ranks):
+            self._devices.carry_out(plan, settled)
+            still_used = False
+        elif isinstance(plan, Combination):
             still_used = carry_out.carry_out_combination(transport, plan, settled)
         else:
             still_used = carry_out.carry_out_movement(transport, plan, settled)
@@ -117,10 +131,16 @@ class Collectives:
         in_place = out is value and op == "sum" and value.flags.behaved
         return self._sums.get(_key_of(value)) if in_place and self._sums else None
 
+    def place_of(self, call: Call) -> str | None:
+        """Return where a call is to have its arrays on a device: there, or on the host (None)."""
+        self._devices = self._devices or DeviceCollectives(self._meeting)
+        return self._devices.place_of(call)
+
     def close(self) -> None:
         """Drop the persistent reductions, and with them the mappings of other ranks' memory."""
         self._persistent.clear()
         self._sums.clear()
+        self._devices = None
 
     def make_persistent(self, call: Call) -> None:
         """Make a persistent reduction for calls like this one, which was carried out, if it can be
@@ -192,14 +212,20 @@ class Collectives:
         """Do the first step: exchange headers, or the beginnings of those that are too long."""
         meeting = self._meeting
         step = meeting.begin_step(seconds_until(deadline))
+        if self._devices is not None:
+            self._devices.await_reads()
         message = Header(True, call.common, call.own).encode()
-        if call.layout.size <= transport.slots.room and len(message) <= MAILBOX_BYTES:
+        if call.placed is not None and self._devices is not None:
+            state = self._devices.fill(call)
+            message = Header(True, call.common, call.own, device=state).encode()
+        elif call.layout.size <= transport.slots.room and len(message) <= MAILBOX_BYTES:
             transport.slots.fill(step, call.source, call.layout.pieces)
             if faults.armed:
                 faults.reach("collective.filled")
         else:
             locations = _locations(call, pipelined=transport.can_pipeline and can_pipeline(call))
-            message = Header(False, call.common, call.own, *locations).encode()
+            sources, targets = locations or ((), ())
+            message = Header(False, call.common, call.own, sources, targets).encode()
         answers = meeting.exchange(COLLECTIVE, message[:MAILBOX_BYTES], seconds_until(deadline))
         return Headers(step, message, answers)
 

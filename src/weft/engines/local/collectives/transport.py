@@ -12,7 +12,8 @@ is enough.
 
 Header. Encoded as
 
-    whether the arrays are in the slot | the length of the header | the shared part | 0
+    whether the arrays are in the slot | of arrays on a device: where these are (device.py)
+    the length of the header | the shared part | 0
     if they are not in the slot: how many sources and targets, and the location of each; none where
     all ranks know that the call is pipelined
     the rank's part
@@ -263,7 +264,7 @@ class Slots:
         return self._bytes[start : start + length].view(dtype)
 
 
-_HEAD = struct.Struct("=?Q")
+_HEAD = struct.Struct("=?BQ")
 _COUNTS = struct.Struct("=II")
 
 
@@ -284,6 +285,8 @@ class Header(NamedTuple):
     #: of the arrays, if they are not in the slot; of the targets only if they are known already
     sources: tuple[Location, ...] = ()
     targets: tuple[Location, ...] = ()
+    #: what device.py says of arrays on a device; 0 if there are none
+    device: int = 0
 
     def encode(self) -> bytes:
         rest = self.shared_part + _END
@@ -291,15 +294,15 @@ class Header(NamedTuple):
             table = np.array([*self.sources, *self.targets], np.uint64).tobytes()
             rest += _COUNTS.pack(len(self.sources), len(self.targets)) + table
         rest += self.rank_part
-        return _HEAD.pack(self.in_slot, _HEAD.size + len(rest)) + rest
+        return _HEAD.pack(self.in_slot, self.device, _HEAD.size + len(rest)) + rest
 
     @classmethod
     def decode(cls, message: bytes) -> Header:
         """Return the header that `encode` made this message of. It must be complete."""
-        in_slot, _ = _HEAD.unpack_from(message)
+        in_slot, device, _ = _HEAD.unpack_from(message)
         shared_part, _, rest = message[_HEAD.size :].partition(_END)
         if in_slot:
-            return cls(True, shared_part, rest)
+            return cls(True, shared_part, rest, device=device)
         sources, targets = _COUNTS.unpack_from(rest)
         end = _COUNTS.size + 24 * (sources + targets)
         table = np.frombuffer(rest[_COUNTS.size : end], np.uint64).reshape(-1, 3).tolist()
@@ -314,7 +317,7 @@ def shared_part_of(message: bytes) -> bytes:
 
 def length_of(message: bytes) -> int:
     """Return the length of an encoded header, of which the beginning is enough."""
-    return int(_HEAD.unpack_from(message)[1])
+    return int(_HEAD.unpack_from(message)[2])
 
 
 #: whether ranks try to read each other's memory; tests set it to False, to have large arrays go

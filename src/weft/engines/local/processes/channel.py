@@ -15,6 +15,10 @@ which program the peer is. Arrays never travel in messages; descriptors travel b
                                         <-  Retained | Gone
                                 Release | ReleaseInFlight  ->
 
+    memory on devices
+    every rank  every other
+    DeviceMemory (+ descriptor)  ->
+
     starting workers
     driver      fork server
     Start   ->                  (+ descriptors: its connection, its stdout and stderr)
@@ -274,6 +278,13 @@ class ReleaseInFlight(NamedTuple):
     in_flight: int
 
 
+class DeviceMemory(NamedTuple):
+    """A rank's memory on a device; its descriptor, which does not tell the size, comes beside."""
+
+    rank: int
+    size: int
+
+
 class Start(NamedTuple):
     """A driver asks for a worker; its socket, stdout and stderr come beside it."""
 
@@ -321,7 +332,7 @@ class Close(NamedTuple):
 Joining = Hello | Welcome | Rejected
 Attaching = Attach | Retain | Retained | Attached | Gone | Release | ReleaseInFlight
 Starting = Start | Started | Ended | Pool | Close
-Message = Joining | Attaching | Starting
+Message = Joining | Attaching | Starting | DeviceMemory
 
 
 #: each kind of message by its name, with the types of its fields

@@ -1,0 +1,391 @@
+"""Collectives of tensors on a device: reductions and broadcasts, which are the large ones.
+
+As on the host, a rank fills its slot, comes to the step, and reads the slots that it needs. Here
+the slots are memory of a device, and one thing more is needed for order: a rank waits for its own
+stream before it comes to a step. So all waiting for peers is the meeting's, where deaths and
+deadlines are seen, and nothing on the device ever waits for another process.
+
+    fill       my numbers            --copy-->  my slot, of one of two sets in turn
+    order      my stream has done that, and what I read two steps ago
+    step       all have come
+    combine    every rank's slot     --add, in rank order-->  my result, on my stream
+
+The next step of this kind uses the other set, and waits for this one's reads: so a slot is filled
+again only when nobody reads it any more.
+
+Which memory the slots are, or whether numbers go through the host instead, is decided by
+`choose_path` at the first call, from what all ranks know by then. Gathers and scatters of tensors
+go through the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from weft import faults
+from weft._core.arguments import seconds_until
+from weft._core.arithmetic import combine
+from weft._core.arrays import as_bytes
+from weft._core.calls import Call, Combination, Layout, Movement, Piece, Reduce, elements, layout_of
+from weft._core.moves import Broadcast
+from weft.engines.local.collectives.transport import SettledHeaders
+from weft.engines.local.meeting.devices import TROUBLES, map_segments, raise_any
+from weft.engines.local.meeting.meeting import UNDER_WAY, Meeting, in_words, make_block
+from weft.engines.local.memory import cuda
+from weft.errors import InvalidValue, SetupError
+
+#: what a rank says of its arrays on a device at the first step: there are none; they are not in a
+#: slot, because the slots are still to be made; because they do not fit; they are
+NONE, NEEDED, OUTSIDE, IN_SLOT = range(4)
+#: the variable that names the path to take, for tests and for who knows better
+VARIABLE = "WEFT_GPU_PATH"
+#: bytes of the first slots, and of the largest: what does not fit goes in rounds
+_FIRST, _LARGEST = 4 << 20, 256 << 20
+#: bytes a second that go through the host where ranks of one GPU do, and the time of such a call
+_STAGED_RATE, _STAGED_CALL = 6e9, 40e-6
+_TRIES = 5
+
+
+class Path(Enum):
+    """How the numbers of tensors get from rank to rank."""
+
+    #: through slots on the devices
+    DEVICE = "device"
+    #: through slots in memory of the host that the devices reach
+    HOST = "host"
+    #: copied to the host, and back from there, by a collective of the host
+    STAGED = "staged"
+
+
+class Facts(NamedTuple):
+    """What a rank knows of its device."""
+
+    #: which GPU it is; "" if this rank can use none
+    identity: str
+    #: whether its processes use it at once, and not by turns
+    mps: bool
+
+
+class Policy(NamedTuple):
+    """Which path a group takes: that, or from so few bytes on the one through the host."""
+
+    path: Path
+    staged_below: int = 0
+
+    def of(self, nbytes: int) -> Path:
+        return Path.STAGED if nbytes < self.staged_below else self.path
+
+
+def choose_path(
+    facts: Sequence[Facts], *, mapped: bool, turn: float = 0.0, forced: str = ""
+) -> Policy:
+    """Return the path for a group of ranks with these devices. Pure.
+
+    `mapped` tells whether all ranks map each other's device memory, and `turn` how many seconds a
+    small piece of work takes while all ranks have some. Ranks that use one GPU by turns pay for two
+    of these in a collective on the device, and for none when the numbers go through the host, which
+    copies without them. So there small arrays take that way.
+    """
+    if forced:
+        return Policy(Path(forced))
+    if not all(fact.identity for fact in facts):
+        return Policy(Path.STAGED)
+    if not mapped:
+        return Policy(Path.HOST)
+    shared = len({fact.identity for fact in facts}) < len(facts)
+    if not shared or all(fact.mps for fact in facts):
+        return Policy(Path.DEVICE)
+    return Policy(Path.DEVICE, max(0, int((2 * turn - _STAGED_CALL) * _STAGED_RATE)))
+
+
+class DeviceCollectives:
+    """The device of one rank of a group, and its slots."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._policy: Policy | None = None
+        self._slots: Slots | None = None
+        self._device = ""
+        self._largest = _LARGEST
+        #: how many times the slots were used, by any rank
+        self._turn = 0
+        #: the event after which this rank has read what it needs of the slots
+        self._reads: Any = None
+
+    def place_of(self, call: Call) -> str | None:
+        """Return where a call is to have its arrays: on their device, or on the host."""
+        if not _fits(call):
+            return None
+        if self._policy is None:
+            return call.device
+        return None if self._policy.of(nbytes_of(call)) is Path.STAGED else call.device
+
+    def fill(self, call: Call) -> int:
+        """Copy a call's arrays to this rank's slot, if they fit. Return what to tell the others."""
+        if self._slots is None:
+            return NEEDED
+        if call.layout.size > self._slots.room:
+            return OUTSIDE
+        self._slots.fill(self._turn, self._meeting.rank, call.source, call.layout.pieces)
+        if faults.armed:
+            faults.reach("collective.filled")
+        self._order()
+        return IN_SLOT
+
+    def await_reads(self) -> None:
+        """Return when this rank has read what it needs of the slots, so that others may fill them
+        again once it has come to the next step."""
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            _torch().wait_for(reads)
+
+    def carry_out(self, plan: Combination | Movement, headers: SettledHeaders) -> None:
+        """Combine or move, after the first step."""
+        filled = all(header.device in (NONE, IN_SLOT) for header in headers.ranks)
+        if isinstance(plan, Combination):
+            self._combine(plan, headers, filled)
+        else:
+            self._move(plan, headers, filled)
+
+    # reductions
+
+    def _combine(self, plan: Combination, headers: SettledHeaders, filled: bool) -> None:
+        call = headers.call
+        if filled:
+            self._combine_pieces(plan, call.layout.pieces)
+            return
+        room = self._grow(call.layout.size, headers.deadline).room
+        for start in range(0, call.layout.size, room):
+            pieces = call.layout.window(start, start + room)
+            self._fill_and_step(call.source, pieces, headers)
+            self._combine_pieces(plan, pieces)
+
+    def _combine_pieces(self, plan: Combination, pieces: Sequence[Piece]) -> None:
+        """Combine these pieces from the slots."""
+        slots = self._ready_slots()
+        for piece in pieces if plan.target else ():
+            out: Any = elements(plan.target, piece)
+            parts = [
+                slots.view(self._turn, rank, piece.at, out.nbytes).view(out.dtype)
+                for rank in range(len(self._meeting.members))
+            ]
+            at = out if out.device == parts[0].device else out.to(parts[0].device)
+            combine(parts, at, plan.op, plan.elements[piece.array], plan.weights)
+            if at is not out:
+                out.copy_(at)
+        self._end_turn()
+
+    # broadcasts
+
+    def _move(self, plan: Movement, headers: SettledHeaders, filled: bool) -> None:
+        call, rank = headers.call, self._meeting.rank
+        (root,) = (rank for rank, header in enumerate(headers.ranks) if header.device)
+        layout = layout_of(tuple(plan.sizes[root]))
+        room = layout.size if filled else self._grow(layout.size, headers.deadline).room
+        for first in range(0, layout.size, max(room, 1)):
+            if not filled:
+                pieces = layout.window(first, first + room) if rank == root else ()
+                parts = [as_bytes(array) for array in call.source]
+                self._fill_and_step(parts, pieces, headers)
+            self._take(plan, layout, root, first, first + room)
+        for copy in plan.incoming if rank == root else ():
+            source, target = call.source[copy.from_array], plan.target[copy.to_array]
+            target.copy_(source)  # type: ignore[attr-defined]
+
+    def _take(self, plan: Movement, layout: Layout, root: int, first: int, last: int) -> None:
+        """Copy from the root's slot what this rank gets of a window."""
+        slots = self._ready_slots()
+        for copy in plan.incoming if self._meeting.rank != root else ():
+            begin = layout.starts[copy.from_array] + copy.from_byte
+            low, high = max(first, begin), min(last, begin + copy.length)
+            if low < high:
+                target = as_bytes(plan.target[copy.to_array])
+                start = copy.to_byte + low - begin
+                part = slots.view(self._turn, root, low - first, high - low)
+                target[start : start + high - low] = part
+        self._end_turn()
+
+    # turns
+
+    def _fill_and_step(
+        self, source: Sequence[Any], pieces: Sequence[Piece], headers: SettledHeaders
+    ) -> None:
+        self._ready_slots().fill(self._turn, self._meeting.rank, source, pieces)
+        if faults.armed:
+            faults.reach("collective.round")
+        self._order()
+        self._meeting.meet(UNDER_WAY, headers.seconds)
+
+    def _order(self) -> None:
+        """Return when this rank's stream, and its earlier reads, are done."""
+        self.await_reads()
+        _torch().synchronize(self._device)
+
+    def _end_turn(self) -> None:
+        self._turn += 1
+        self._reads = _torch().event(self._device)
+
+    # the slots
+
+    def set_up(self, device: str | None, deadline: float) -> None:
+        """Decide on the path, and make the first slots. All ranks take part; `device` is that of
+        this rank's arrays, if it gave some on a device. Raises SetupError on every rank."""
+        if self._policy is not None:
+            return
+        facts, forced = self._exchange_facts(device, deadline)
+        policy = choose_path(facts, mapped=True, forced=forced)
+        if policy.path is Path.DEVICE:
+            try:
+                self._slots = Slots.on_devices(self._meeting, _FIRST, self._device, deadline)
+            except SetupError:  # on every rank
+                policy = choose_path(facts, mapped=False)
+            else:
+                turn = self._measure_turn(deadline)
+                policy = choose_path(facts, mapped=True, turn=turn, forced=forced)
+        if policy.path is Path.HOST:
+            try:
+                self._slots = Slots.on_host(self._meeting, _FIRST, self._device, deadline)
+            except SetupError:
+                policy = Policy(Path.STAGED)
+        self._policy = policy
+
+    def _exchange_facts(self, device: str | None, deadline: float) -> tuple[list[Facts], str]:
+        """Return the facts of all ranks, and the path that the user has named, if any. Raises
+        InvalidValue on every rank if that is none."""
+        facts = Facts("", False)
+        try:
+            self._device = device or _torch().here("cuda")
+            facts = _facts_of(self._device)
+        except TROUBLES:  # this rank can use no GPU
+            self._device = ""
+        message = json.dumps([*facts, os.environ.get(VARIABLE, "")]).encode()
+        answers = self._meeting.exchange(UNDER_WAY, message, seconds_until(deadline))
+        known = [json.loads(answer) for answer in answers]
+        forced = next((path for _, _, path in known if path), "")
+        if forced not in ("", *(path.value for path in Path)):
+            raise InvalidValue(
+                f"{VARIABLE}={forced}: expected one of {', '.join(path.value for path in Path)}"
+            )
+        return [Facts(identity, mps) for identity, mps, _ in known], forced
+
+    def _measure_turn(self, deadline: float) -> float:
+        """Return how many seconds a small piece of work takes while all ranks have some."""
+        slots, times = self._ready_slots(), []
+        word: Any = slots.view(0, self._meeting.rank, 0, 64)
+        for _ in range(_TRIES):
+            self._meeting.meet(UNDER_WAY, seconds_until(deadline))
+            began = time.perf_counter()
+            word.zero_()
+            _torch().synchronize(self._device)
+            times.append(time.perf_counter() - began)
+        own = json.dumps(sorted(times)[_TRIES // 2]).encode()
+        answers = self._meeting.exchange(UNDER_WAY, own, seconds_until(deadline))
+        return float(max(map(json.loads, answers)))
+
+    def _grow(self, size: int, deadline: float) -> Slots:
+        """Return slots with room for `size` bytes, or the largest that there are; all ranks ask for
+        the same."""
+        slots = self._ready_slots()
+        wanted = min(1 << max(size - 1, 0).bit_length(), self._largest)
+        if wanted > slots.room:
+            self.await_reads()
+            make = Slots.on_devices if slots.path is Path.DEVICE else Slots.on_host
+            try:
+                self._slots = slots = make(self._meeting, wanted, self._device, deadline)
+            except SetupError:  # on every rank: large arrays go in more rounds
+                self._largest = slots.room
+        return slots
+
+    def _ready_slots(self) -> Slots:
+        if self._slots is None:
+            raise SetupError("the slots on devices have not been made")
+        return self._slots
+
+
+def nbytes_of(call: Call) -> int:
+    """Return the bytes of a call's arrays."""
+    return sum(leaf.nbytes for leaf in call.leaves)
+
+
+def _facts_of(device: str) -> Facts:
+    if not device.startswith("cuda"):
+        return Facts(device, False)
+    number = _torch().number_of(device)
+    return Facts(cuda.identity(number), cuda.is_shared_by_mps(number))
+
+
+def _fits(call: Call) -> bool:
+    """Return whether a call is one of those that devices carry out."""
+    if isinstance(call, Broadcast):
+        return True
+    if not isinstance(call, Reduce):
+        return False
+    return all(_torch().can_combine(leaf.element, call.op) for leaf in call.leaves)
+
+
+class Slots:
+    """Two sets of slots, one for each rank, as bytes on this rank's device."""
+
+    def __init__(self, path: Path, room: int, sets: Sequence[Sequence[Any]]) -> None:
+        self.path, self.room, self._sets = path, room, sets
+
+    @classmethod
+    def on_devices(cls, meeting: Meeting, room: int, device: str, deadline: float) -> Slots:
+        """Make slots that lie on their ranks' devices. Raises SetupError on every rank."""
+        number = _torch().number_of(device)
+        segments = map_segments(meeting, 2 * room, number, deadline)
+        whole = [segment.tensor() for segment in segments]
+        for segment in segments:
+            segment.close_descriptor()
+        return cls(
+            Path.DEVICE, room, [[one[k * room : (k + 1) * room] for one in whole] for k in (0, 1)]
+        )
+
+    @classmethod
+    def on_host(cls, meeting: Meeting, room: int, device: str, deadline: float) -> Slots:
+        """Make slots in memory of the host, for all ranks' devices. Raises SetupError on every
+        rank."""
+        size = len(meeting.members)
+        block = make_block(
+            meeting,
+            UNDER_WAY,
+            leader=meeting.members[0],
+            size=2 * size * room,
+            seconds=seconds_until(deadline),
+            point="collective.made",
+        )
+        trouble = b""
+        whole: Any = None
+        try:
+            if device.startswith("cuda"):
+                whole = cuda.RegisteredBlock(block, _torch().number_of(device)).tensor()
+            else:
+                whole = _torch().over(block.buffer)
+        except TROUBLES as error:
+            trouble = in_words(error)
+        raise_any(meeting, trouble, deadline)
+        cut = [whole[start : start + room] for start in range(0, 2 * size * room, room)]
+        return cls(Path.HOST, room, [cut[:size], cut[size:]])
+
+    def fill(self, turn: int, rank: int, arrays: Sequence[Any], pieces: Sequence[Piece]) -> None:
+        """Queue copies of pieces of arrays to a rank's slot."""
+        for piece in pieces:
+            part: Any = elements(arrays, piece)
+            self.view(turn, rank, piece.at, part.nbytes).view(part.dtype).copy_(
+                part, non_blocking=True
+            )
+
+    def view(self, turn: int, rank: int, at: int, length: int) -> Any:
+        """Return `length` bytes of a rank's slot, from byte `at` on."""
+        return self._sets[turn & 1][rank][at : at + length]
+
+
+def _torch() -> Any:
+    from weft.adapters import torch_arrays
+
+    return torch_arrays
