@@ -36,3 +36,10 @@ def require_gpu() -> None:
         if os.environ.get(REQUIRED) == "required":
             pytest.fail(f"{REQUIRED}=required, but {reason}")
         pytest.skip(reason)
+
+
+def require_any_names() -> None:
+    """Skip a test that names GPUs which do not exist: where the driver lists its GPUs, CUDA and
+    weft take no others."""
+    if os.path.exists("/proc/driver/nvidia/gpus"):
+        pytest.skip("the driver of this machine knows which GPUs there are")

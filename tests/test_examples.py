@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpus import require_any_names
 from tests.pages import ROOT, Shown, shown
 from tests.support import Outcome, launch, run_command
 
@@ -139,6 +140,7 @@ def test_every_difference_is_marked() -> None:
 
 def test_one_gpu_each_where_jax_cannot_use_it(tmp_path: Path) -> None:
     """The way for GPUs is taken where there may be one; without CUDA in JAX the program says so."""
+    require_any_names()
     env = {
         "TMPDIR": str(traces_in(tmp_path)),
         "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",

@@ -41,7 +41,7 @@ LAYERS = {
     "adapters": {"adapters", "errors"},
     "faults": {"errors"},
     "kernels": set(),
-    "resources": set(),
+    "resources": {"errors"},
     "errors": set(),
     "_version": set(),
 }

@@ -1,4 +1,4 @@
-"""The plan: cores, threads and memory."""
+"""The plan: cores, threads, GPUs and memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import run_python
 from weft import resources
+from weft.errors import InvalidType, InvalidValue
 from weft.resources import THREAD_VARIABLES, Plan
 
 
@@ -206,3 +207,139 @@ def test_limits_respect_the_user() -> None:
         env={"OMP_NUM_THREADS": "2"},
     )
     assert outcome.out == "True 2\n", outcome
+
+
+FIRST, SECOND = "GPU-1111aaaa-0000", "GPU-1122bbbb-0000"
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> dict[str, Path]:
+    """A machine with two GPUs: their device files, and what the driver tells of them."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    for number, uuid in enumerate((FIRST, SECOND)):
+        folder = tmp_path / "gpus" / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t H200\nGPU UUID: \t {uuid}\nIRQ: 1\n")
+    return {"devices": tmp_path / "dev", "driver": tmp_path / "gpus"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [
+        (None, ["0", "1"]),
+        ("0", ["0"]),
+        (" 1, 0", ["1", "0"]),
+        ("0,", ["0"]),
+        ("0,-1,1", ["0"]),
+        ("1,2,0", ["1"]),
+        ("0,0", []),
+        ("0,00", []),
+        ("", []),
+        ("-1", []),
+        ("nonsense,0", []),
+        ("1111aaaa-0000", []),
+        (FIRST, [FIRST]),
+        ("GPU-11", []),
+        ("GPU-112,GPU-111", ["GPU-112", "GPU-111"]),
+        (f"{FIRST},GPU-1111", []),
+        ("GPU-9,0", []),
+        ("MIG-5a,MIG-5b", ["MIG-5a", "MIG-5b"]),
+    ],
+)
+def test_gpus_are_read_as_cuda_reads_them(
+    variable: str | None, seen: list[str], gpus: dict[str, Path]
+) -> None:
+    """The list ends at the first entry that names no GPU, or several; two entries of one are none.
+    Entries stay as the user has written them."""
+    environ = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert resources.visible_gpus(environ, **gpus) == seen
+
+
+def test_names_of_gpus_that_nobody_can_look_up_are_taken(tmp_path: Path) -> None:
+    """Numbers are not: there is no device file of theirs."""
+    missing = {"devices": tmp_path / "none", "driver": tmp_path / "none"}
+    for variable, seen in (("GPU-a,GPU-b", ["GPU-a", "GPU-b"]), ("0", []), ("GPU-a,GPU-a", [])):
+        assert resources.visible_gpus({"CUDA_VISIBLE_DEVICES": variable}, **missing) == seen
+    assert resources.visible_gpus({}, **missing) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "wanted", "chosen"),
+    [
+        (None, "1, 0", ["1", "0"]),
+        (None, [1], ["1"]),
+        (None, "0,0", ["0", "0"]),
+        (None, SECOND, [SECOND]),
+        (None, "GPU-112", ["GPU-112"]),
+        ("GPU-112", SECOND, ["GPU-112"]),
+        (FIRST, "GPU-1111", [FIRST]),
+        ("1", "1", ["1"]),
+        ("MIG-5a,MIG-5b", "MIG-5b", ["MIG-5b"]),
+    ],
+)
+def test_chosen_gpus_are_the_users_own_entries(
+    variable: str | None, wanted: object, chosen: list[str], gpus: dict[str, Path]
+) -> None:
+    """They are handed on as text, whatever part of a UUID they were named by."""
+    environ = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert resources.choose_gpus(wanted, environ, "here", **gpus) == chosen
+
+
+@pytest.mark.parametrize(
+    ("variable", "wanted", "error", "match"),
+    [
+        (None, "7", InvalidValue, "here: '7' is none of the GPUs that may be used here: 0, 1"),
+        ("1", "0", InvalidValue, "'0' is none of the GPUs that may be used here: 1$"),
+        ("1", FIRST, InvalidValue, f"{FIRST}' is none of the GPUs .*: 1$"),
+        (None, "GPU-11", InvalidValue, "'GPU-11' is none"),
+        (None, "GPU-9", InvalidValue, "'GPU-9' is none"),
+        (f"{FIRST},{SECOND}", "GPU-11", InvalidValue, "'GPU-11' is none"),
+        ("", "0", InvalidValue, "no GPU may be used here; CUDA_VISIBLE_DEVICES=''"),
+        (None, "", InvalidValue, "expected names of GPUs"),
+        (None, "0,,1", InvalidValue, "expected names of GPUs"),
+        (None, [], InvalidValue, "expected names of GPUs"),
+        (None, 3, InvalidType, "expected names of GPUs"),
+        (None, [0.5], InvalidType, "expected names of GPUs"),
+    ],
+)
+def test_gpus_outside_of_what_may_be_seen(
+    variable: str | None,
+    wanted: object,
+    error: type[Exception],
+    match: str,
+    gpus: dict[str, Path],
+) -> None:
+    """The error lists what may be seen. Nothing is widened: not even a GPU that exists."""
+    environ = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    with pytest.raises(error, match=match):
+        resources.choose_gpus(wanted, environ, "here", **gpus)
+
+
+def test_sharing_gpus() -> None:
+    """In turn; a rank that is alone has all of those that were named."""
+    assert resources.share_gpus(["a", "b"], 3) == ["a", "b", "a"]
+    assert resources.share_gpus([], 2) == [None, None]
+    name = "CUDA_VISIBLE_DEVICES"
+    assert [resources.narrow(["a", "b"], i, 3) for i in range(3)] == [
+        {name: "a"},
+        {name: "b"},
+        {name: "a"},
+    ]
+    assert resources.narrow(["a", "b"], 0, 1) == {name: "a,b"}
+    assert resources.narrow([], 1, 2) == {}
+
+
+def test_torch_prefers_a_gpu_before_cuda_is_initialised() -> None:
+    """It is told to, once, and does it when it initialises CUDA. Without torch nothing is done."""
+    outcome = run_python(
+        "from weft import resources\n"
+        "resources.prefer_gpu(1)\n"
+        "import torch\n"
+        "for index in (1, 1, 0): resources.prefer_gpu(index)\n"
+        "queued = [call for call, _ in torch.cuda._queued_calls]\n"
+        "print([call.args for call in queued if getattr(call, 'func', 0) == torch.cuda.set_device])"
+        "\nprint(torch.cuda.is_initialized())"
+    )
+    assert outcome.out == "[(1,), (0,)]\nFalse\n", outcome

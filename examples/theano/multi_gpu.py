@@ -1,10 +1,10 @@
-"""One GPU for each worker: choose it before PyTensor is imported, then train as usual.
+"""One GPU for each worker, which sees no other: join before PyTensor is imported, then train.
 
     weft run -n 2 examples/theano/multi_gpu.py
     python examples/theano/multi_gpu.py
 
 Each worker says where it computes. Theano took its GPU from THEANO_FLAGS; PyTensor computes on GPUs
-through JAX, which takes those that CUDA_VISIBLE_DEVICES names. Without GPUs, or with a JAX that
+through JAX, and `weft run` lets each worker see one. Without GPUs, or with a JAX that
 cannot use them, it says so and runs on the CPU. Either way the fit must be that of plain least
 squares.
 """
@@ -15,14 +15,10 @@ import multiverso as mv
 import weft
 
 mv.init(sync=True)  # workers in step: together they take the steps that one alone would
-device = weft.device()  # worker i has the i-th GPU, and the first one again when there are no more
+device = weft.device()  # "cuda:0" of those that this worker sees, or "cpu"
 if device == "cpu":
     os.environ.setdefault("PYTENSOR_FLAGS", "linker=py,optimizer=fast_compile")
 else:
-    # before anything is imported that looks for GPUs: this worker sees only its own
-    number = int(device.removeprefix("cuda:"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     # workers that share a GPU must not each take all of its memory
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

@@ -96,7 +96,8 @@ def fork(  # noqa: PLR0917  they were all positional
 
     n_parallel       how many in all: by default one for each GPU if there are several and `use_gpu`
                      is true, else one for each core, and two at least.
-    use_gpu          whether each process gets a GPU of its own, where there are enough.
+    use_gpu          whether each process sees one GPU alone, where there are several; more
+                     processes than GPUs share them.
     master_rank      this process's rank; in February 2017 it was the second argument, and of two
                      by position is still taken so if it is a number.
     profile_workers, max_n_var, max_dim

@@ -151,10 +151,10 @@ def place(rank: object, caller: str) -> int:
 
 
 def _gpus(n: int | None) -> list[str]:
-    """Return a GPU for each process, where there are several and enough of them; else none."""
+    """Return the GPU of each process, where there are several; more processes share them."""
     visible = visible_gpus(os.environ)
     wanted = len(visible) if n is None else n
-    return visible[:wanted] if 1 < wanted <= len(visible) else []
+    return [visible[i % len(visible)] for i in range(wanted)] if wanted > 1 < len(visible) else []
 
 
 def _narrow(gpu: str) -> None:

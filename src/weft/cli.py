@@ -34,6 +34,8 @@ usage: weft run -n N [options] script.py [arguments]
   -n N          start N ranks of the program, which meet through weft.init()
   --hosts a:2,b:2  start 2 ranks on each of these hosts, by mpirun; -n: that many of them
   --hostfile F  read the hosts from a file with lines like `a slots=2` or `a:2`
+  --gpus 0,1    let the ranks take these GPUs in turn, of those that CUDA_VISIBLE_DEVICES names
+                (default: all of them); each rank sees its own alone
   --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
   --no-prefix   do not begin each line of output with its rank
   --keep-going  let the other ranks go on when one fails (default: they are ended)
@@ -123,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-n", type=_whole_number, dest="ranks")
     run.add_argument("--hosts")
     run.add_argument("--hostfile")
+    run.add_argument("--gpus")
     run.add_argument("--timeout", type=_seconds)
     run.add_argument("--no-prefix", action="store_false", dest="prefix")
     run.add_argument("--keep-going", action="store_true")
@@ -246,6 +249,11 @@ def _command(options: argparse.Namespace) -> Command:
     elif program[:1] == ["--"]:
         program = program[1:]
     numbers.from_environment(os.environ)  # one error here, not one per rank
+    if given and options.gpus is not None:
+        raise LaunchError(
+            "--gpus names GPUs of this host; on others set CUDA_VISIBLE_DEVICES, and a rank's own "
+            "is weft.device()"
+        )
     given = hosts.take(given, options.ranks) if given else ()
     return Command(
         ranks=sum(host.ranks for host in given) if given else options.ranks,
@@ -254,7 +262,14 @@ def _command(options: argparse.Namespace) -> Command:
         prefix=options.prefix,
         keep_going=options.keep_going,
         hosts=given,
+        gpus=() if options.gpus is None else _gpus(options.gpus),
     )
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    from weft.resources import choose_gpus
+
+    return tuple(choose_gpus(text, os.environ, f"--gpus {text}"))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:

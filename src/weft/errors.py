@@ -15,6 +15,7 @@
     ├── SetupError                      a group, engine or launch could not start
     │   ├── UnknownEngine   (ValueError)      lists the known ones
     │   ├── EngineUnavailable (RuntimeError)  this system cannot run it; says why
+    │   ├── DeviceUnavailable (RuntimeError)  a GPU, or its driver, cannot be used; says why
     │   ├── MissingPackage  (ImportError)     prints the pip line
     │   ├── MissingRank     (TimeoutError)    names the ranks that never came
     │   ├── Refused         (ConnectionError) a peer of another user, version, job or size
@@ -100,6 +101,11 @@ class UnknownEngine(SetupError, ValueError):
 
 class EngineUnavailable(SetupError, RuntimeError):
     """An engine that cannot run on this system."""
+
+
+class DeviceUnavailable(SetupError, RuntimeError):
+    """A GPU that cannot be used here: no driver, no such service of it, or spoilt for this process
+    by what ran before."""
 
 
 class MissingPackage(SetupError, ImportError):

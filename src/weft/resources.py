@@ -4,6 +4,9 @@ Cores are limited by affinity and by the tightest CPU quota among this process's
 ancestors; memory by MemAvailable and the tightest memory limit on the same path. Each worker gets
 max(1, cores // workers) threads. A rank that is bound to cores divides them among the ranks that
 may run on them too. A variable that the user has set wins over the plan.
+
+GPUs are told apart by the user's own entries of CUDA_VISIBLE_DEVICES, which are handed on as they
+are: numbers, UUIDs, the beginning of one, parts of a GPU. What may be seen is never widened.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
+
+from weft.errors import InvalidType, InvalidValue
 
 #: not pathlib's: it would double the time that workers take to load this module
 Path: TypeAlias = "str | os.PathLike[str]"
@@ -38,6 +43,15 @@ _OWN_VARIABLES = {
 
 #: the variable by which joblib, and what scikit-learn uses of it, learns how many cores there are
 _JOBLIB = "LOKY_MAX_CPU_COUNT"
+
+#: the variable with the GPUs that CUDA lets a process see, and where the driver tells of its GPUs
+_VISIBLE, _DRIVER = "CUDA_VISIBLE_DEVICES", "/proc/driver/nvidia/gpus"
+
+#: the number of this process among the workers of its driver; 0 in other processes
+worker_number = 0
+
+#: the GPU that torch was told to use, by default its first
+_preferred = 0
 
 #: the variable with the number of cores that a worker may use of its driver's
 CORES = "WEFT_CORES"
@@ -184,19 +198,122 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     return len(visible_gpus(environ))
 
 
-def visible_gpus(environ: Mapping[str, str], devices: Path = "/dev") -> list[str]:
-    """Return the NVIDIA GPUs that this process may use: those that CUDA_VISIBLE_DEVICES names, up
-    to the first invalid one, as CUDA reads it; if it is not set, all that have a device file."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+def visible_gpus(
+    environ: Mapping[str, str], devices: Path = "/dev", driver: Path = _DRIVER
+) -> list[str]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA reads CUDA_VISIBLE_DEVICES: the
+    entries before the first that names no GPU, and none if two name the same; if it is not set, the
+    numbers of all that have a device file."""
+    visible = environ.get(_VISIBLE)
     files = os.listdir(devices) if os.path.isdir(devices) else []
     present = sum(name.startswith("nvidia") and name[6:7].isdigit() for name in files)
     if visible is None:
         return [str(number) for number in range(present)]
-    named = [gpu.strip() for gpu in visible.split(",")]
-    wrong = [
-        not gpu or (gpu.lstrip("-").isdigit() and not 0 <= int(gpu) < present) for gpu in named
-    ]
-    return named[: wrong.index(True)] if True in wrong else named
+    known = _known_gpus(driver)
+    named: dict[str, str] = {}
+    for entry in (text.strip() for text in visible.split(",")):
+        gpu = _identify(entry, present, known)
+        if gpu is None:
+            break
+        if gpu in named:
+            return []
+        named[gpu] = entry
+    return list(named.values())
+
+
+def _known_gpus(driver: Path) -> list[str]:
+    """Return the UUIDs of the driver's GPUs; none where it does not tell them."""
+    found = []
+    for folder in os.listdir(driver) if os.path.isdir(driver) else []:
+        for line in _read(driver, folder, "information").splitlines():
+            label, _, value = line.partition(":")
+            if label.strip() == "GPU UUID":
+                found.append(value.strip())
+    return found
+
+
+def _identify(entry: str, present: int, known: Sequence[str]) -> str | None:
+    """Return what tells an entry's GPU from others; None if it names none. Names that cannot be
+    looked up are taken."""
+    if entry.isdecimal():
+        return str(int(entry)) if int(entry) < present else None
+    if not entry.startswith(("GPU-", "MIG-")):
+        return None
+    if not known or entry.startswith("MIG-"):
+        return entry
+    fitting = [uuid for uuid in known if uuid.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def choose_gpus(
+    wanted: object,
+    environ: Mapping[str, str],
+    where: str,
+    devices: Path = "/dev",
+    driver: Path = _DRIVER,
+) -> list[str]:
+    """Return the GPUs that a user names, "0,1" or [0, 1], each as the entry of
+    CUDA_VISIBLE_DEVICES that is to be handed on. `where` says where they were named. Raises
+    InvalidValue, InvalidType."""
+    names = _names_of_gpus(wanted, where)
+    visible = visible_gpus(environ, devices, driver)
+    if not visible:
+        set_to = f"; {_VISIBLE}={environ[_VISIBLE]!r}" if _VISIBLE in environ else ""
+        raise InvalidValue(f"{where}: no GPU may be used here{set_to}")
+    known = _known_gpus(driver) if _VISIBLE not in environ else []
+    return [_choose(name, visible, known, where) for name in names]
+
+
+def _names_of_gpus(wanted: object, where: str) -> list[str]:
+    if isinstance(wanted, str):
+        names = [name.strip() for name in wanted.split(",")]
+    else:
+        parts = list(wanted) if isinstance(wanted, Iterable) else [None]
+        if not all(isinstance(part, str) or hasattr(part, "__index__") for part in parts):
+            raise InvalidType(f'{where}: expected names of GPUs, for example "0,1" or [0, 1]')
+        names = [str(part).strip() for part in parts]
+    if not all(names) or not names:
+        raise InvalidValue(f'{where}: expected names of GPUs, for example "0,1" or [0, 1]')
+    return names
+
+
+def _choose(name: str, visible: Sequence[str], known: Sequence[str], where: str) -> str:
+    """Return the visible GPU that this names: its own entry, or the beginning of one UUID."""
+    if name in visible:
+        return name
+    if name.startswith("GPU-"):
+        fitting = [gpu for gpu in visible if gpu.startswith(name) or name.startswith(gpu)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if sum(uuid.startswith(name) for uuid in known) == 1:
+            return name  # all GPUs may be used
+    raise InvalidValue(
+        f"{where}: {name!r} is none of the GPUs that may be used here: {', '.join(visible)}"
+    )
+
+
+def share_gpus(gpus: Sequence[str], processes: int) -> list[str | None]:
+    """Return what each of several processes of this host sees: the GPUs in turn; None, if there are
+    none to share: what it would see anyway."""
+    return [gpus[i % len(gpus)] if gpus else None for i in range(processes)]
+
+
+def narrow(gpus: Sequence[str], rank: int, ranks: int) -> dict[str, str]:
+    """Return the variable by which one of `ranks` ranks of this host sees one of several GPUs. A
+    rank that is alone sees all of these."""
+    if not gpus:
+        return {}
+    return {_VISIBLE: ",".join(gpus) if ranks == 1 else gpus[rank % len(gpus)]}
+
+
+def prefer_gpu(index: int) -> None:
+    """Have torch, if it is loaded, use this GPU where the program names none. Nothing is
+    initialised for it: torch is told now, or does it when it initialises CUDA."""
+    global _preferred
+    call = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_lazy_call", None)
+    if call is not None and index != _preferred:
+        _preferred = index
+        call(partial(sys.modules["torch"].cuda.set_device, index))
 
 
 def available_memory() -> tuple[int, str]:

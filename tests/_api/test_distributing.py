@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.gpus import require_any_names
 from tests.support import marked_processes, run_script, wait_until
 from weft._api import mapping
 from weft.engines.local.memory import blocks
@@ -276,6 +277,8 @@ def test_workers_do_not_fight_for_cores(monkeypatch: pytest.MonkeyPatch) -> None
 def test_each_gpu_worker_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrowed from the user's own; `max_gpu` is a cap; without GPUs, or without asking for them,
     the work is done by CPUs and functions are told so."""
+
+    require_any_names()
 
     def seen(use_gpu: bool) -> Any:
         return use_gpu, os.environ.get("CUDA_VISIBLE_DEVICES")

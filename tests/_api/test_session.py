@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import weft
+from tests.gpus import require_any_names
 from tests.support import HANGS, await_state, launch, run_python, run_ranks, wait_until
+from weft import resources
 from weft.engines.base import Group
 from weft.engines.local.group import LocalGroup
 from weft.errors import (
@@ -43,6 +45,7 @@ def test_engines_can_be_named(engine: str) -> None:
 
 def test_devices_are_those_of_the_host() -> None:
     """GPUs go round among the ranks of a host, whatever their rank in the group."""
+    require_any_names()
 
     def body(group: Group) -> tuple[str, str]:
         os.environ["CUDA_VISIBLE_DEVICES"] = "GPU-a,GPU-b"
@@ -51,6 +54,64 @@ def test_devices_are_those_of_the_host() -> None:
         return before, weft.device()
 
     assert run_ranks(3, body) == [("cuda:0", "cuda:0"), ("cuda:1", "cuda:0"), ("cuda:0", "cuda:1")]
+
+
+def test_each_rank_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn, as the user's own entries; those of --gpus, if it is given; alone all of them."""
+    require_any_names()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c,,GPU-d")
+
+    def body(group: Group) -> tuple[str | None, str]:
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), weft.device()
+
+    assert run_ranks(4, body) == [(f"GPU-{name}", "cuda:0") for name in "abca"]
+    named = ("--gpus", "GPU-c,GPU-b")
+    assert run_ranks(3, body, options=named) == [(f"GPU-{name}", "cuda:0") for name in "cbc"]
+    assert run_ranks(1, body) == [("GPU-a, GPU-b,GPU-c,,GPU-d", "cuda:0")]
+    assert run_ranks(1, body, options=named) == [("GPU-c,GPU-b", "cuda:0")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run_ranks(2, body) == [("", "cpu")] * 2
+
+
+def test_devices_without_a_group_and_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is alone has the first GPU, workers have them in turn, those of a team and of
+    `map(gpus=)` as the only one that they see."""
+    require_any_names()
+
+    def seen(_: Any = None) -> tuple[str, str | None]:
+        return weft.device(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
+    assert weft.device() == "cuda:0"
+    assert weft.map(seen, [0], engine="serial") == [("cuda:0", "GPU-a,GPU-b,GPU-c")]
+    weft.init()
+    assert weft.device() == "cuda:0"
+    with weft.Team(2) as team, weft.Team(4) as other:  # before: idle workers see all GPUs
+        weft.map(abs, range(8), n=4)
+        assert team.backend.call(_seen, [()] * 2) == [("cuda:0", "GPU-a,GPU-b,GPU-c"), own("b")]
+        found = other.backend.call(_seen, [()] * 4)
+        assert found[1:] == [own("b"), own("c"), own("a")]
+    with weft.Team(4, gpus="GPU-c,GPU-a") as team:
+        assert team.backend.call(_seen, [()] * 4)[1:] == [own("c"), own("a"), own("c")]
+    with weft.Team(2, gpus=()) as team:
+        assert team.backend.call(_seen, [()] * 2)[1][1] == "GPU-a,GPU-b,GPU-c"
+    with pytest.raises(InvalidValue, match=r"'GPU-d' is none of .*: GPU-a, GPU-b, GPU-c"):
+        weft.Team(2, gpus=["GPU-d"])
+    assert set(weft.map(seen, range(16), gpus=2)) <= {own("a"), own("b")}
+    weft.shutdown()
+    in_turn = {device for device, _ in weft.map(seen, range(16), n=2)}
+    assert in_turn <= {"cuda:0", "cuda:1"}
+    numbered = weft.map(lambda _: (weft.device(), resources.worker_number), range(8), n=4)
+    assert all(device == f"cuda:{number % 3}" for device, number in numbered)
+
+
+def own(name: str) -> tuple[str, str]:
+    """What a worker says that sees this GPU alone."""
+    return "cuda:0", f"GPU-{name}"
+
+
+def _seen(_: Any) -> tuple[str, str | None]:
+    return weft.device(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def test_serial_under_a_launcher_is_each_for_itself() -> None:

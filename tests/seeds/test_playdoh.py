@@ -29,6 +29,7 @@ from playdoh import (
     get_gpu_count,
     shutdown,
 )
+from tests.gpus import require_any_names
 from tests.support import (
     HANGS,
     Outcome,
@@ -394,6 +395,7 @@ def test_gpu_policies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One worker for each GPU, which sees this one; or workers on CPUs, told so."""
+    require_any_names()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     found = distribute(ask, max_cpu=1, max_gpu=most, gpu_policy=policy)(None)
     assert sorted(found) == answers
@@ -521,6 +523,7 @@ def test_funworker_takes_its_workers_along(pipe: str, number: int) -> None:
 
 def test_what_has_no_effect_in_funworker(pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cap of GPUs, where there are more, and its port: it says so. `weft close` ends it too."""
+    require_any_names()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     worker = start_funworker(f"max_gpu=1, named_pipe={pipe!r}, port=2718")
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weft import faults
+from weft import faults, resources
 from weft._core import arguments, seeding
 from weft._core.arguments import whole
 from weft._core.failures import caller_line
@@ -19,7 +19,7 @@ from weft.engines import launched, registry
 from weft.engines.base import Group
 from weft.engines.refusals import forked_error
 from weft.errors import AlreadyInitialized, InvalidType, NotInitialized, UsedAfterFork
-from weft.resources import Plan, count_gpus, limit_threads, plan
+from weft.resources import Plan, count_gpus, limit_threads, plan, prefer_gpu, visible_gpus
 
 
 class Table(Protocol):
@@ -95,6 +95,7 @@ def init(
         _session, _forked_from = _Session(group, caller_line(), restore), None
         if seed is not None:
             seeding.seed_generators(seeding.derive(seed, group.rank))
+        device()  # torch, if it is loaded, uses this rank's GPU from now on
         return group
 
 
@@ -166,13 +167,33 @@ def is_master() -> bool:
 
 
 def device() -> str:
-    """Return the device of this rank: "cuda:0", "cuda:1", ... where there are GPUs, else "cpu".
+    """Return the device of this process: "cuda:0", "cuda:1", ... where there are GPUs, else "cpu".
 
-    The ranks of a host take its GPUs in turn. If CUDA_VISIBLE_DEVICES is set, only the GPUs that it
-    names count.
+    Rank or worker i of a host has GPU i of those that CUDA_VISIBLE_DEVICES lets it see, or all,
+    counted round. Ranks of `weft run`, workers of a team and of `map(..., gpus=N)` see their own
+    GPU alone, so it is "cuda:0" there; under mpirun, srun and torchrun and in other workers it may
+    be another, which torch then uses by default. Without a group it is that of a single rank.
     """
     count = count_gpus(os.environ)
-    return f"cuda:{group().local_rank % count}" if count else "cpu"
+    if not count:
+        return "cpu"
+    index = _number_on_host() % count
+    prefer_gpu(index)
+    return f"cuda:{index}"
+
+
+def gpus_of_workers() -> list[str]:
+    """Return the GPUs that workers of this process take in turn, where there are several, beginning
+    with the one after its own."""
+    visible = visible_gpus(os.environ)
+    own = _number_on_host() + 1
+    return [visible[(own + i) % len(visible)] for i in range(len(visible))] if visible[1:] else []
+
+
+def _number_on_host() -> int:
+    """Return the number of this process among those that share the GPUs of this host."""
+    group = None if _session is None else _session.group.latest
+    return group.local_rank if group is not None and group.size > 1 else resources.worker_number
 
 
 def barrier(*, timeout: float | None = None) -> None:

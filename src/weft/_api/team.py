@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from weft.engines.base import NO_COMMON, Member, TeamOptions
 from weft.engines.generators import DriverStates, Seeds, SeedSource, seeded
 from weft.engines.interruption import by_signal_handler
 from weft.errors import InvalidType
+from weft.resources import choose_gpus
 
 if TYPE_CHECKING:
     from weft.engines.base import Group
@@ -183,6 +185,14 @@ def _costly(fun: Callable[..., Any], name: str, cost: _Cost, *, takes_whole: boo
     )
 
 
+def _gpus(named: str | Sequence[str | int] | None) -> Sequence[str]:
+    """Return the GPUs that workers take in turn; none if they see what the driver sees."""
+    if named is None:
+        return session.gpus_of_workers()
+    nothing = not isinstance(named, str) and hasattr(named, "__len__") and len(named) == 0
+    return () if nothing else choose_gpus(named, os.environ, f"Team(gpus={named!r})")
+
+
 class Team:
     """A driver, which is this process, and workers that stay, for functions and replicas.
 
@@ -199,8 +209,10 @@ class Team:
     engine        "local", the default, or "serial": this process alone, for debugging.
     timeout       seconds that a call may take after the driver's own part; by default WEFT_TIMEOUT,
                   else 1800.
-    gpus          for each worker, the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; the
-                  driver's own stays as it is.
+    gpus          the GPUs that the workers take in turn, as CUDA_VISIBLE_DEVICES names them, or
+                  their numbers: "1,2" or [1, 2]. Each worker sees its own alone; what the driver,
+                  rank 0, sees stays as it is. By default rank i has GPU i, counted round; with ()
+                  all see what the driver sees.
     seed          seeds the random generators of all ranks at each call of a function or training
                   step from (seed, call, rank); by default they derive from the states of the
                   driver's own generators.
@@ -215,7 +227,7 @@ class Team:
         *,
         engine: str | None = None,
         timeout: float | None = None,
-        gpus: Sequence[str] = (),
+        gpus: str | Sequence[str | int] | None = None,
         seed: int | None = None,
         restart_hint: str = "team.restart()",
     ) -> None:
@@ -229,7 +241,7 @@ class Team:
         self._seeds, self._states = seeds, DriverStates()
         #: by id of the object
         self._replicas: dict[int, _Registered] = {}
-        options = TeamOptions(n, share_of_cores(), seconds, gpus, restart_hint)
+        options = TeamOptions(n, share_of_cores(), seconds, _gpus(gpus), restart_hint)
         self.backend: Backend = row.load().make_team(options)
         #: how often the workers were restarted
         self.starts = 0

@@ -530,7 +530,7 @@ class TeamOptions:
     cores: int
     #: seconds that a call may wait for workers after the driver's own part
     timeout: float
-    #: the GPUs of the first workers, one each
+    #: the GPUs that the workers take in turn, one each; none: they see what the driver sees
     gpus: Sequence[str] = ()
     #: what the user writes to restart it, for error messages
     restart_hint: str = "team.restart()"
@@ -551,6 +551,8 @@ class Command:
     keep_going: bool = False
     #: the hosts, with their numbers of ranks; none for ranks on this host
     hosts: tuple[Host, ...] = ()
+    #: the GPUs that the ranks take in turn, as CUDA_VISIBLE_DEVICES names them; none: all of them
+    gpus: tuple[str, ...] = ()
 
 
 #: the class of each collective's calls

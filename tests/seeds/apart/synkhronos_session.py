@@ -191,9 +191,17 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert team.backend.call(visible, [()] * 2) == ["GPU-0", "GPU-1"]
     synk.close()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert synk.fork(3) == 3  # they share them
+    team = weft._api.team.default_team()
+    assert team.backend.call(visible, [()] * 3) == ["GPU-0", "GPU-1", "GPU-0"]
+    synk.close()
+    assert synk.fork(2, use_gpu=False) == 2
+    team = weft._api.team.default_team()
+    assert team.backend.call(visible, [()] * 2) == ["GPU-0,GPU-1"] * 2
+    synk.close()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0")
     assert synk.get_n_gpu() == 1
-    assert synk.fork(2) == 2  # not enough: nobody is narrowed
+    assert synk.fork(2) == 2  # they see it all the same
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0"
 
 

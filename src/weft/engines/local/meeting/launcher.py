@@ -38,7 +38,7 @@ from weft.engines.local.meeting.roster import Roster
 from weft.engines.local.processes import linux
 from weft.engines.local.processes.linux import oom_kills, peek_end, translate_os_error
 from weft.engines.local.processes.output import Stream
-from weft.resources import plan
+from weft.resources import narrow, plan, visible_gpus
 
 #: seconds from the failure of a rank until the others get SIGTERM: time to report their own errors
 _PATIENCE = 0.7
@@ -129,18 +129,23 @@ class _Launcher:
     # starting
 
     def _start_all(self) -> None:
-        plans = plan(self._command.ranks).environment(os.environ)
+        ranks = self._command.ranks
+        plans = plan(ranks).environment(os.environ)
+        gpus = self._command.gpus or visible_gpus(os.environ)
+        if not self._command.gpus and (ranks == 1 or len(gpus) == 1):
+            gpus = ()  # they see what they have
         job = os.urandom(16).hex()
-        for number in range(self._command.ranks):
+        for number in range(ranks):
             if self._signalled is not None:
                 break
             variables = environment(
                 rank=number,
-                size=self._command.ranks,
+                size=ranks,
                 job=job,
                 memory=self._memory.descriptor,
                 launcher=os.getpid(),
             )
+            variables |= narrow(gpus, number, ranks)
             environ = {"PYTHONUNBUFFERED": "1", **os.environ, **plans, **variables}
             if self._command.timeout is not None:
                 environ[arguments.VARIABLE] = repr(self._command.timeout)

@@ -8,6 +8,12 @@ A driver may have threads and half-finished work, of which a fork would be a bro
 interpreter for each worker would load everything anew. So one new interpreter, which does nothing
 else, loads it once. It reports how workers end, and kills them when their driver is gone. Should it
 be killed itself, the kernel kills the workers.
+
+Children of a process that has initialised CUDA cannot use it. weft does not do it in the fork
+server, but a module that Python loads by itself may (sitecustomize, a .pth file). Then each worker
+begins anew after the fork, as an interpreter of its own:
+
+    fork server ──fork──> ──exec──> worker
 """
 
 from __future__ import annotations
@@ -22,13 +28,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft._core.launch import Process
 from weft.engines.local.pool.messages import NO_ITEM
-from weft.engines.local.processes import linux
+from weft.engines.local.processes import cuda, linux
 from weft.engines.local.processes.channel import Channel, Close, Closed, Ended, Start, Started
 from weft.engines.local.processes.linux import oom_kills, open_pidfd, peek_end, process_start
 from weft.errors import WeftError
@@ -63,13 +69,37 @@ class _Driver:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker: its driver's number for it, its process, its slot in the items."""
+    """A worker: its driver's number for it, its process, where it notes its item."""
 
     number: int
     pid: int
     pidfd: int
-    slot: int
+    item: _Item
     driver: _Driver
+
+
+class _Item:
+    """The word in which a worker notes the index of its item, and the fork server reads it after
+    its end."""
+
+    def __init__(self, word: memoryview, slot: int | None = None, descriptor: int = -1) -> None:
+        self.word, self.slot, self.descriptor = word, slot, descriptor
+        word[0] = NO_ITEM
+
+    @classmethod
+    def for_exec(cls) -> _Item:
+        """Return one in memory that outlives an exec, by its descriptor."""
+        descriptor = os.memfd_create("weft-item")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        return cls(_words(descriptor, mmap.PAGESIZE), descriptor=descriptor)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _words(descriptor: int, size: int) -> memoryview:
+    return memoryview(mmap.mmap(descriptor, size)).cast("Q")
 
 
 class Server:
@@ -87,7 +117,7 @@ class Server:
         self._drivers: list[_Driver] = []
         self._workers: dict[int, _Worker] = {}
         #: the index of each worker's item, by slot: written by the worker, read here after its end
-        self._items = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("Q")
+        self._items = _words(-1, 8 * _MOST)
         self._slots = list(range(_MOST))
         self._oom_kills = oom_kills()
         self._kill_at: dict[_Worker, float] = {}
@@ -172,12 +202,11 @@ class Server:
     def _start(self, driver: _Driver, number: int, descriptors: list[int]) -> None:
         if not self._slots:
             raise OSError(errno.EAGAIN, f"there are {_MOST} already")
-        slot = self._slots[-1]
-        self._items[slot] = NO_ITEM
+        item = self._make_item()
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(server, number, slot, descriptors)
+            self._become_worker(server, number, item, descriptors)
         with contextlib.suppress(OSError):  # the worker does this too; either may be first
             os.setpgid(pid, pid)
         try:
@@ -185,16 +214,27 @@ class Server:
         except OSError:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            self._free_item(item)
             raise
-        worker = _Worker(number, pid, pidfd, self._slots.pop(), driver)
+        worker = _Worker(number, pid, pidfd, item, driver)
         self._workers[worker.pidfd] = worker
         driver.workers.append(worker)
         driver.channel.send(Started(number, pid), [worker.pidfd])
 
-    def _become_worker(self, server: int, number: int, slot: int, descriptors: list[int]) -> None:
+    def _make_item(self) -> _Item:
+        if cuda.is_initialized():
+            return _Item.for_exec()
+        slot = self._slots.pop()
+        return _Item(self._items[slot : slot + 1], slot)
+
+    def _free_item(self, item: _Item) -> None:
+        item.close()
+        if item.slot is not None:
+            self._slots.append(item.slot)
+
+    def _become_worker(self, server: int, number: int, item: _Item, descriptors: list[int]) -> None:
         """Serve the driver as a worker. Runs in the forked process, and never returns."""
-        code = 1
-        try:
+        with _ending():
             linux.end_with_parent(signal.SIGKILL)
             if os.getppid() == server:  # else the server died before the line above
                 os.setpgid(0, 0)
@@ -204,17 +244,9 @@ class Server:
                 os.dup2(err, 2)
                 os.close(out)
                 os.close(err)
-                from weft.engines.local.pool.worker import serve
-
-                serve(socket.socket(fileno=connection), number, self._items[slot : slot + 1])
-                code = 0
-        except BaseException:  # nothing may reach the server's frames
-            sys.excepthook(*sys.exc_info())
-        finally:
-            with contextlib.suppress(Exception):  # the function may have closed or replaced them
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+                if item.descriptor >= 0:
+                    _begin_anew(connection, number, item.descriptor)
+                _serve(connection, number, item.word)
 
     def _close_inherited(self) -> None:
         """Close the server's descriptors in a worker: while it holds them, nobody sees their other
@@ -222,8 +254,9 @@ class Server:
         for driver in self._drivers:
             driver.channel.close()
             os.close(driver.pidfd)
-        for pidfd in self._workers:
-            os.close(pidfd)
+        for worker in self._workers.values():
+            os.close(worker.pidfd)
+            worker.item.close()
         if self._listener is not None:
             os.close(self._listener.fileno())
 
@@ -241,8 +274,8 @@ class Server:
         usage = os.wait4(worker.pid, 0)[2]
         os.close(worker.pidfd)
         self._kill_at.pop(worker, None)
-        item = self._items[worker.slot]
-        self._slots.append(worker.slot)
+        item = worker.item.word[0]
+        self._free_item(worker.item)
         worker.driver.workers.remove(worker)
         if not worker.driver.gone:
             ended = Ended(
@@ -274,6 +307,53 @@ class Server:
             os.killpg(worker.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):  # it may have left its process group
             os.kill(worker.pid, signal.SIGKILL)
+
+
+def _serve(connection: int, number: int, item: memoryview) -> None:
+    from weft.engines.local.pool.worker import serve
+
+    serve(socket.socket(fileno=connection), number, item)
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """End this process, a worker, with the block."""
+    code = 1
+    try:
+        yield
+        code = 0
+    except BaseException:  # nothing may reach the server's frames
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):  # the function may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[4:]
+from weft.engines.local.pool.fork_server import go_on
+go_on(*map(int, sys.argv[1:4]))
+"""
+
+
+def _begin_anew(connection: int, number: int, item: int) -> None:
+    """Replace a forked worker by a new interpreter, which goes on as that worker."""
+    for descriptor in (connection, item):
+        os.set_inheritable(descriptor, True)
+    own = map(str, (connection, number, item))
+    os.execv(sys.executable, [sys.executable, "-c", _PROGRAM, *own, *sys.path])
+
+
+def go_on(connection: int, number: int, item: int) -> None:
+    """Serve the driver as the worker that has begun anew. Never returns."""
+    with _ending():
+        os.set_inheritable(connection, False)
+        word = _words(item, mmap.PAGESIZE)
+        os.close(item)
+        _serve(connection, number, word[:1])
 
 
 def _report(what: str) -> None:

@@ -21,6 +21,9 @@ from weft.engines.local.pool.fork_server import main
 main(int(sys.argv[1]), numpy=sys.argv[2] == "numpy")
 """
 
+#: has PyTorch ask NVML whether there is CUDA
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
 #: bytes that glibc keeps free at the end of its heap, and the size from which on it returns memory
 #: to the system as soon as it is freed (32 MB is the largest that it accepts)
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -95,11 +98,14 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 def server_environment() -> dict[str, str]:
     """Return the environment of a fork server; its workers replace it by their driver's.
 
-    With more than one thread it could not fork. malloc reads its settings when a process starts,
-    and workers inherit them: a training step that frees and allocates the same few megabytes again
-    and again then has no page fault for each page of them. A user's own settings win.
+    With more than one thread it could not fork. A module that Python loads by itself and that asks
+    PyTorch whether there is CUDA must not initialise it there (`processes/cuda.py`). malloc reads
+    its settings when a process starts, and workers inherit them: a training step that frees and
+    allocates the same few megabytes again and again then has no page fault for each page of them. A
+    user's own settings win.
     """
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    one_thread = dict.fromkeys(THREAD_VARIABLES, "1")
+    environment = {**os.environ, **one_thread, _ASK_NVML: "1"}
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
         environment |= _MALLOC
     return environment

@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TextIO
 
-from weft import faults
+from weft import faults, resources
 from weft._core.failures import Failure, describe
 from weft._core.schedule import LONGEST, TIMED
 from weft._core.seeding import derive, seed_generators, seed_torch
@@ -46,11 +46,19 @@ from weft.engines.local.pool.messages import (
 from weft.engines.local.pool.modules import LoadedModules
 from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
 from weft.engines.local.pool.rescue import Rescue
+from weft.engines.local.processes import cuda
 from weft.engines.local.processes.channel import Closed
 from weft.engines.local.processes.linux import return_free_memory
 from weft.engines.local.processes.output import LogForwarder
-from weft.errors import LaunchError, WeftError
-from weft.resources import CORES, own_threads, set_own_threads, set_threads, thread_variables
+from weft.errors import DeviceUnavailable, LaunchError, WeftError
+from weft.resources import (
+    CORES,
+    own_threads,
+    set_own_threads,
+    set_threads,
+    thread_variables,
+    visible_gpus,
+)
 
 #: whether a function is running, which SIGINT ends; at other times SIGINT is late and ignored
 _interruptible = False
@@ -129,6 +137,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
 def _set_up_process(number: int) -> None:
     global _forked
     _forked = False
+    resources.worker_number = number
     nesting.become_worker()
     faults.set_rank(number)
     if faults.armed:
@@ -160,16 +169,26 @@ def _adopt(settings: Settings) -> None:
     global _unfit
     state = driver_state.load(settings.state)
     own = {CORES: str(settings.threads), nesting.DEPTH: str(nesting.depth(state.environment) + 1)}
+    late = False
     if settings.gpu is not None:
         own["CUDA_VISIBLE_DEVICES"] = settings.gpu
+        late = cuda.is_initialized() and visible_gpus(os.environ) != [settings.gpu]
     driver_state.adopt_environment(state.environment, own)
     _limit_threads(settings.threads)
     driver_state.adopt(state)
-    _unfit = None
+    _unfit = describe(_too_late_error(settings.gpu)) if late else None
     try:
         os.chdir(state.folder)
     except OSError as error:
         _unfit = describe(_folder_error(state.folder, error))
+
+
+def _too_late_error(gpu: str | None) -> DeviceUnavailable:
+    return DeviceUnavailable(
+        f"a worker cannot be given the GPU {gpu!r} alone: CUDA was initialised in it before it got "
+        "any work, by a module that Python loads by itself (sitecustomize, a .pth file) and that "
+        "calls for example torch.cuda.is_available(); take that out of it, or do it in the function"
+    )
 
 
 def _folder_error(folder: str, error: OSError) -> LaunchError:

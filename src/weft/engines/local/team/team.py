@@ -90,6 +90,7 @@ from weft.errors import (
     UsedConcurrently,
     WorkerLost,
 )
+from weft.resources import share_gpus
 
 _Result = TypeVar("_Result")
 
@@ -115,7 +116,7 @@ class LocalTeam(Team):
     ) -> None:
         self.size = size
         self._restart_hint = restart_hint
-        self._gpus = [*gpus, *[None] * size][: size - 1]
+        self._gpus = share_gpus(gpus, size - 1)
         self._pool = workers
         self._threads = max(1, cores // size)
         self._timeout = timeout
