@@ -69,6 +69,8 @@ class Agent:
         #: messages for generations that have not begun here
         self._early: defaultdict[tuple[int, int], list[Letter]] = defaultdict(list)
         self._tags = 0
+        #: how many failed peers the services know of
+        self._failed = 0
         self.tables = Tables(self, messages)
 
     def start(self, service: Service, *, take_over: bool = False) -> None:
@@ -144,7 +146,6 @@ class Agent:
 
     def _turn(self) -> None:
         """Do what can be done now."""
-        failed = len(self.mail.failed)
         for letter in self.mail.poll():
             key = letter.frame.key, letter.frame.generation
             if letter.frame.key == TABLES:
@@ -154,17 +155,24 @@ class Agent:
             else:
                 self._early[key].append(letter)
             self.progress += 1
-        if len(self.mail.failed) > failed:
-            self.mail.look_for_failures()
-            for service, _ in self._services.values():
-                service.note_failed(self.mail.failed)
-            self.progress += 1
+        self._note_failures()
         self.progress += self.tables.turn()
         for key, (_, waiting) in list(self._services.items()):
             try:
                 next(waiting)
             except StopIteration:
                 del self._services[key]
+
+    def _note_failures(self) -> None:
+        """Tell the services which peers have failed, whoever has noticed it: the mail, or the
+        messages of tables."""
+        if len(self.mail.failed) == self._failed:
+            return
+        self.mail.look_for_failures()
+        self._failed = len(self.mail.failed)
+        for service, _ in self._services.values():
+            service.note_failed(self.mail.failed)
+        self.progress += 1
 
     def _is_busy(self) -> bool:
         """Return whether other hosts are still to get what ranks of this one have given."""
