@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -63,6 +63,9 @@ class Mail:
         self._coming: deque[tuple[int, Any, bytearray]] = deque()
         #: chunks that nobody waits for any more, and what has their memory
         self._kept: list[tuple[Any, int, Any]] = []
+        #: memory of what a peer's failure has ended. What that peer had sent before may still come,
+        #: and MPI then writes it there, though it has ended the request
+        self._lost: list[Any] = []
 
     def send(self, to: int, frame: Frame, body: bytes) -> None:
         """Send a message, unless its receiver has failed."""
@@ -77,9 +80,9 @@ class Mail:
     def poll(self) -> list[Letter]:
         """Return the messages that have come, and let those go on that are under way."""
         if self._sending:
-            self._sending = [e for e in self._sending if not self.has_ended(e[0], e[2])]
+            self._sending = [e for e in self._sending if not self.has_ended(e[0], e[2], e[1])]
         if self._kept:
-            self._kept = [entry for entry in self._kept if not self.has_ended(*entry[:2])]
+            self._kept = [entry for entry in self._kept if not self.has_ended(*entry)]
         with contextlib.suppress(PeerFailed):  # told once; the next poll goes on
             while (message := self._probe()) is not None:
                 self._coming.append(message)
@@ -90,6 +93,7 @@ class Mail:
                 if not self.test(request, sender):
                     break
             except PeerFailed:
+                self.keep_for_good(data)
                 self._coming.popleft()
                 continue
             self._coming.popleft()
@@ -117,10 +121,12 @@ class Mail:
         """Start to receive bytes; return the request."""
         return self.comm.Irecv([array, MPI.BYTE], source, tag)
 
-    def keep(self, requests: Iterable[tuple[Any, int]], owner: Any) -> None:
+    def keep(self, requests: Collection[tuple[Any, int]], owner: Any) -> None:
         """Keep the memory of chunks, which `owner` has, until MPI has ended these requests, though
         nobody waits for them any more."""
         self._kept += [(request, peer, owner) for request, peer in requests]
+        if any(peer in self.failed for _, peer in requests):
+            self.keep_for_good(owner)
 
     def look_for_failures(self) -> None:
         """Ask MPI who has failed, where it can tell (ULFM)."""
@@ -138,12 +144,17 @@ class Mail:
             raise error
         self.failed.add(peer)
 
-    def has_ended(self, request: Any, peer: int) -> bool:
-        """Return whether a request has ended, if only by a failure."""
+    def has_ended(self, request: Any, peer: int, memory: Any) -> bool:
+        """Return whether a request has ended, if only by a failure: then its memory is kept."""
         try:
             return self.test(request, peer)
         except PeerFailed:
+            self.keep_for_good(memory)
             return True
+
+    def keep_for_good(self, memory: Any) -> None:
+        """Keep the memory of a request that a peer's failure has ended."""
+        self._lost.append(memory)
 
     def _probe(self) -> tuple[int, Any, bytearray] | None:
         status = self._status
@@ -201,7 +212,8 @@ class Messages:
         """Return the messages that have come: sender, tag and memory. `room_for` gives memory for
         one, by its sender, tag and length; None if it has to wait."""
         if self._sending:
-            self._sending = [e for e in self._sending if not self._mail.has_ended(e[0], e[2])]
+            has_ended = self._mail.has_ended
+            self._sending = [e for e in self._sending if not has_ended(e[0], e[2], e[1])]
         for comm in (self._answers, self._comm):
             while (message := self._probe(comm, room_for)) is not None:
                 self._coming.append(message)
@@ -210,7 +222,7 @@ class Messages:
         come, waiting = [], []
         behind: set[tuple[int, bool]] = set()  # what one sender has sent comes in order
         for entry in self._coming:
-            request, sender, tag, _ = entry
+            request, sender, tag, _memory = entry
             kind = sender, tag in (self.REQUEST, self.REQUESTS)
             try:
                 if kind not in behind and self._mail.test(request, sender):
@@ -219,7 +231,7 @@ class Messages:
                     behind.add(kind)
                     waiting.append(entry)
             except PeerFailed:
-                continue
+                self._mail.keep_for_good(entry)
         self._coming = waiting
         return [(sender, tag, memory) for _, sender, tag, memory in come]
 
