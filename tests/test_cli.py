@@ -52,6 +52,7 @@ def parse_run(arguments: list[str]) -> Command:
         (["run", "-n", "2", "--fast", "ok.py"], "weft run has no option '--fast'"),
         (["run", "-n", "2", "--gpus", "99", "ok.py"], "--gpus 99: "),  # none is seen, or others
         (["run", "-n", "2", "--gpus", "0,", "ok.py"], "--gpus 0,: expected names of GPUs"),
+        (["run", "--hosts", "a", "--mps", "ok.py"], "--mps is for ranks of this host"),
         (["run", "--hosts", "a", "--gpus", "0", "ok.py"], "--gpus names GPUs of this host"),
         (["run", "--hosts", "a:0", "ok.py"], "--hosts a:0: 'a:0' is no host with a number"),
         (["run", "--hosts", "a:2,b:1", "-n", "4", "ok.py"], "-n 4: the hosts take 3 ranks (a:2,"),

@@ -36,6 +36,8 @@ usage: weft run -n N [options] script.py [arguments]
   --hostfile F  read the hosts from a file with lines like `a slots=2` or `a:2`
   --gpus 0,1    let the ranks take these GPUs in turn, of those that CUDA_VISIBLE_DEVICES names
                 (default: all of them); each rank sees its own alone
+  --mps         let ranks that share a GPU use it at once, by a private daemon of NVIDIA's MPS; a
+                rank killed inside a long kernel then takes CUDA from all others too
   --timeout T   seconds that a rank may wait for another (default: WEFT_TIMEOUT, or 1800)
   --no-prefix   do not begin each line of output with its rank
   --keep-going  let the other ranks go on when one fails (default: they are ended)
@@ -126,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--hosts")
     run.add_argument("--hostfile")
     run.add_argument("--gpus")
+    run.add_argument("--mps", action="store_true")
     run.add_argument("--timeout", type=_seconds)
     run.add_argument("--no-prefix", action="store_false", dest="prefix")
     run.add_argument("--keep-going", action="store_true")
@@ -254,6 +257,8 @@ def _command(options: argparse.Namespace) -> Command:
             "--gpus names GPUs of this host; on others set CUDA_VISIBLE_DEVICES, and a rank's own "
             "is weft.device()"
         )
+    if given and options.mps:
+        raise LaunchError("--mps is for ranks of this host; on others start MPS there yourself")
     given = hosts.take(given, options.ranks) if given else ()
     return Command(
         ranks=sum(host.ranks for host in given) if given else options.ranks,
@@ -263,6 +268,7 @@ def _command(options: argparse.Namespace) -> Command:
         keep_going=options.keep_going,
         hosts=given,
         gpus=() if options.gpus is None else _gpus(options.gpus),
+        mps=options.mps,
     )
 
 

@@ -213,12 +213,16 @@ class Team:
                   their numbers: "1,2" or [1, 2]. Each worker sees its own alone; what the driver,
                   rank 0, sees stays as it is. By default rank i has GPU i, counted round; with ()
                   all see what the driver sees.
+    mps           whether ranks that share a GPU use it at once, by a private daemon of NVIDIA's
+                  MPS, instead of by turns. It ends with `weft.shutdown`, or with this process if
+                  that has used CUDA. A rank that is killed inside a long kernel takes the CUDA
+                  contexts of all the others with it.
     seed          seeds the random generators of all ranks at each call of a function or training
                   step from (seed, call, rank); by default they derive from the states of the
                   driver's own generators.
     restart_hint  the line that errors tell the user to write after a worker was lost.
 
-    Raises InvalidType, InvalidValue, UnknownEngine, EngineUnavailable.
+    Raises InvalidType, InvalidValue, UnknownEngine, EngineUnavailable, DeviceUnavailable.
     """
 
     def __init__(
@@ -228,6 +232,7 @@ class Team:
         engine: str | None = None,
         timeout: float | None = None,
         gpus: str | Sequence[str | int] | None = None,
+        mps: bool = False,
         seed: int | None = None,
         restart_hint: str = "team.restart()",
     ) -> None:
@@ -241,7 +246,7 @@ class Team:
         self._seeds, self._states = seeds, DriverStates()
         #: by id of the object
         self._replicas: dict[int, _Registered] = {}
-        options = TeamOptions(n, share_of_cores(), seconds, _gpus(gpus), restart_hint)
+        options = TeamOptions(n, share_of_cores(), seconds, _gpus(gpus), mps, restart_hint)
         self.backend: Backend = row.load().make_team(options)
         #: how often the workers were restarted
         self.starts = 0

@@ -532,6 +532,8 @@ class TeamOptions:
     timeout: float
     #: the GPUs that the workers take in turn, one each; none: they see what the driver sees
     gpus: Sequence[str] = ()
+    #: whether they share GPUs under MPS
+    mps: bool = False
     #: what the user writes to restart it, for error messages
     restart_hint: str = "team.restart()"
 
@@ -553,6 +555,8 @@ class Command:
     hosts: tuple[Host, ...] = ()
     #: the GPUs that the ranks take in turn, as CUDA_VISIBLE_DEVICES names them; none: all of them
     gpus: tuple[str, ...] = ()
+    #: whether the ranks share GPUs under MPS
+    mps: bool = False
 
 
 #: the class of each collective's calls

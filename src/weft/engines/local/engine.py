@@ -73,9 +73,13 @@ def make_pool(options: PoolOptions) -> LocalPool:
 
 def make_team(options: TeamOptions) -> Team:
     """Return a team of this process and workers that stay; for one rank, of this process alone.
-    Raises NestedTooDeep."""
+    Raises NestedTooDeep, DeviceUnavailable."""
     global _has_workers
     size = options.size or options.cores
+    if options.mps:
+        from weft.engines.local.processes import mps
+
+        mps.use()
     if size == 1:
         from weft.engines.serial.pool import SerialTeam
 
@@ -92,6 +96,7 @@ def make_team(options: TeamOptions) -> Team:
         cores=options.cores,
         timeout=options.timeout,
         gpus=options.gpus,
+        fresh=options.mps,
         restart_hint=options.restart_hint,
     )
 
@@ -115,6 +120,8 @@ def close() -> None:
         interpreter.drop()
     if blocks := loaded.get("weft.engines.local.memory.blocks"):
         blocks.clear()
+    if mps := loaded.get("weft.engines.local.processes.mps"):
+        mps.end()
 
 
 def launch(command: Command) -> int:

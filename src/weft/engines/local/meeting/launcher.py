@@ -13,6 +13,7 @@ written into the launch's shared memory, where its peers read it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -35,7 +36,7 @@ from weft._core.launch import environment
 from weft.engines.base import Command
 from weft.engines.local.meeting.rendezvous import create_memory, roster_block
 from weft.engines.local.meeting.roster import Roster
-from weft.engines.local.processes import linux
+from weft.engines.local.processes import linux, mps
 from weft.engines.local.processes.linux import oom_kills, peek_end, translate_os_error
 from weft.engines.local.processes.output import Stream
 from weft.resources import narrow, plan, visible_gpus
@@ -53,8 +54,11 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 def run(command: Command) -> int:
-    """Run the ranks to their end. Return the exit code of the first that failed, or 0."""
-    return _Launcher(command).run()
+    """Run the ranks to their end. Return the exit code of the first that failed, or 0. Raises
+    DeviceUnavailable."""
+    with contextlib.ExitStack() as stack:
+        variables = stack.enter_context(mps.started()) if command.mps else {}
+        return _Launcher(command, variables).run()
 
 
 @dataclass(eq=False)
@@ -75,8 +79,10 @@ class _Rank:
 
 
 class _Launcher:
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, variables: Mapping[str, str]) -> None:
         self._command = command
+        #: what it adds to the ranks' environment
+        self._variables = variables
         self._memory = create_memory(command.ranks)
         self._roster = Roster(roster_block(self._memory, command.ranks), -1)
         self._ranks: list[_Rank] = []
@@ -146,7 +152,8 @@ class _Launcher:
                 launcher=os.getpid(),
             )
             variables |= narrow(gpus, number, ranks)
-            environ = {"PYTHONUNBUFFERED": "1", **os.environ, **plans, **variables}
+            environ = {"PYTHONUNBUFFERED": "1", **os.environ, **plans, **self._variables}
+            environ |= variables
             if self._command.timeout is not None:
                 environ[arguments.VARIABLE] = repr(self._command.timeout)
             self._start(number, environ)

@@ -101,15 +101,17 @@ class Workers:
             self._leases.add(lease)
         return lease
 
-    def lend_for_good(self, gpus: Sequence[str | None], threads: int) -> tuple[list[Worker], Watch]:
-        """Return workers that are not given back, warm ones first: one for each of `gpus`. They
-        belong to no lease. Raises LaunchError."""
+    def lend_for_good(
+        self, gpus: Sequence[str | None], threads: int, *, fresh: bool = False
+    ) -> tuple[list[Worker], Watch]:
+        """Return workers that are not given back, warm ones first unless they have to be fresh: one
+        for each of `gpus`. They belong to no lease. Raises LaunchError."""
         lent: list[Worker] = []
         try:
             for gpu in gpus:
                 self._close_unlendable()
                 with self.lock:
-                    warm = self._pop_idle(gpu)
+                    warm = None if fresh else self._pop_idle(gpu)
                     while warm is not None and readable(warm.pidfd):
                         warm = self._pop_idle(gpu)
                 lent.append(warm or self.start(gpu, lambda: None))

@@ -112,11 +112,14 @@ class LocalTeam(Team):
         cores: int,
         timeout: float,
         gpus: Sequence[str] = (),
+        fresh: bool = False,
         restart_hint: str = "team.restart()",
     ) -> None:
         self.size = size
         self._restart_hint = restart_hint
         self._gpus = share_gpus(gpus, size - 1)
+        #: whether its workers must not have served others before
+        self._fresh = fresh
         self._pool = workers
         self._threads = max(1, cores // size)
         self._timeout = timeout
@@ -206,7 +209,7 @@ class LocalTeam(Team):
         self._models.clear()
         name = secrets.token_hex(8)
         capture()  # first: it raises in a folder that was deleted
-        lent, watch = self._pool.lend_for_good(self._gpus, self._threads)
+        lent, watch = self._pool.lend_for_good(self._gpus, self._threads, fresh=self._fresh)
         self._team_workers = TeamWorkers(name, lent, watch, self._pool, self._restart_hint)
         self._closed = self._failed = False
         self._under_way = None
