@@ -10,6 +10,7 @@ Everything here is queued on the current stream of the calling thread; `synchron
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from weft.errors import InvalidType, InvalidValue, OutOfMemory
 #: seconds for which a stream's work is asked for before the thread sleeps until it is done: most
 #: small copies take less, and to be woken takes longer
 _POLLED = 50e-6
+#: bytes from which on CUDA has a copy engine bring them to a device
+_COPIED = 32 << 10
 _FUNCTIONS = {
     "sum": torch.add,
     "mean": torch.add,
@@ -113,7 +116,77 @@ def deliver(array: NDArray[Any], element: str, device: str) -> Any:
     host = torch.from_numpy(array)
     if element == "bfloat16":
         host = host.view(torch.bfloat16)
-    return allocated(lambda: host.to(device))
+    if torch.device(device).type != "cuda" or not _is_sent_with_commands(host):
+        return allocated(lambda: host.to(device))
+    target = allocated(lambda: torch.empty(host.shape, dtype=host.dtype, device=device))
+    small = SmallCopy(host.nbytes)
+    small.array[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    small.to(target)
+    synchronize(device)
+    return target
+
+
+def _is_sent_with_commands(host: Any) -> bool:
+    """Return whether CUDA would send so few bytes to the device as a part of its commands."""
+    return bool(0 < host.nbytes < _COPIED and host.nbytes % 2 == 0)
+
+
+class SmallCopy:
+    """Few bytes in pinned memory that go to a device by one of its copy engines.
+
+    CUDA sends so few bytes with the commands for the device's processors, and where processes use
+    these by turns, each copy would wait for a turn. Two rows at a distance are never sent so.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._memory = torch.empty(2 * nbytes, dtype=torch.uint8, pin_memory=True)
+        self._whole = self._memory.numpy()
+        #: to be filled with the bytes
+        self.array = self._whole[:nbytes]
+        self._library = ctypes.CDLL("libcuda.so.1")
+
+    def to(self, target: Any) -> None:
+        """Queue a copy to a contiguous tensor, on the current stream of its device."""
+        half, size = self._nbytes // 2, self._nbytes
+        self._whole[size : size + half] = self._whole[half:size]
+        rows = _CopyOfRows(
+            sources=1,
+            source=self._memory.data_ptr(),
+            source_pitch=size,
+            targets=2,
+            target=target.data_ptr(),
+            target_pitch=half,
+            width=half,
+            height=2,
+        )
+        stream = torch.cuda.current_stream(target.device).cuda_stream
+        code = self._library.cuMemcpy2DAsync_v2(ctypes.byref(rows), ctypes.c_void_p(stream))
+        if code:
+            raise RuntimeError(f"cuMemcpy2DAsync of CUDA's driver failed ({code})")
+
+
+class _CopyOfRows(ctypes.Structure):
+    """CUDA_MEMCPY2D. Of a kind of memory 1 is the host, 2 a device."""
+
+    _fields_ = [
+        ("source_x", ctypes.c_size_t),
+        ("source_y", ctypes.c_size_t),
+        ("sources", ctypes.c_int),
+        ("source", ctypes.c_void_p),
+        ("source_on_device", ctypes.c_ulonglong),
+        ("source_array", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t),
+        ("target_x", ctypes.c_size_t),
+        ("target_y", ctypes.c_size_t),
+        ("targets", ctypes.c_int),
+        ("target_on_host", ctypes.c_void_p),
+        ("target", ctypes.c_ulonglong),
+        ("target_array", ctypes.c_void_p),
+        ("target_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    ]
 
 
 def copy(target: Any, source: Any) -> None:
@@ -144,7 +217,7 @@ def concatenate(tensors: Sequence[Any]) -> Any:
 
 def as_bytes(tensor: Any) -> Any:
     """Return the memory of a flat tensor as bytes."""
-    return tensor.view(torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.byte()
 
 
 def overlap(one: Any, other: Any) -> bool:
@@ -257,15 +330,101 @@ def wait_for(done: Any) -> None:
             return
 
 
-def event(device: str) -> Any:
-    """Return an event that happens when what is queued on the current stream now is done; None
-    where nothing is ever queued."""
-    if not device.startswith("cuda"):
-        return None
-    with torch.cuda.device(device):
-        done = torch.cuda.Event(blocking=True)
-        done.record()
-    return done
+class Order:
+    """What one thread after the other has queued on a device, to be waited for."""
+
+    def __init__(self, device: str) -> None:
+        kind = torch.device(device)
+        #: None where nothing is ever queued
+        self._device = kind if kind.type == "cuda" else None
+        self._is_reading = False
+        if self._device is not None:
+            self._work, self._reads = (torch.cuda.Event(blocking=True) for _ in range(2))
+
+    def synchronize(self) -> None:
+        """Return when all that was queued on the current stream is done."""
+        if self._device is not None:
+            self._work.record(torch.cuda.current_stream(self._device))
+            wait_for(self._work)
+
+    def note_reads(self) -> None:
+        """Note what has been queued on the current stream until now."""
+        if self._device is not None:
+            self._reads.record(torch.cuda.current_stream(self._device))
+            self._is_reading = True
+
+    def await_reads(self) -> None:
+        """Return when what was noted is done."""
+        if self._is_reading:
+            wait_for(self._reads)
+            self._is_reading = False
+
+
+class StagedBuffers:
+    """Pinned memory through which tensors like one go to the host, and their results back."""
+
+    def __init__(self, like: Any) -> None:
+        self._device = str(like.device)
+        self._fetched = torch.empty(
+            like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda"
+        )
+        #: what a tensor held
+        self.given: NDArray[Any] = self._fetched.numpy()
+        self._small: SmallCopy | None = None
+        if like.device.type == "cuda" and _is_sent_with_commands(self._fetched):
+            self._small = SmallCopy(like.nbytes)
+            self._results = None
+            #: what is to be delivered
+            self.result = self._small.array.view(self.given.dtype).reshape(self.given.shape)
+        else:
+            self._results = torch.empty_like(self._fetched, pin_memory=like.device.type == "cuda")
+            self.result = self._results.numpy()
+        self._order = Order(self._device)
+
+    def fetch(self, value: Any) -> None:
+        """Copy a tensor's values to `given`."""
+        self._fetched.copy_(value.detach(), non_blocking=True)
+        self._order.await_reads()
+        self._order.synchronize()
+
+    def deliver(self, value: Any, out: Any) -> Any:
+        """Return `out`, or a tensor like `value`, with what is in `result`."""
+        target = like(value) if out is None else out
+        if self._small is not None:
+            self._small.to(target)
+        else:
+            target.copy_(self._results, non_blocking=True)
+        self._order.note_reads()
+        return target
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is one contiguous tensor with all its numbers."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_conj() or value.is_neg())
+        and value.numel() > 0
+        and value.is_contiguous()
+    )
+
+
+def can_write(value: Any, out: Any) -> bool:
+    """Return whether results like `value`, which is plain, can be written to `out` without further
+    checks: there is none, or it is as plain, and the same memory or another."""
+    if not is_plain(value):
+        return False
+    return out is None or (
+        is_plain(out)
+        and (out.shape, out.dtype, out.device) == (value.shape, value.dtype, value.device)
+        and not overlap(value, out)
+        and not (out.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def like(value: Any) -> Any:
+    """Return a tensor like this one, of any values, without a gradient."""
+    return torch.empty_like(value, requires_grad=False)
 
 
 class Stream:

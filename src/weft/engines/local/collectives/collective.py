@@ -119,12 +119,11 @@ class Collectives:
         if isinstance(plan, Combination) and len(call.source) == 1:
             self._make_persistent_sum(transport, plan, headers, settled)
 
-    def persistent(
-        self, value: Any, op: Any, out: Any
-    ) -> PersistentReduction | PersistentPipelinedSum | PersistentSum | None:
+    def persistent(self, value: Any, op: Any, out: Any) -> Any:
         """Return the persistent reduction for an all_reduce of a plain array, if there is one."""
         if type(value) is not np.ndarray or type(op) is not str:
-            return None
+            on_device = self._devices is not None and hasattr(value, "device")
+            return self._devices.persistent(value, op, out) if on_device else None  # type: ignore[union-attr]
         reduction = self._persistent.get((op, value.dtype, value.shape))
         if reduction is not None and reduction.takes(value, out):
             return reduction
@@ -150,6 +149,13 @@ class Collectives:
             return
         value, op = call.value, call.op
         if type(value) is not np.ndarray:
+            if self._devices is not None and call.device is not None:
+                self._devices.make_persistent(
+                    call,
+                    transport,
+                    fall_back=self._fall_back,
+                    disagreement_error=self._disagreement_error,
+                )
             return
         small = call.layout.size <= transport.slots.room
         memory = transport.pipelined_memory if not small and can_pipeline(call) else None
@@ -204,7 +210,10 @@ class Collectives:
 
     def _reduce(self, value: Array, out: Array, op: str) -> Reduce:
         rank, size = self._meeting.rank, len(self._meeting.members)
-        return Reduce("all_reduce", rank, size, value, op=op, weight=None, out=out)
+        call = Reduce("all_reduce", rank, size, value, op=op, weight=None, out=out)
+        if call.device is not None:
+            call.place(call.device)
+        return call
 
     # the first step
 

@@ -23,21 +23,28 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from weft import faults
 from weft._core.arguments import seconds_until
-from weft._core.arithmetic import combine
+from weft._core.arithmetic import BFLOAT16, combine
 from weft._core.arrays import as_bytes
 from weft._core.calls import Call, Combination, Layout, Movement, Piece, Reduce, elements, layout_of
 from weft._core.moves import Broadcast
-from weft.engines.local.collectives.transport import SettledHeaders
+from weft.engines.local.collectives.persistent import FallBack, PersistentReduction
+from weft.engines.local.collectives.transport import Header, Headers, SettledHeaders, Transport
 from weft.engines.local.meeting.devices import TROUBLES, map_segments, raise_any
-from weft.engines.local.meeting.meeting import UNDER_WAY, Meeting, in_words, make_block
+from weft.engines.local.meeting.meeting import (
+    COLLECTIVE,
+    UNDER_WAY,
+    Meeting,
+    in_words,
+    make_block,
+)
 from weft.engines.local.memory import cuda
-from weft.errors import InvalidValue, SetupError
+from weft.errors import InvalidValue, SetupError, WeftError
 
 #: what a rank says of its arrays on a device at the first step: there are none; they are not in a
 #: slot, because the slots are still to be made; because they do not fit; they are
@@ -49,6 +56,8 @@ _FIRST, _LARGEST = 4 << 20, 256 << 20
 #: bytes a second that go through the host where ranks of one GPU do, and the time of such a call
 _STAGED_RATE, _STAGED_CALL = 6e9, 40e-6
 _TRIES = 5
+#: persistent reductions that are kept
+_MOST_REDUCTIONS = 256
 
 
 class Path(Enum):
@@ -113,9 +122,10 @@ class DeviceCollectives:
         self._device = ""
         self._largest = _LARGEST
         #: how many times the slots were used, by any rank
-        self._turn = 0
-        #: the event after which this rank has read what it needs of the slots
-        self._reads: Any = None
+        self.turn = 0
+        self._order: Any = None
+        #: by operation, dtype, shape and device
+        self._persistent: dict[tuple[Any, ...], PersistentOnDevice | PersistentStaged] = {}
 
     def place_of(self, call: Call) -> str | None:
         """Return where a call is to have its arrays: on their device, or on the host."""
@@ -131,18 +141,27 @@ class DeviceCollectives:
             return NEEDED
         if call.layout.size > self._slots.room:
             return OUTSIDE
-        self._slots.fill(self._turn, self._meeting.rank, call.source, call.layout.pieces)
+        self._slots.fill(self.turn, self._meeting.rank, call.source, call.layout.pieces)
         if faults.armed:
             faults.reach("collective.filled")
-        self._order()
+        self.finish_filling()
         return IN_SLOT
+
+    def finish_filling(self) -> None:
+        """Return when this rank's stream, and its earlier reads, are done."""
+        self._order.await_reads()
+        self._order.synchronize()
+
+    def end_turn(self) -> None:
+        """Go on to the other set of slots."""
+        self.turn += 1
+        self._order.note_reads()
 
     def await_reads(self) -> None:
         """Return when this rank has read what it needs of the slots, so that others may fill them
         again once it has come to the next step."""
-        reads, self._reads = self._reads, None
-        if reads is not None:
-            _torch().wait_for(reads)
+        if self._order is not None:
+            self._order.await_reads()
 
     def carry_out(self, plan: Combination | Movement, headers: SettledHeaders) -> None:
         """Combine or move, after the first step."""
@@ -157,28 +176,33 @@ class DeviceCollectives:
     def _combine(self, plan: Combination, headers: SettledHeaders, filled: bool) -> None:
         call = headers.call
         if filled:
-            self._combine_pieces(plan, call.layout.pieces)
+            self._combine_pieces(plan, call.source, call.layout.pieces)
             return
         room = self._grow(call.layout.size, headers.deadline).room
         for start in range(0, call.layout.size, room):
             pieces = call.layout.window(start, start + room)
             self._fill_and_step(call.source, pieces, headers)
-            self._combine_pieces(plan, pieces)
+            self._combine_pieces(plan, call.source, pieces)
 
-    def _combine_pieces(self, plan: Combination, pieces: Sequence[Piece]) -> None:
+    def _combine_pieces(
+        self, plan: Combination, source: Sequence[Any], pieces: Sequence[Piece]
+    ) -> None:
         """Combine these pieces from the slots."""
-        slots = self._ready_slots()
+        slots, own, size = self._ready_slots(), self._meeting.rank, len(self._meeting.members)
         for piece in pieces if plan.target else ():
             out: Any = elements(plan.target, piece)
+            mine: Any = elements(source, piece)
             parts = [
-                slots.view(self._turn, rank, piece.at, out.nbytes).view(out.dtype)
-                for rank in range(len(self._meeting.members))
+                slots.view(self.turn, rank, piece.at, out.nbytes).view(out.dtype)
+                for rank in range(size)
             ]
+            if can_read_own(mine, out, own) and mine.device == parts[0].device:
+                parts[own] = mine
             at = out if out.device == parts[0].device else out.to(parts[0].device)
             combine(parts, at, plan.op, plan.elements[piece.array], plan.weights)
             if at is not out:
                 out.copy_(at)
-        self._end_turn()
+        self.end_turn()
 
     # broadcasts
 
@@ -206,29 +230,20 @@ class DeviceCollectives:
             if low < high:
                 target = as_bytes(plan.target[copy.to_array])
                 start = copy.to_byte + low - begin
-                part = slots.view(self._turn, root, low - first, high - low)
+                part = slots.view(self.turn, root, low - first, high - low)
                 target[start : start + high - low] = part
-        self._end_turn()
+        self.end_turn()
 
     # turns
 
     def _fill_and_step(
         self, source: Sequence[Any], pieces: Sequence[Piece], headers: SettledHeaders
     ) -> None:
-        self._ready_slots().fill(self._turn, self._meeting.rank, source, pieces)
+        self._ready_slots().fill(self.turn, self._meeting.rank, source, pieces)
         if faults.armed:
             faults.reach("collective.round")
-        self._order()
+        self.finish_filling()
         self._meeting.meet(UNDER_WAY, headers.seconds)
-
-    def _order(self) -> None:
-        """Return when this rank's stream, and its earlier reads, are done."""
-        self.await_reads()
-        _torch().synchronize(self._device)
-
-    def _end_turn(self) -> None:
-        self._turn += 1
-        self._reads = _torch().event(self._device)
 
     # the slots
 
@@ -252,6 +267,7 @@ class DeviceCollectives:
                 self._slots = Slots.on_host(self._meeting, _FIRST, self._device, deadline)
             except SetupError:
                 policy = Policy(Path.STAGED)
+        self._order = None if policy.path is Path.STAGED else _torch().Order(self._device)
         self._policy = policy
 
     def _exchange_facts(self, device: str | None, deadline: float) -> tuple[list[Facts], str]:
@@ -301,10 +317,69 @@ class DeviceCollectives:
                 self._largest = slots.room
         return slots
 
+    # persistent reductions
+
+    def persistent(
+        self, value: Any, op: Any, out: Any
+    ) -> PersistentOnDevice | PersistentStaged | None:
+        """Return the persistent reduction for an all_reduce of a tensor, if there is one."""
+        if not self._persistent or type(op) is not str:
+            return None
+        key = op, value.dtype, value.shape, value.device
+        reduction = self._persistent.get(key)
+        return reduction if reduction is not None and reduction.takes(value, out) else None
+
+    def make_persistent(
+        self,
+        call: Reduce,
+        transport: Transport,
+        *,
+        fall_back: FallBack,
+        disagreement_error: Callable[[Sequence[bytes]], WeftError],
+    ) -> None:
+        """Make a persistent reduction for calls like this one, which was carried out, if it can be
+        one."""
+        value = call.value
+        if call.own or self._policy is None or not _torch().is_plain(value):
+            return
+        key = call.op, value.dtype, value.shape, value.device
+        if call.placed is not None and self._slots is not None:
+            if call.layout.size <= self._slots.room:
+                message = Header(True, call.common, b"", device=IN_SLOT).encode()
+                self._keep(key, PersistentOnDevice(self, message, call.op, value, fall_back))
+        elif call.layout.size <= transport.slots.room and call.elements[0] != BFLOAT16:
+            reduction = PersistentReduction(
+                transport,
+                message=Header(True, call.common, b"").encode(),
+                like=call.source[0].reshape(value.shape),
+                op=call.op,
+                disagreement_error=disagreement_error,
+            )
+            self._keep(key, PersistentStaged(reduction, value))
+
+    def _keep(self, key: Any, reduction: PersistentOnDevice | PersistentStaged) -> None:
+        if len(self._persistent) >= _MOST_REDUCTIONS:
+            self._persistent.clear()
+        self._persistent[key] = reduction
+
+    @property
+    def meeting(self) -> Meeting:
+        return self._meeting
+
+    @property
+    def slots(self) -> Slots:
+        return self._ready_slots()
+
     def _ready_slots(self) -> Slots:
         if self._slots is None:
             raise SetupError("the slots on devices have not been made")
         return self._slots
+
+
+def can_read_own(mine: Any, out: Any, rank: int) -> bool:
+    """Return whether a rank may take its own numbers from where they are, and not from its slot. In
+    place only those of ranks 0 and 1 are read before the first result is written."""
+    return rank < 2 or mine.data_ptr() != out.data_ptr()
 
 
 def nbytes_of(call: Call) -> int:
@@ -317,6 +392,90 @@ def _facts_of(device: str) -> Facts:
         return Facts(device, False)
     number = _torch().number_of(device)
     return Facts(cuda.identity(number), cuda.is_shared_by_mps(number))
+
+
+class PersistentOnDevice:
+    """all_reduce of tensors of one dtype and shape, each of which fits a slot on a device."""
+
+    def __init__(
+        self,
+        devices: DeviceCollectives,
+        message: bytes,
+        op: str,
+        like: Any,
+        fall_back: FallBack,
+    ) -> None:
+        self._devices, self._message, self._op = devices, message, op
+        self._nbytes, self._dtype, self._shape = like.nbytes, like.dtype, like.shape
+        self._rank, self._fall_back = devices.meeting.rank, fall_back
+        self._slots: Slots | None = None
+        #: every rank's slot, of both sets
+        self._parts: list[list[Any]] = []
+
+    def takes(self, value: Any, out: Any) -> bool:
+        """Return whether a tensor of the prepared dtype and shape can be reduced this way."""
+        return bool(_torch().can_write(value, out))
+
+    def run(self, value: Any, out: Any, seconds: float) -> Any:
+        """Return the result."""
+        devices, deadline = self._devices, time.monotonic() + seconds
+        meeting, slots = devices.meeting, devices.slots
+        if slots is not self._slots:
+            self._take_slots(slots)
+        step = meeting.begin_step(seconds)
+        parts = self._parts[devices.turn & 1]
+        mine = value.detach()
+        parts[self._rank].copy_(mine)
+        if faults.armed:
+            faults.reach("collective.filled")
+        devices.finish_filling()
+        answers = meeting.exchange_if_equal(COLLECTIVE, self._message, seconds_until(deadline))
+        if out is None:
+            out = _torch().like(mine)
+        if answers is not None:
+            headers = Headers(step, self._message, answers)
+            self._fall_back(value, out, self._op, headers, deadline)
+            return out
+        if faults.armed:
+            faults.reach("collective.met")
+        if can_read_own(mine, out, self._rank):
+            parts = [*parts]
+            parts[self._rank] = mine
+        _torch().combine(parts, out, self._op)
+        devices.end_turn()
+        if faults.armed:
+            faults.reach("collective.carried")
+        return out
+
+    def _take_slots(self, slots: Slots) -> None:
+        """Prepare views of the slots, which may have grown."""
+        self._slots = slots
+        self._parts = [
+            [
+                slots.view(turn, rank, 0, self._nbytes).view(self._dtype).view(self._shape)
+                for rank in range(len(self._devices.meeting.members))
+            ]
+            for turn in (0, 1)
+        ]
+
+
+class PersistentStaged:
+    """all_reduce of small tensors of one dtype and shape, which go through the host."""
+
+    def __init__(self, reduction: PersistentReduction, like: Any) -> None:
+        self._reduction = reduction
+        self._buffers = _torch().StagedBuffers(like)
+
+    def takes(self, value: Any, out: Any) -> bool:
+        """Return whether a tensor of the prepared dtype and shape can be reduced this way."""
+        return bool(_torch().can_write(value, out))
+
+    def run(self, value: Any, out: Any, seconds: float) -> Any:
+        """Return the result."""
+        buffers = self._buffers
+        buffers.fetch(value)
+        self._reduction.run(buffers.given, buffers.result, seconds)
+        return buffers.deliver(value, out)
 
 
 def _fits(call: Call) -> bool:
