@@ -87,6 +87,31 @@ def test_what_comes_back(cluster: Hosts, drive: Callable[..., Outcome], tmp_path
         assert f"UserWarning: warned {x}" in done.err
 
 
+def test_arrays_that_several_items_use(cluster: Hosts) -> None:
+    """They cross once to each host, whoever runs the items, and lie there once; some seconds after
+    the last map no host has them any more."""
+    line = [sys.executable, str(PROGRAMS / "repeated.py")]
+    driver = cluster.start_on(1, line, env=OWN)
+    assert wait_until(lambda: "done" in driver.out or not driver.running)
+    assert driver.running, driver.wait()
+    actors = [of_host(cluster, k, "ray::HostActor").pid for k in (1, 2)]
+    assert wait_until(lambda: all(weft_memory(pid) < 1_000_000 for pid in actors))
+    driver.kill()
+    driver.wait()
+
+
+def weft_memory(pid: int) -> int:
+    """How many bytes of weft's shared memory a process has mapped and used."""
+    total, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            counts = "/memfd:weft" in line
+        elif counts and name == "Rss:":
+            total += int(words[0]) * 1024
+    return total
+
+
 def test_the_contract_of_pools(drive: Callable[..., Outcome], tmp_path: Path) -> None:
     """What tests/contracts/test_pool.py asks of every engine's pool, with a driver on a host."""
     drive(

@@ -81,6 +81,12 @@ class Actor:
         """Call a method; return Ray's reference to the answer."""
         return getattr(self.handle, method).remote(*arguments)
 
+    def take_dropped(self) -> tuple[int, ...]:
+        """Return the numbers of arrays that it has and nobody refers to any more, once."""
+        dropped = tuple(number for number in self.arrays if not arrays.is_placed(number))
+        self.arrays.difference_update(dropped)
+        return dropped
+
     def heard(self, pid: int = 0) -> None:
         """Note that it has answered."""
         self.missed, self._started = 0, True
@@ -183,10 +189,6 @@ class Actors:
         cluster.connect(self.cluster)
         _start_pulse(self.cluster)
         return next(_jobs)
-
-    def is_placed(self, number: int) -> bool:
-        """Return whether an array is still referred to."""
-        return arrays.is_placed(number)
 
     def take(self, place: Place) -> Actor:
         """Return an idle actor on a host, or start one."""
@@ -381,8 +383,9 @@ class _Pulse:
             asked[reference].missed += 1
         with _lock:
             for actor in _idle:
-                if actor.ended:
-                    actor.call("end", actor.ended)
+                dropped = actor.take_dropped()
+                if actor.ended or dropped:
+                    actor.call("end", actor.ended, dropped)
                     actor.ended = 0
 
     def ask_head(self) -> bool:

@@ -101,9 +101,10 @@ class HostActor:
             job = self._job if number == self._number else None
         return [] if job is None else job.take_back(part)
 
-    def end(self, number: int) -> list[tuple[str, int, Any]]:
-        """End a job and what still runs of it. Return what was printed."""
+    def end(self, number: int, dropped: Sequence[int] = ()) -> list[tuple[str, int, Any]]:
+        """End a job and what still runs of it, and drop arrays. Return what was printed."""
         self._heard = time.monotonic()
+        arrays.update({}, dropped)
         with self._lock:
             job = self._job if number == self._number else None
             if number >= self._number:
@@ -297,7 +298,7 @@ class HostJob:
         error: BaseException | None = None
         try:
             with _loading:
-                function, retry_on = self._begin.function.load(), self._begin.retry_on.load()
+                function, retry_on = self._load_function(), self._begin.retry_on.load()
             pool = _make_pool(self._begin, environment)
             prepared = pool.prepare(function)
             prepared.state = state
@@ -319,6 +320,14 @@ class HostJob:
         with self._changed:
             self._error, self._ended = error, True
             self._changed.notify_all()
+
+    def _load_function(self) -> Any:
+        packed = self._begin.function
+        if isinstance(packed, list):
+            import ray
+
+            packed = ray.get(packed[0])
+        return packed.load(copy=False)  # the workers get copies
 
     def _job(self, prepared: Any, retry_on: Any) -> Job:
         begin = self._begin

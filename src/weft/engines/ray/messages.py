@@ -30,7 +30,8 @@ class Begin(NamedTuple):
     address: str
 
     #: the function, and the exceptions after which an item is run again
-    function: Packed
+    #: a large one in a list, as Ray's reference
+    function: Packed | list[Any]
     retry_on: Packed
     #: how many workers run it, and the numbers among the host's GPUs of those that have one each
     workers: int
@@ -62,6 +63,17 @@ class Batch(NamedTuple):
     items: Packed
 
 
+class SentArray(NamedTuple):
+    """An array that a host fetches once."""
+
+    #: Ray's reference to it, in a list so that Ray leaves it alone
+    reference: list[Any]
+    #: whether nobody may write to it
+    readonly: bool
+    #: whether each item has an array of its own
+    copied: bool
+
+
 class Request(NamedTuple):
     """Describe what an actor is to do next. It is answered by a Report."""
 
@@ -71,9 +83,8 @@ class Request(NamedTuple):
     batches: tuple[Batch, ...] = ()
     #: messages about the state of modules
     modules: tuple[Modules | Update, ...] = ()
-    #: arrays that it has not: by number, in a list so that Ray leaves it alone, and whether nobody
-    #: may write to it
-    arrays: dict[int, tuple[list[Any], bool]] = {}  # noqa: RUF012  nobody changes it
+    #: arrays that it has not, by number
+    arrays: dict[int, SentArray] = {}  # noqa: RUF012  nobody changes it
     #: the numbers of arrays that nobody refers to any more
     dropped: tuple[int, ...] = ()
     #: whether the host may get more items when it has few left to begin

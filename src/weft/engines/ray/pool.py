@@ -43,16 +43,16 @@ from weft.engines.local.pool.pool import Feed, Limits
 from weft.engines.local.processes.output import Logged, print_to, replay
 from weft.engines.ray import modules
 from weft.engines.ray.actors import Actor, Actors, Place, connection
-from weft.engines.ray.arrays import Noting, Placed
+from weft.engines.ray.arrays import Noting, Placed, Repeated
 from weft.engines.ray.messages import Batch, Begin, Part, Report, Request
 from weft.engines.ray.wire import (
+    LARGE,
     Packed,
     Sent,
     TooLarge,
     pack_function,
     pack_values,
     receive_error,
-    sendable,
     store_size,
 )
 from weft.engines.refusals import forked_error
@@ -85,7 +85,25 @@ class Prepared:
     modules: set[str]
     arrays: dict[int, Placed]
     state: Captured
-    retry_on: tuple[type[Exception], ...] = ()
+    #: Ray's reference to a large one, once it was sent
+    reference: Any = None
+
+    def send(self) -> Packed | list[Any]:
+        """Return it as hosts get it; the first call puts a large one into Ray's store."""
+        if self.packed.nbytes < LARGE:
+            return self.packed
+        if self.reference is None:
+            import ray
+
+            if self.packed.nbytes > store_size():
+                raise OutOfMemory(
+                    f"the function {self.name!r}, with what it refers to, has "
+                    f"{format_bytes(self.packed.nbytes)}, and Ray's store on this host, through "
+                    f"which it goes to the others, {format_bytes(store_size())}; give it a part, "
+                    "or the name of a file that it reads"
+                )
+            self.reference = ray.put(self.packed)
+        return [self.reference]
 
 
 class RayPool(Pool):
@@ -108,6 +126,7 @@ class RayPool(Pool):
 
     def forget(self, prepared: Any) -> None:
         prepared.arrays.clear()
+        prepared.reference = None
 
     def put(self, array: Array, *, readonly: bool = False) -> Any:
         return Placed(array, readonly=readonly)
@@ -165,6 +184,7 @@ class Run:
         self._connection = connection.number
         self._store = store_size()
         self._items = Items(job, self._limits, lambda: sum(p.workers for p in places))
+        self._repeated = Repeated()
         self._shares = Shares(self._items.known, retries=job.retries)
         self._places = list(places)
         self._hosts: dict[str, _Host] = {}
@@ -306,13 +326,13 @@ class Run:
         given = {} if self._over else {key: self._next(key) for key in idle}
         for key in idle:
             host = self._hosts[key]
-            batches, failed = self._batches(key, given.get(key, []))
+            batches, arrays, failed = self._batches(key, given.get(key, []))
             yield from failed
             if host.taking is None and not batches and self._shares.is_hungry(key):
                 self._take_for(key)
             if self._shares.held(key):
                 more = not host.thief and self._may_have_more(key)
-                self._ask(host, batches, more)
+                self._ask(host, batches, arrays, more)
 
     def _next(self, key: str) -> list[range]:
         return self._shares.next(key, self._counts.get(self._hosts[key].place.node.node_id))
@@ -326,12 +346,15 @@ class Run:
             return True
         return not self._shares.is_hungry(key) and len(self._hosts) > 1
 
-    def _batches(self, key: str, spans: list[range]) -> tuple[tuple[Batch, ...], list[Finished]]:
-        """Return items for a host, and those that cannot be sent, as failures."""
+    def _batches(
+        self, key: str, spans: list[range]
+    ) -> tuple[tuple[Batch, ...], dict[int, Placed], list[Finished]]:
+        """Return items for a host, the arrays that they mention, and those items that cannot be
+        sent, as failures."""
         if not spans:
-            return (), []
+            return (), {}, []
         try:
-            batch, rest = self._pack(spans)
+            batch, arrays, rest = self._pack(spans)
         except _Unsendable as error:
             for span in spans:
                 self._shares.unsent(key, span)
@@ -339,39 +362,48 @@ class Run:
                 span = range(one.first, one.first + 1)
                 self._shares.drop(span)
                 self._items.forget(span)
-            return (), error.failures
+            return (), {}, error.failures
         for span in rest:
             self._shares.unsent(key, span)
-        return (batch,), []
+        return (batch,), arrays, []
 
-    def _pack(self, spans: list[range]) -> tuple[Batch, list[range]]:
-        """Return items as they are sent, and which of them are too many to be sent at once."""
+    def _pack(self, spans: list[range]) -> tuple[Batch, dict[int, Placed], list[range]]:
+        """Return items as they are sent, the arrays that they mention, and which of them are too
+        many to be sent at once."""
         rest: list[range] = []
         while True:
             values = [value for span in spans for value in self._items.get(span)]
             try:
                 with Noting() as noting:
                     most = min(_MOST_BYTES, self._store) if len(values) > 1 else self._store
-                    packed, names = pack_values(values, most)
-                break
+                    packed, names = pack_values(values, most, self._repeated)
             except TooLarge:
+                if self._finds_repeated():
+                    continue
                 if len(values) == 1:
                     raise self._too_large(spans[0].start) from None
                 spans, later = _halves(spans)
                 rest = later + rest
+                continue
             except Exception as error:
                 if by_signal_handler(error):
                     raise
                 raise self._unsendable(spans, error) from None
+            if not self._finds_repeated():
+                break
         runs = self._shares.runs
         known = [(span, runs(span.start)) for span in spans]
         if self._job.retries:
             known = [(range(i, i + 1), runs(i)) for span in spans for i in span if runs(i)] or known
             if any(count for _, count in known):
                 known = [(range(i, i + 1), runs(i)) for span in spans for i in span]
-        self._function.arrays.update(noting.mentioned)
         self._note_modules(names)
-        return Batch(tuple(known), packed), rest
+        return Batch(tuple(known), packed), noting.mentioned, rest
+
+    def _finds_repeated(self) -> bool:
+        """Look whether the large arrays that were just packed are used by several items. Return
+        whether more are known now, so that items are to be packed anew."""
+        return self._repeated.met_others and self._repeated.look(self._items.new())
 
     def _too_large(self, index: int) -> _Unsendable:
         error = OutOfMemory(
@@ -407,36 +439,30 @@ class Run:
             host.messages += host.actor.modules.messages(self._digests)
             host.actor.modules.note(self._digests)
 
-    def _ask(self, host: _Host, batches: tuple[Batch, ...], more: bool) -> None:
+    def _ask(
+        self, host: _Host, batches: tuple[Batch, ...], arrays: dict[int, Placed], more: bool
+    ) -> None:
         begin = None if host.begun else self._begin(host)
         known = host.actor.arrays
         new = {
-            number: ([self._reference(placed)], placed.readonly)
-            for number, placed in self._function.arrays.items()
+            number: placed.send()
+            for number, placed in {**self._function.arrays, **arrays}.items()
             if number not in known
         }
-        dropped = tuple(number for number in known if not self._actors.is_placed(number))
         request = Request(
             self._number,
             begin,
             batches,
             tuple(host.messages),
             new,
-            dropped,
+            host.actor.take_dropped(),
             more,
             _PATIENCE if self._items.known is not None else _PATIENCE_OF_STREAM,
         )
         known.update(new)
-        known.difference_update(dropped)
         host.messages = []
         host.exchange = host.actor.call("exchange", request)
         self._pending[host.exchange] = host.actor.key, False
-
-    def _reference(self, placed: Placed) -> Any:
-        """Return Ray's reference to an array, which is put into its store at first use."""
-        if placed.reference is None:
-            placed.reference = self._ray.put(sendable(placed.array))
-        return placed.reference
 
     def _begin(self, host: _Host) -> Begin:
         job, actor = self._job, host.actor
@@ -448,7 +474,7 @@ class Run:
             self._function.name,
             f"{host_name()} pid {os.getpid()}",
             node.address,
-            self._function.packed,
+            self._function.send(),
             retry_on,
             workers=host.place.workers,
             gpus=host.place.gpus,
@@ -656,6 +682,8 @@ class Items:
         self.waiting = False
         self._all: Any = None
         self._drawn: dict[int, Any] = {}
+        #: how many `new` has returned
+        self._shown = 0
         self._feed: Feed | None = None
         if not streamed:
             items = job.items
@@ -673,6 +701,13 @@ class Items:
         if self._all is not None:
             return list(self._all[span.start : span.stop])
         return [self._drawn[index] for index in span]
+
+    def new(self) -> list[Any]:
+        """Return the items at hand that this has not returned before."""
+        first, self._shown = self._shown, self.taken
+        if self._all is not None:
+            return list(self._all[first:])
+        return [self._drawn[index] for index in range(first, self.taken) if index in self._drawn]
 
     def forget(self, span: range) -> None:
         """Drop items that have ended."""

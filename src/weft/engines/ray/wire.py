@@ -14,12 +14,15 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft._core.failures import Failure, describe, restore
 from weft._core.shared import SharedArray
 from weft.engines.local.pool.payload import Payload, Pieces, is_interrupt, unpicklable_error
 from weft.errors import RemoteTraceback
+
+if TYPE_CHECKING:
+    from weft.engines.ray.arrays import Repeated
 
 #: bytes from which on an array travels beside the pickle
 LARGE = 1 << 16
@@ -90,11 +93,20 @@ class TooLarge(Exception):
 class ByValue(Payload):
     """A payload for another host, which sees no memory of this one."""
 
-    def __init__(self, *, most: int | None = None, beside: bool = True) -> None:
-        """Keep large arrays `beside` the pickle, or in it."""
+    def __init__(
+        self, *, most: int | None = None, beside: bool = True, repeated: Repeated | None = None
+    ) -> None:
+        """Keep large arrays `beside` the pickle, or in it; `repeated` ones travel by themselves."""
         super().__init__(most=most)
+        self._repeated = repeated
         self._beside: list[pickle.PickleBuffer] = []
-        self.keep_buffer = self._keep if beside else None
+        self._keeps = beside
+
+    @property
+    def keep_buffer(self) -> Callable[[pickle.PickleBuffer], bool] | None:  # type: ignore[override]
+        """Return what takes the memory of arrays. An attribute would keep them from being freed:
+        it refers to this object."""
+        return self._keep if self._keeps else None
 
     def dump_by(self, kind: Any, value: Any) -> None:
         self._beside.clear()
@@ -120,7 +132,7 @@ class ByValue(Payload):
         reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(shared, _as_plain)
         if "torch" in sys.modules:
             reducers[sys.modules["torch"].Tensor] = payload_arrays.reduce_tensor
-        return reducers
+        return reducers if self._repeated is None else self._repeated.reducers(reducers)
 
     def put(self, pieces: Pieces) -> None:
         self.data = b"".join(pieces.written)
@@ -161,10 +173,12 @@ def pack_function(function: Callable[..., Any]) -> tuple[Packed, set[str]]:
     return payload.packed(), payload.modules
 
 
-def pack_values(values: Any, most: int | None = None) -> tuple[Packed, set[str]]:
+def pack_values(
+    values: Any, most: int | None = None, repeated: Repeated | None = None
+) -> tuple[Packed, set[str]]:
     """Pack values; return also the names of the modules that they refer to. Raises TooLarge if they
-    have more than `most` bytes, and whatever pickling raises."""
-    payload = ByValue(most=most)
+    have more than `most` bytes besides `repeated` arrays, and whatever pickling raises."""
+    payload = ByValue(most=most, repeated=repeated)
     try:
         if payload.dump(values):
             return payload.packed(), payload.modules

@@ -14,7 +14,7 @@ import pytest
 
 import weft
 from tests.engines.local.pool.test_payload import blocks_in_use
-from tests.support import wait_until
+from tests.support import run_command, wait_until
 from weft.engines.local.memory import arrays
 from weft.engines.local.pool import payload, payload_arrays
 from weft.engines.local.pool.payload import pack
@@ -91,6 +91,22 @@ def test_what_nobody_changes_of_a_functions_arrays_is_one_memory() -> None:
     assert total == 5_000_000
     assert private - idle < 10_000
     assert wait_until(lambda: blocks_in_use() == before)
+
+
+def test_a_function_that_its_own_globals_refer_to_keeps_no_memory() -> None:
+    """As those of a script do that call each other: workers give back what these have used."""
+    script = """
+import numpy, weft
+from tests.engines.local.pool.test_payload import blocks_in_use
+from tests.support import run_command, wait_until
+TABLE = numpy.arange(1_000_000.0)  # so large that it is mapped, not copied
+def double(x): return 2 * x
+def use(k): return double(float(TABLE[k]))
+assert weft.map(use, range(8), n=2) == [2 * k for k in range(8)]
+assert wait_until(lambda: blocks_in_use() == 0)
+"""
+    outcome = run_command([sys.executable, "-c", script])
+    assert outcome.code == 0, outcome
 
 
 def _private_kilobytes() -> int:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import itertools
 import os
 import socket
@@ -160,6 +161,13 @@ def retain_borrowed() -> None:
     """Replace borrowed references that are still in use by remote ones, before the answer is sent.
     Raises SegmentGone, Stalled."""
     _here.client.retain_borrowed()
+
+
+def collect_garbage() -> None:
+    """Free blocks that only cycles of references hold: a function of the script, and its globals,
+    are one."""
+    if _here.mapped.buffers():
+        gc.collect()
 
 
 def attach(handle: BlockHandle, timeout: float | None = None) -> Block:

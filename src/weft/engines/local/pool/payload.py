@@ -78,7 +78,7 @@ class Payload:
     keep_buffer: Callable[[Any], Any] | None = None
 
     def __init__(self, *, owned: bool = False, most: int | None = None) -> None:
-        """Allow `most` bytes of large arrays; None: any number."""
+        """Allow `most` bytes to be copied to shared memory; None: any number."""
         self._most = most
         #: the pickle, or the handle of the block that it lies in
         self.data = b""
@@ -86,6 +86,8 @@ class Payload:
         self.pickled = 0
         #: bytes in shared memory: of arrays, and of the pickle
         self.shared = 0
+        #: of these, the bytes that were copied there
+        self._copied = 0
         #: whether there are arrays in it
         self.has_arrays = False
         #: modules that it refers to
@@ -162,10 +164,14 @@ class Payload:
         if self.pickled < _LARGE:
             self.data = b"".join(pieces.written)
             return
-        if self._most is not None and self.shared + self.pickled > self._most:
-            raise PayloadTooLarge(f"more than {self._most} bytes")
+        self._copied += self.pickled
+        self._check()
         self.data = self._put_in_block(pieces)
         self.shared += self.pickled
+
+    def _check(self) -> None:
+        if self._most is not None and self._copied > self._most:
+            raise PayloadTooLarge(f"more than {self._most} bytes")
 
     def _put_in_block(self, pieces: Pieces) -> bytes:
         """Copy a pickle into a block. Return what stands for it. Raises OutOfMemory."""
@@ -206,8 +212,9 @@ class Payload:
         if not payload_arrays.is_large(array):
             return payload_arrays.reduce_small(array)
         if id(array) not in self._reduced:
-            if self._most is not None and self.shared + array.nbytes > self._most:
-                raise PayloadTooLarge(f"more than {self._most} bytes")
+            if not payload_arrays.is_in_shared_memory(array):
+                self._copied += array.nbytes
+                self._check()
             shared = payload_arrays.in_shared_memory(array)
             reduced = payload_arrays.reduce(array, shared, owned=self._owned)
             (self._handles if self._owned else self._arrays).append(
@@ -302,11 +309,10 @@ def pack_items(items: list[Any], first: int, *, most: int) -> Payload:
 def _arrays_apart(items: list[Any]) -> list[Any]:
     """Return the items with a view in the place of an array that occurred before: a pickler would
     write that only once."""
-    numpy: Any = sys.modules["numpy"]
     seen: set[int] = set()
     distinct = []
     for item in items:
-        repeated = id(item) in seen and type(item) is numpy.ndarray
+        repeated = id(item) in seen and type(item) in _payload_arrays().COPIED
         distinct.append(item.view() if repeated else item)
         seen.add(id(item))
     return distinct
@@ -400,6 +406,13 @@ def retain_borrowed() -> None:
     blocks = sys.modules.get("weft.engines.local.memory.blocks")
     if blocks is not None:
         blocks.retain_borrowed()
+
+
+def collect_garbage() -> None:
+    """Free the blocks of what was loaded and is not used any more."""
+    blocks = sys.modules.get("weft.engines.local.memory.blocks")
+    if blocks is not None:
+        blocks.collect_garbage()
 
 
 def unpicklable_error(value: Any, name: str, error: BaseException) -> InvalidType:

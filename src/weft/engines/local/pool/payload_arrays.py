@@ -43,8 +43,15 @@ class PlacedArray(SharedArray):
     """An array that `place` put into shared memory: workers get a plain array over that memory."""
 
 
+class RepeatedArray(PlacedArray):
+    """An array in shared memory that several items use: workers get a plain array of their own,
+    copy-on-write."""
+
+
 #: exactly these classes; their subclasses have pickles of their own
-KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, PlacedArray)
+KINDS: tuple[type, ...] = (np.ndarray, np.memmap, SharedArray, PlacedArray, RepeatedArray)
+#: those of which an item has one of its own
+COPIED = (np.ndarray, RepeatedArray)
 
 
 def is_large(array: Array) -> bool:
@@ -70,6 +77,8 @@ def reduce(array: Any, shared: SharedArray, *, owned: bool) -> tuple[Any, tuple[
     arguments = describe(shared, blocks.export(buffer_of(shared), owned=owned))
     if type(array) is SharedArray:
         return attach, arguments
+    if type(array) is RepeatedArray:
+        return copy_on_write_view, arguments
     return as_view, (*arguments[:-1], array.flags.writeable)
 
 
@@ -114,11 +123,15 @@ class _ReadOnly:
 
 
 def in_shared_memory(array: Array) -> SharedArray:
-    """Return an array in shared memory with the same values. Results are copied, although they are
-    there: their memory is their owner's alone."""
-    if buffer_of(array) is None or (type(array) is np.ndarray and array.flags.writeable):
-        return copy_in(array)
-    return array.view(SharedArray)
+    """Return an array in shared memory with the same values: itself, or a copy."""
+    return array.view(SharedArray) if is_in_shared_memory(array) else copy_in(array)
+
+
+def is_in_shared_memory(array: Array) -> bool:
+    """Return whether an array is there for others to see. Results are not: their memory is their
+    owner's alone."""
+    is_result = type(array) is np.ndarray and array.flags.writeable
+    return not is_result and buffer_of(array) is not None
 
 
 def reduce_tensor(tensor: Any) -> Any:
@@ -129,7 +142,7 @@ def reduce_tensor(tensor: Any) -> Any:
     if not plain or tensor.requires_grad or tensor.is_conj():
         return tensor.__reduce_ex__(5)
     try:
-        return _tensor, (tensor.numpy(),)
+        return as_tensor, (tensor.numpy(),)
     except (TypeError, RuntimeError):  # bfloat16 and other types that NumPy lacks
         return tensor.__reduce_ex__(5)
 
@@ -184,7 +197,8 @@ class _CopyOnWriteMapping(mmap.mmap):
         return memory
 
 
-def _tensor(array: Any) -> Any:
+def as_tensor(array: Any) -> Any:
+    """Return a tensor over the memory of an array."""
     import torch
 
     return torch.from_numpy(array)

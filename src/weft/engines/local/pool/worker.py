@@ -44,7 +44,14 @@ from weft.engines.local.pool.messages import (
     Work,
 )
 from weft.engines.local.pool.modules import LoadedModules
-from weft.engines.local.pool.payload import Payload, load, load_borrowed, pack, retain_borrowed
+from weft.engines.local.pool.payload import (
+    Payload,
+    collect_garbage,
+    load,
+    load_borrowed,
+    pack,
+    retain_borrowed,
+)
 from weft.engines.local.pool.rescue import Rescue
 from weft.engines.local.processes import cuda
 from weft.engines.local.processes.channel import Closed
@@ -118,6 +125,7 @@ def serve(connection: socket.socket, number: int, item: memoryview) -> None:
                 functions[message.digest] = _load_function(message)
             elif isinstance(message, DropFunction):
                 functions.pop(message.digest, None)
+                collect_garbage()
                 if message.large:
                     return_free_memory()
             elif isinstance(message, Cancel):
