@@ -122,7 +122,7 @@ def test_help_and_version() -> None:
         done = weft(*arguments)
         assert done.returncode == (0 if arguments else 2)
         assert "usage: weft run -n N" in done.stdout
-        assert "weft doctor [--json] [--hosts a,b]" in done.stdout
+        assert "weft doctor [--json] [--gpu] [--hosts a,b]" in done.stdout
         assert "weft run --hosts a:2,b:2" in done.stdout
         assert "weft open --port P | --join HOST:P" in done.stdout
 

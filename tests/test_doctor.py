@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from tests.support import HANGS, Outcome, wait_until
 from weft import __version__
-from weft.doctor import look, report
+from weft.doctor import gpus, look, report
 from weft.doctor.look import attempt, reason
 from weft.doctor.problems import Fact, Machine, obstacles, problems, thread_number
 from weft.engines.local import probes
@@ -155,18 +156,6 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
             "much less for its own files; raise it with `ulimit -n 1024`",
         ),
         (
-            made_up(gpus=Fact(1)),
-            "a GPU is here, but collectives and tables take what lies in the CPU's memory only, "
-            "and each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which "
-            "is its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
-        ),
-        (
-            made_up(gpus=Fact(8)),
-            "8 GPUs are here, but collectives and tables take what lies in the CPU's memory only, "
-            "and each rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which "
-            "is its own. Workers of distribute(gpu_policy='prefer_gpu') see one each",
-        ),
-        (
             made_up(gpus=Fact(None, "nvidia-smi did not answer")),
             "whether there are GPUs is unknown (nvidia-smi did not answer): CUDA may fail or hang "
             "too",
@@ -200,6 +189,18 @@ def test_what_stops_ranks(machine: Machine, told: str) -> None:
             made_up(packages={**INSTALLED, "ray": Fact("2.55.1")}),
             "Ray 2.55.1 is installed, and weft open --port needs 2.56 or later on all machines: "
             "pip install 'weft[ray]'",
+        ),
+        (
+            made_up(gpus=Fact(2)),
+            "2 GPUs are here: ranks that share one use it by turns, and a turn costs small work "
+            "about 0.14 ms (weft doctor --gpu measures it); weft run --mps has them use it at "
+            "once, but then a rank that is killed inside a long kernel takes the CUDA contexts of "
+            "all others with it",
+        ),
+        (
+            made_up(gpus=Fact(1), devices={"MPS": Fact(True, "here")}),
+            "MPS is on: processes use a GPU at once, and one that is killed inside a long kernel, "
+            "of some 50 ms, takes the CUDA contexts of all others with it",
         ),
         (
             made_up(kernels=Fact(False, "why")),
@@ -236,6 +237,38 @@ def test_what_does_not_stop_ranks(machine: Machine, told: str) -> None:
 def test_what_is_fine(machine: Machine) -> None:
     """What only looks like a problem, and what is unknown, raise no alarm."""
     assert problems(machine) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "environment", "told"),
+    [
+        (
+            {"CUDA's library": Fact(False, "no such file")},
+            {},
+            "CUDA's driver cannot be loaded (no such file): nothing can use the GPUs; install "
+            "NVIDIA's driver for them",
+        ),
+        (
+            {"GPUs for ranks": Fact(0)},
+            {"CUDA_VISIBLE_DEVICES": "0,0"},
+            "CUDA_VISIBLE_DEVICES='0,0' lets nothing see a GPU: CUDA takes the entries up to the "
+            "first that names none, and none at all if two name the same",
+        ),
+        (
+            {"GPU 0": Fact("A", "1 MiB, GPU-a, compute mode Exclusive_Process")},
+            {},
+            "the compute mode of a GPU lets one process use it, or none: ranks cannot share it; "
+            "nvidia-smi -c DEFAULT changes that",
+        ),
+    ],
+)
+def test_what_is_wrong_with_gpus(
+    devices: dict[str, Any], environment: dict[str, str], told: str
+) -> None:
+    """Beside that they are shared by turns."""
+    machine = made_up(gpus=Fact(1), devices=devices, environment=environment)
+    assert told in problems(machine)
+    assert len(problems(machine)) == 2
 
 
 def test_every_unknown_fact_is_printed_as_one() -> None:
@@ -288,11 +321,50 @@ def test_what_mpirun_says() -> None:
 
 def test_what_nvidia_smi_says() -> None:
     """A line for each GPU; none; a complaint, where the device files count."""
-    assert look.parse_nvidia_smi(0, "A, 1 MiB\nB, 2 MiB\n", []) == Fact(2, "A, 1 MiB; B, 2 MiB")
-    assert look.parse_nvidia_smi(6, "No devices were found\n", ["nvidia0"]).value == 0
-    failed = look.parse_nvidia_smi(9, "it has failed\n", [])
+    parse = gpus.parse_nvidia_smi
+    both = "A, 1 MiB, GPU-a, 5.1, Default\nB, 2 MiB, GPU-b, 5.1, Exclusive_Process\n"
+    assert parse(0, both, []) == Fact(2, "A, 1 MiB; B, 2 MiB")
+    assert parse(6, "No devices were found\n", ["nvidia0"]).value == 0
+    failed = parse(9, "it has failed\n", [])
     assert failed == Fact(None, "nvidia-smi ended with code 9: it has failed")
-    assert look.parse_nvidia_smi(9, "", ["nvidia0", "nvidia1"]).value == 2
+    assert parse(9, "", ["nvidia0", "nvidia1"]).value == 2
+    assert gpus.rows_of("it has failed\n") == []
+    found = gpus.about(2, gpus.rows_of(both), {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+    assert found["GPU 1"] == Fact("B", "2 MiB, GPU-b, compute mode Exclusive_Process")
+    assert found["NVIDIA's driver"] == Fact("5.1")
+    assert found["GPUs for ranks"] == Fact(2, "MIG-a, MIG-b")
+    assert gpus.about(0, [], {}) == {}
+
+
+def test_where_mps_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon's socket lies where the variable says; without its program none can be started."""
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.mps(environ).value is False
+    assert "no nvidia-cuda-mps-control in PATH" in gpus.mps(environ).why
+    fake(tmp_path, "nvidia-cuda-mps-control", "")
+    assert gpus.mps(environ) == Fact(False, "weft run --mps starts a daemon for its ranks")
+    (tmp_path / "control").touch()
+    assert gpus.mps(environ) == Fact(True, f"a daemon at {tmp_path}")
+
+
+def test_what_two_ranks_measure() -> None:
+    """Times, whether they share a GPU and how, and which way tensors go."""
+    trial = {
+        "uuids": ["a", "a"],
+        "mps": False,
+        "alone": 14e-6,
+        "together": 289e-6,
+        "all_reduce": [[1000, 39e-6, False], [100_000_000, 1.5e-3, True]],
+    }
+    assert gpus.measured(trial) == {
+        "small work, alone": Fact("14 us", "one rank, a kernel and its end"),
+        "small work, both": Fact("289 us", "two ranks on one GPU, which use it by turns"),
+        "all_reduce, 1 kB": Fact("39 us", "through the host's memory"),
+        "all_reduce, 100 MB": Fact("1.50 ms", "through the GPU's memory"),
+    }
+    each = gpus.measured({**trial, "uuids": ["a", "b"], "mps": True})
+    assert each["small work, both"].why == "two ranks, a GPU each"
 
 
 def test_the_line_that_says_why_ranks_failed() -> None:
@@ -452,10 +524,34 @@ def test_an_empty_path(tmp_path: Path) -> None:
 
 def test_gpus_by_nvidia_smi(tmp_path: Path) -> None:
     """Each line of its answer is a GPU."""
-    outcome = doctor(env=fake(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'"))
+    row = "NVIDIA H200, 143771 MiB, GPU-1, 580.1, Default"
+    outcome = doctor(env=fake(tmp_path / "bin", "nvidia-smi", f"echo '{row}'"))
     assert outcome.code == 0
     assert "GPUs                    1             (NVIDIA H200, 143771 MiB)\n" in outcome.out
-    assert "  - a GPU is here, but collectives and tables take what lies" in outcome.out
+    described = "(143771 MiB, GPU-1, compute mode Default)\n"
+    assert f"GPU 0                   NVIDIA H200   {described}" in outcome.out
+    assert "NVIDIA's driver         580.1\n" in outcome.out
+    assert "  - a GPU is here: ranks that share one use it by turns, and a turn" in outcome.out
+
+
+def test_a_trial_without_a_gpu() -> None:
+    """Asked for, it says why there is none."""
+    outcome = doctor("--gpu", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert outcome.code == 0
+    assert "a trial on the GPU      unknown: no GPU may be used here\n" in outcome.out
+
+
+@pytest.mark.gpu
+def test_a_trial_on_a_gpu() -> None:
+    """Two ranks that share a GPU, as a user would: by turns, and then under MPS."""
+    outcome = doctor("--gpu")
+    assert outcome.code == 0, outcome
+    print(outcome.out)  # for the log
+    assert "two ranks on one GPU, which use it by turns" in outcome.out
+    for size in ("1 kB", "1000 kB", "100 MB"):
+        assert re.search(rf"all_reduce, {size} +\d.* [um]s +\(through the ", outcome.out), outcome
+    assert "NVIDIA's driver " in outcome.out
+    assert "CUDA's library          yes           (libcuda.so.1)\n" in outcome.out
 
 
 def test_programs_that_cannot_be_run(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ usage: weft run -n N [options] script.py [arguments]
        weft open --port P | --join HOST:P [--max-cpu N] [--max-gpu N] [--address A]
        weft status
        weft close [--pipe NAME]
-       weft doctor [--json] [--hosts a,b]
+       weft doctor [--json] [--gpu] [--hosts a,b]
        weft --version
 
   -n N          start N ranks of the program, which meet through weft.init()
@@ -53,7 +53,8 @@ weft status tells which pipes are open and how busy, and what the machines of th
 do. weft close ends what weft open has started on this machine.
 
 weft doctor tells what this machine offers to ranks and what would go wrong; its exit code is 1
-where ranks cannot run. --json prints the same for programs. --hosts compares the versions of
+where ranks cannot run. --json prints the same for programs. --gpu has two ranks measure what it
+costs here to share a GPU, and tells which way their tensors go. --hosts compares the versions of
 Python, weft, NumPy, mpi4py and MPI over hosts, and tells which of them cannot run ranks.
 """
 
@@ -146,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     command(_close).add_argument("--pipe")
     doctor = command(_doctor)
     doctor.add_argument("--json", action="store_true")
+    doctor.add_argument("--gpu", action="store_true")
     doctor.add_argument("--hosts")
     doctor.add_argument("--hostfile")
     return parser
@@ -236,7 +238,7 @@ def _doctor(options: argparse.Namespace) -> int:
         return report_hosts([host.name for host in given], in_json=options.json)
     from weft.doctor.report import report
 
-    return report(in_json=options.json)
+    return report(in_json=options.json, gpu=options.gpu)
 
 
 def _command(options: argparse.Namespace) -> Command:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +21,8 @@ from weft import kernels
 from weft._core import arguments
 from weft._core import mpirun as mpi_words
 from weft._version import __version__
+from weft.doctor import gpus
+from weft.doctor.ask import ANSWER, ask, complaint, reason
 from weft.doctor.problems import Fact, Machine, Value, thread_number
 from weft.engines import registry
 from weft.errors import MissingPackage
@@ -33,6 +32,7 @@ PACKAGES = ("numpy", "torch", "jax", "keras", "pytensor", "mpi4py", "ray")
 VARIABLES = (
     *THREAD_VARIABLES,
     "CUDA_VISIBLE_DEVICES",
+    gpus.PIPES,
     arguments.VARIABLE,
     "WEFT_KERNELS",
     "WEFT_FAULT",
@@ -44,24 +44,27 @@ _SCOPES = {
     "3": "Yama lets nobody read other processes",
 }
 
-#: seconds for a program that only prints what it is
-_ANSWER = 5.0
 #: seconds for a process to load and start MPI
 _ANSWER_OF_MPI = 20.0
 #: seconds for two ranks to load NumPy and meet on a busy machine
 _TRIAL = 30.0
-#: PR_SET_PDEATHSIG
-_END_WITH_PARENT = 1
 
 
-def look() -> Machine:
-    """Return the facts about this machine and process. Takes about a second."""
+def look(*, gpu: bool = False) -> Machine:
+    """Return the facts about this machine and process. Takes about a second; with `gpu` some more,
+    in which ranks use a GPU."""
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     cores = attempt(lambda: Fact(*count_cores()))
     try:
         mpi, mpi_threads = mpi_library()
     except Exception as error:  # as in `attempt`
         mpi = mpi_threads = Fact(None, reason(error))
+    try:
+        count, devices = gpus.look()
+    except Exception as error:  # as in `attempt`
+        count, devices = Fact(None, reason(error)), {}
+    if gpu:
+        devices |= gpus.measure()
     return Machine(
         weft=Fact(__version__),
         python=Fact(platform.python_version(), sys.executable or "no executable is known"),
@@ -75,7 +78,7 @@ def look() -> Machine:
         ptrace_scope=attempt(_ptrace_scope),
         reading=attempt(partial(_by_engine, "reading")),
         open_files=attempt(_open_files),
-        gpus=attempt(gpus),
+        gpus=count,
         mpirun=attempt(mpirun),
         mpi=mpi,
         mpi_threads=mpi_threads,
@@ -83,6 +86,7 @@ def look() -> Machine:
         ranks=attempt(two_ranks),
         packages={name: attempt(partial(_version, name)) for name in PACKAGES},
         environment=environment,
+        devices=devices,
     )
 
 
@@ -138,43 +142,13 @@ def attempt(probe: Callable[[], Fact[Value]]) -> Fact[Value]:
         return Fact(None, reason(error))
 
 
-def reason(error: Exception) -> str:
-    """Return an exception as one line; an OSError without its number."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__
-
-
-def gpus() -> Fact[int]:
-    """Count GPUs by nvidia-smi, else by their device files."""
-    program = shutil.which("nvidia-smi")
-    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    if program is None:
-        return Fact(len(devices), ", ".join(devices) or "no nvidia-smi and no /dev/nvidia*")
-    try:
-        answer = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"], _ANSWER)
-    except OSError as error:
-        return Fact(len(devices) or None, ", ".join([*devices, reason(error)]))
-    return parse_nvidia_smi(answer.returncode, answer.stdout, devices)
-
-
-def parse_nvidia_smi(code: int, text: str, devices: Sequence[str]) -> Fact[int]:
-    """Interpret nvidia-smi's answer: a line for each GPU, or an error message. Pure."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if code == 0:
-        return Fact(len(lines), "; ".join(lines) or "nvidia-smi lists none")
-    if "No devices were found" in text:
-        return Fact(0, "nvidia-smi: no devices were found")
-    complaint = f"nvidia-smi ended with code {code}: {' '.join(lines)[:200]}"
-    return Fact(len(devices) or None, ", ".join([*devices, complaint]))
-
-
 def mpirun() -> Fact[str]:
     """Return the version and the path of the mpirun that `weft run --hosts` uses."""
     try:
         program = registry.ENGINES["mpi"].load().find_mpirun()
     except MissingPackage:
         return Fact("", "neither beside Python nor in PATH")
-    answer = ask([program, "--version"], _ANSWER)
+    answer = ask([program, "--version"], ANSWER)
     return Fact(mpi_version(answer.stdout + answer.stderr), program)
 
 
@@ -212,52 +186,6 @@ def two_ranks() -> Fact[bool]:
     if done.returncode == 0:
         return Fact(True, "two ranks were started, and met")
     return Fact(False, complaint(done.stderr) or f"weft run ended with {done.returncode}")
-
-
-def complaint(text: str) -> str:
-    """Return the line of `weft run`'s errors that says most. Pure."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
-    if last.startswith("weft run:"):  # the rank printed no error: an earlier line says how it ended
-        last = next((line for line in lines if "failed first" in line), last)
-    return last.removeprefix("weft: ").removeprefix("weft run: ")[:300]
-
-
-def ask(
-    command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end. Raises OSError, TimeoutError. It gets a session of its own, so that
-    its children can be killed with it."""
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **(variables or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=_end_with_this_process(),  # noqa: PLW1509  this process has one thread
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=seconds)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                late = f"{command[0]} did not answer within {seconds:g} s"
-                raise TimeoutError(late) from None
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
-def _end_with_this_process() -> Callable[[], None] | None:
-    """Return what makes the kernel kill a child when this process dies, on systems that can."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
 
 
 def trial() -> None:

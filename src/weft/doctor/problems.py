@@ -4,8 +4,8 @@ sentences out."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from weft._core import arguments, mpirun, ray_versions
 from weft.errors import InvalidValue, format_bytes
@@ -56,6 +56,8 @@ class Machine:
     packages: Mapping[str, Fact[str]]
     #: the variables that change what ranks do, if they are set
     environment: Mapping[str, str]
+    #: facts about GPUs by name; none where there are no GPUs
+    devices: Mapping[str, Fact[Any]] = field(default_factory=dict)
 
 
 #: bytes; less is filled by a few arrays
@@ -176,12 +178,37 @@ def _about_gpus(machine: Machine) -> Iterator[str]:
     count = machine.gpus.value
     if count is None:
         yield f"whether there are GPUs is unknown ({machine.gpus.why}): CUDA may fail or hang too"
-    elif count:
-        here = "a GPU is here" if count == 1 else f"{count} GPUs are here"
+    if not count:
+        return
+    nothing: Fact[Any] = Fact(None)
+    devices = machine.devices
+    if (library := devices.get("CUDA's library", nothing)).value is False:
         yield (
-            f"{here}, but collectives and tables take what lies in the CPU's memory only, and each "
-            "rank sees all GPUs that CUDA_VISIBLE_DEVICES names: weft.device() says which is its "
-            "own. Workers of distribute(gpu_policy='prefer_gpu') see one each"
+            f"CUDA's driver cannot be loaded ({library.why}): nothing can use the GPUs; install "
+            "NVIDIA's driver for them"
+        )
+    variable = machine.environment.get("CUDA_VISIBLE_DEVICES")
+    if devices.get("GPUs for ranks", nothing).value == 0:
+        yield (
+            f"CUDA_VISIBLE_DEVICES={variable!r} lets nothing see a GPU: CUDA takes the entries up "
+            "to the first that names none, and none at all if two name the same"
+        )
+    if devices.get("MPS", nothing).value:
+        yield (
+            "MPS is on: processes use a GPU at once, and one that is killed inside a long kernel, "
+            "of some 50 ms, takes the CUDA contexts of all others with it"
+        )
+        return
+    here = "a GPU is here" if count == 1 else f"{count} GPUs are here"
+    yield (
+        f"{here}: ranks that share one use it by turns, and a turn costs small work about 0.14 ms "
+        "(weft doctor --gpu measures it); weft run --mps has them use it at once, but then a rank "
+        "that is killed inside a long kernel takes the CUDA contexts of all others with it"
+    )
+    if any("Exclusive" in fact.why or "Prohibited" in fact.why for fact in devices.values()):
+        yield (
+            "the compute mode of a GPU lets one process use it, or none: ranks cannot share it; "
+            "nvidia-smi -c DEFAULT changes that"
         )
 
 

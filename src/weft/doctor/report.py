@@ -28,9 +28,10 @@ _LABELS = {
 _LABEL_WIDTH, _VALUE_WIDTH = 24, 12
 
 
-def report(*, in_json: bool) -> int:
-    """Print facts and problems; return 0 if weft can run ranks on this machine, else 1."""
-    machine = look()
+def report(*, in_json: bool, gpu: bool = False) -> int:
+    """Print facts and problems; return 0 if weft can run ranks on this machine, else 1. `gpu`: with
+    what two ranks measure on a GPU."""
+    machine = look(gpu=gpu)
     with contextlib.suppress(BrokenPipeError):  # as in `weft doctor | head -3`
         print(as_json(machine) if in_json else as_text(machine))
     return 1 if obstacles(machine) else 0
@@ -64,7 +65,7 @@ def as_json(machine: Machine) -> str:
 def _facts(machine: Machine) -> list[tuple[str, Fact[Any]]]:
     named = [(field.name, getattr(machine, field.name)) for field in fields(machine)]
     facts = [(name, fact) for name, fact in named if isinstance(fact, Fact)]
-    return [*facts, *machine.packages.items()]
+    return [*facts, *machine.packages.items(), *machine.devices.items()]
 
 
 def _fact_line(name: str, fact: Fact[Any]) -> str:
