@@ -191,8 +191,8 @@ def trial() -> None:
             torch.cuda.synchronize(device)
 
         seconds = _median(add)
-        placed = make_call(group, "all_reduce", values, {}).placed  # as the calls before were
-        sums.append((size, seconds, placed is not None))
+        call = make_call(group, "all_reduce", values, {"op": "sum", "weight": None, "out": None})
+        sums.append((size, seconds, call.placed is not None))  # as the calls before were
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     characters = weft.all_gather(numpy.frombuffer(uuid.encode(), numpy.uint8))
     both = characters.reshape(group.size, -1)
