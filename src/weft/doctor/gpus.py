@@ -20,7 +20,6 @@ from typing import Any
 from weft.doctor.ask import ANSWER, ask, complaint, reason
 from weft.doctor.problems import Fact
 from weft.engines import registry
-from weft.errors import format_bytes
 from weft.resources import visible_gpus
 
 #: what nvidia-smi is asked for of each GPU
@@ -155,7 +154,7 @@ def _time(seconds: float) -> str:
 
 
 def _size(size: int) -> str:
-    return format_bytes(size) if size >= 10_000_000 else f"{size // 1000} kB"
+    return f"{size // 1000} kB" if size < 1_000_000 else f"{size // 1_000_000} MB"
 
 
 # what the two ranks run
