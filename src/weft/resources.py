@@ -198,6 +198,11 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     return len(visible_gpus(environ))
 
 
+def own_choice(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set."""
+    return visible_gpus(environ) if _VISIBLE in environ else None
+
+
 def visible_gpus(
     environ: Mapping[str, str], devices: Path = "/dev", driver: Path = _DRIVER
 ) -> list[str]:

@@ -76,8 +76,9 @@ def map(  # what the built-in does, on all cores
     each, up to the end of the shortest.
 
     n             the number of workers; by default, and with -1, one for each core.
-    gpus          the most GPUs to use: one worker for each, which sees only this one. Without GPUs
-                  the cores are used. A parameter `use_gpu` of `fun` says which it is.
+    gpus          the most GPUs to use, of all machines: one worker for each, which sees only this
+                  one. Without GPUs the cores are used. A parameter `use_gpu` of `fun` says which it
+                  is.
     engine        "local"; "serial": in this process, for debugging; "ray": on all hosts of a
                   cluster.
     machines      names of other machines that take part, after `weft open` there and here; port is
@@ -292,7 +293,7 @@ class Map:
             port=options.port,
             gpu_policy="prefer_gpu" if options.gpus else "no_gpu",
             max_cpu=options.max_cpu,
-            max_gpu=options.gpus,
+            most_gpus=options.gpus,
         )
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.progress = options.progress
@@ -563,10 +564,11 @@ def make_pool(
     gpu_policy: str = "no_gpu",
     max_cpu: int | None = None,
     max_gpu: int | None = None,
+    most_gpus: int | None = None,
     named_pipe: bool | str | None = None,
 ) -> Pool:
     """Return a pool of `size` workers, by default one for each core; if GPUs are used, one for
-    each. `max_cpu` and `max_gpu` are caps for this machine.
+    each, at most `most_gpus`. `max_cpu` and `max_gpu` are caps for this machine.
 
     Raises InvalidType, InvalidValue, and what the engine raises."""
     from weft.engines.base import PoolOptions
@@ -578,10 +580,12 @@ def make_pool(
     row = registry.choose("ray" if names else engine, offer)
     over_hosts = "machines" in row.offers
     gpus: Sequence[str] = ()
-    if not over_hosts and gpu_policy != "no_gpu":
-        from weft.resources import visible_gpus
+    visible = None
+    if gpu_policy != "no_gpu":
+        from weft.resources import own_choice, visible_gpus
 
-        gpus = visible_gpus(os.environ)[:max_gpu]
+        visible = own_choice(os.environ)
+        gpus = () if over_hosts else visible_gpus(os.environ)[:max_gpu][:most_gpus]
     cores = share_of_cores()
     if not over_hosts and max_cpu is not None:
         size = min(max_cpu, cores)
@@ -595,6 +599,8 @@ def make_pool(
             port=port,
             max_cpu=max_cpu,
             max_gpu=max_gpu,
+            visible=visible,
+            most_gpus=most_gpus,
             gpu_policy=gpu_policy,
         )
     )

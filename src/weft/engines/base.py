@@ -516,6 +516,10 @@ class PoolOptions:
     #: the most cores and GPUs of this machine
     max_cpu: int | None = None
     max_gpu: int | None = None
+    #: those GPUs of this machine that this process may use, if CUDA_VISIBLE_DEVICES says it
+    visible: Sequence[str] | None = None
+    #: the most GPUs of all machines
+    most_gpus: int | None = None
     #: "no_gpu", "prefer_gpu" or "require_all": of all machines
     gpu_policy: str = "no_gpu"
 

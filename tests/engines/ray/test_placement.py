@@ -60,7 +60,21 @@ def test_policies_span_all_machines() -> None:
     assert placed([node(1), node(2)], gpu_policy="prefer_gpu") == (on_cores, False)
     capped = placed(all_have, gpu_policy="require_all", max_gpu=0)
     assert capped == (on_cores, False)
+    assert placed(all_have, gpu_policy="require_all", visible=()) == (on_cores, False)
+    assert placed(all_have, gpu_policy="prefer_gpu", visible=["7"]) == (on_gpus, True)
     assert lacking(mixed, PoolOptions(None, 4, gpu_policy="require_all")) == ["host1"]
+
+
+def test_a_number_of_gpus_is_for_all_hosts() -> None:
+    """Cores are used without one, however few GPUs were asked for."""
+    nodes = [node(1, gpus=1), node(2, gpus=3)]
+    prefer = {"gpu_policy": "prefer_gpu"}
+    assert placed(nodes, most_gpus=2, **prefer) == ([("host1", 1, 1), ("host2", 1, 1)], True)
+    assert placed(nodes, most_gpus=9, **prefer) == ([("host1", 1, 1), ("host2", 3, 3)], True)
+    assert placed([node(1)], most_gpus=1, **prefer) == ([("host1", 4, 0)], False)
+    options = PoolOptions(None, 4, gpu_policy="prefer_gpu", most_gpus=2)
+    assert place_later(node(4, gpus=1), options, uses_gpus=True) is None
+    assert place_later(node(4), options, uses_gpus=False) is not None
 
 
 def test_hosts_that_join_later() -> None:

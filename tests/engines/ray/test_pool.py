@@ -8,8 +8,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ SEEDS = Path(__file__).parents[2] / "seeds" / "programs"
 OWN = {"WEFT_KEY": "a key of more than sixteen letters"}
 WEFT = [sys.executable, "-m", "weft"]
 #: two workers on each host
-OPEN = [*WEFT, "open", "--max-cpu", "2", "--max-gpu", "0"]
+OPEN = [*WEFT, "open", "--max-cpu", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,15 @@ def cluster(_three_hosts: Hosts) -> Iterator[Hosts]:
     assert not (left := hosts.leave_nothing()), left
 
 
-def open_both(hosts: Hosts) -> None:
-    first = hosts.run_on(1, [*OPEN, "--port", "2718"], env=OWN)
-    assert first.code == 0, first
-    join(hosts, 2)
+def open_both(hosts: Hosts, gpus: Mapping[int, str] = MappingProxyType({}), most: int = 0) -> None:
+    """Open a node on two hosts, of which each has GPUs of these names and gives so many at most;
+    end first what a test has left open."""
+    close_both(hosts)
+    for k, where in ((1, ["--port", "2718"]), (2, ["--join", "host1:2718"])):
+        line = [*OPEN, *where, "--max-gpu", str(most)]
+        visible = {"CUDA_VISIBLE_DEVICES": gpus[k]} if k in gpus else {}
+        opened = hosts.run_on(k, line, env={**OWN, **visible})
+        assert opened.code == 0, opened
 
 
 def close_both(hosts: Hosts) -> None:
@@ -47,7 +53,7 @@ def close_both(hosts: Hosts) -> None:
 
 
 def join(hosts: Hosts, k: int) -> None:
-    joined = hosts.run_on(k, [*OPEN, "--join", "host1:2718"], env=OWN)
+    joined = hosts.run_on(k, [*OPEN, "--max-gpu", "0", "--join", "host1:2718"], env=OWN)
     assert joined.code == 0, joined
 
 
@@ -298,4 +304,22 @@ def test_the_first_host_is_lost(cluster: Hosts) -> None:
     outcome = driver.job.wait()
     assert outcome.code == 0, outcome
     assert "lives" in outcome.out
+    close_both(cluster)
+
+
+def test_gpus_of_all_machines(cluster: Hosts) -> None:
+    """Policies and caps, with names of GPUs in the place of GPUs; the cluster is a new one, and a
+    script of Playdoh's is its third machine."""
+    open_both(cluster, {1: "GPU-1a", 2: "GPU-2a,GPU-2b,GPU-2c"}, most=2)
+    script = "import playdoh; playdoh.funworker(port='host1:2718', max_cpu=1, max_gpu=0)"
+    gpus = {"CUDA_VISIBLE_DEVICES": "GPU-3a"}
+    third = cluster.start_on(3, [sys.executable, "-c", script], env={**OWN, **gpus})
+    assert wait_until(lambda: "gives 1 core and 0 GPUs" in third.out or not third.running)
+    done = cluster.run_on(1, [sys.executable, str(PROGRAMS / "gpus.py")], env=OWN)
+    assert (done.code, done.out) == (0, "done\n"), done
+    told = cluster.run_on(1, [*WEFT, "status"], env=OWN).out
+    rows = [line.split()[0:6] for line in told.splitlines() if "10.78.0." in line][1:]
+    assert [(row[0], row[4]) for row in rows] == [("host1", "1"), ("host2", "2"), ("host3", "0")]
+    assert cluster.run_on(3, [*WEFT, "close"], env=OWN).code == 0
+    assert third.wait().code == 0
     close_both(cluster)

@@ -34,8 +34,15 @@ from weft.engines.ray.messages import Begin, Part, Report, Request
 from weft.engines.ray.modules import Adopted
 from weft.engines.ray.status import RunningMap
 from weft.engines.ray.wire import Packed, Sent, pack_values, send_error, store_size
-from weft.errors import Cancelled, OutOfMemory, RemoteError, RemoteTraceback, format_bytes
-from weft.resources import THREAD_VARIABLES, host_name, visible_gpus
+from weft.errors import (
+    Cancelled,
+    EngineUnavailable,
+    OutOfMemory,
+    RemoteError,
+    RemoteTraceback,
+    format_bytes,
+)
+from weft.resources import THREAD_VARIABLES, host_name, own_choice, visible_gpus
 
 #: seconds without a call after which an actor ends itself
 _SILENCE = 5.0
@@ -164,7 +171,7 @@ class HostActor:
         captured = driver_state.Captured.received(
             begin.state, paths=paths, environment=environment, folder=folder
         )
-        job.start(captured, self._own_environment)
+        job.start(captured, _gpus(begin, self._own_environment, state.environment))
 
     def _watch(self) -> None:
         while time.monotonic() - self._heard < _SILENCE:
@@ -208,10 +215,10 @@ class HostJob:
     def started(self) -> bool:
         return self._thread is not None
 
-    def start(self, state: driver_state.Captured, environment: Mapping[bytes, bytes]) -> None:
-        """Begin to run items."""
+    def start(self, state: driver_state.Captured, gpus: Sequence[str]) -> None:
+        """Begin to run items, on these GPUs if there are some."""
         self._thread = threading.Thread(
-            target=self._run, args=(state, environment), name="weft map", daemon=True
+            target=self._run, args=(state, gpus), name="weft map", daemon=True
         )
         self._thread.start()
 
@@ -294,12 +301,12 @@ class HostJob:
         if self._thread is not None:
             self._thread.join(_END)
 
-    def _run(self, state: driver_state.Captured, environment: Mapping[bytes, bytes]) -> None:
+    def _run(self, state: driver_state.Captured, gpus: Sequence[str]) -> None:
         error: BaseException | None = None
         try:
             with _loading:
                 function, retry_on = self._load_function(), self._begin.retry_on.load()
-            pool = _make_pool(self._begin, environment)
+            pool = _make_pool(self._begin, gpus)
             prepared = pool.prepare(function)
             prepared.state = state
             del function
@@ -357,13 +364,35 @@ def restore_here(error: BaseException) -> Exception:
     return error.with_traceback(None)
 
 
-def _make_pool(begin: Begin, environment: Mapping[bytes, bytes]) -> Pool:
+def _make_pool(begin: Begin, gpus: Sequence[str]) -> Pool:
     from weft.engines.local.pool.pool import LocalPool
     from weft.engines.local.pool.workers import workers
 
-    decoded = {name.decode(): value.decode() for name, value in environment.items()}
-    gpus = visible_gpus(decoded)[: begin.gpus] if begin.gpus else []
     return LocalPool(begin.workers, workers(None), cores=begin.cores, gpus=gpus)
+
+
+def _gpus(
+    begin: Begin, own: Mapping[bytes, bytes], programs: Mapping[bytes, bytes]
+) -> Sequence[str]:
+    """Return the GPUs of this host that a job uses, by the environments of the host and of the
+    program. Raises EngineUnavailable if there are fewer than its driver counts on."""
+    if not begin.gpus:
+        return ()
+    given = visible_gpus(_decoded(own))
+    chosen = given
+    if begin.is_driver and (visible := own_choice(_decoded(programs))) is not None:
+        chosen = [gpu for gpu in given if gpu in visible]
+    if len(chosen) < begin.gpus:
+        raise EngineUnavailable(
+            f"{host_name()} was to use {begin.gpus} GPUs, and has {', '.join(given) or 'none'}, of "
+            f"which this program may use {', '.join(chosen) or 'none'}: CUDA_VISIBLE_DEVICES has "
+            "to name them here as it did for weft open"
+        )
+    return chosen[: begin.gpus]
+
+
+def _decoded(environment: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
 
 
 def _pack(finished: list[Finished]) -> tuple[tuple[Part, ...], Packed | None]:

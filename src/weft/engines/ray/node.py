@@ -75,6 +75,8 @@ class NodeOptions:
     gpus: int
     #: what the other machines see of this one
     labels: dict[str, str]
+    #: CUDA_VISIBLE_DEVICES of its processes, where that is to name fewer than this process's
+    visible: str | None = None
     #: whether it ends with the process that has started it
     tied: bool = False
     #: whether nobody but that process is to find it
@@ -207,6 +209,8 @@ def _environment(options: NodeOptions, token: str) -> dict[str, str]:
     }
     if options.address == LOOPBACK:
         environment |= _LOOPBACK_SETTINGS
+    if options.visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = options.visible
     return {**environment, **RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 

@@ -146,13 +146,15 @@ def _prepare(opening: Opening) -> tuple[NodeOptions, str]:
         first, token = _find_first(opening.join, versions)
         host, _, text = first.rpartition(":")
         address = opening.address or _address_towards(host, int(text))
-    cores, gpus = count_cores()[0], len(visible_gpus(os.environ))
+    cores, gpus = count_cores()[0], visible_gpus(os.environ)
+    capped = opening.max_gpu is not None and opening.max_gpu < len(gpus)
     options = NodeOptions(
         cluster=first,
         address=address,
         cores=cores if opening.max_cpu is None else min(cores, opening.max_cpu),
-        gpus=gpus if opening.max_gpu is None else min(gpus, opening.max_gpu),
+        gpus=len(gpus[: opening.max_gpu]),
         labels=checks.labels_of(versions),
+        visible=",".join(gpus[: opening.max_gpu]) if capped else None,
     )
     _validate_ports(options)
     return options, token

@@ -22,6 +22,8 @@ def place(nodes: Sequence[Node], options: PoolOptions) -> tuple[list[Place], boo
         uses_gpus = options.gpu_policy == "require_all" and all(gpus)
     cores = [core for core, _ in caps]
     counts = gpus if uses_gpus else cores
+    if uses_gpus and options.most_gpus is not None:
+        counts = spread(counts, options.most_gpus, at_most=True)
     if options.size is not None:
         counts = spread(counts, options.size, at_most=uses_gpus)
     places = [
@@ -34,10 +36,10 @@ def place(nodes: Sequence[Node], options: PoolOptions) -> tuple[list[Place], boo
 
 def place_later(node: Node, options: PoolOptions, *, uses_gpus: bool) -> Place | None:
     """Return how much is used of a host that joins later; None if it is not to be used, as the
-    number of workers was given, or it has no GPU."""
+    number of workers or GPUs was given, or it has no GPU."""
     cores, gpus = _caps(node, options)
     count = gpus if uses_gpus else cores
-    if options.size is not None or not count:
+    if options.size is not None or not count or (uses_gpus and options.most_gpus is not None):
         return None
     return Place(node, count, max(cores, 1), gpus=gpus if uses_gpus else 0)
 
@@ -48,12 +50,13 @@ def lacking(nodes: Sequence[Node], options: PoolOptions) -> list[str]:
 
 
 def _caps(node: Node, options: PoolOptions) -> tuple[int, int]:
-    """Return the most cores and GPUs used of a host; the caller's caps are for this one."""
+    """Return the most cores and GPUs used of a host; the caller's caps, and the GPUs that its
+    process may use, are for this one."""
     if not node.is_this:
         return node.cores, node.gpus
     cores = node.cores if options.max_cpu is None else min(node.cores, options.max_cpu)
     gpus = node.gpus if options.max_gpu is None else min(node.gpus, options.max_gpu)
-    return cores, gpus
+    return cores, gpus if options.visible is None else min(gpus, len(options.visible))
 
 
 def spread(counts: Sequence[int], size: int, *, at_most: bool = False) -> list[int]:

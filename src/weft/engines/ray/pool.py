@@ -796,7 +796,7 @@ def _reason(error: Exception) -> str:
 
 def own_variables() -> dict[bytes, bytes]:
     """Return the variables of the environment that this program has set itself, and those for
-    threads: the others are each host's own."""
+    threads: the others, and which GPUs there are, are each host's own."""
     try:
         with open("/proc/self/environ", "rb") as file:
             pairs = (line.partition(b"=") for line in file.read().split(b"\0"))
@@ -807,5 +807,5 @@ def own_variables() -> dict[bytes, bytes]:
     return {
         name: value
         for name, value in os.environb.items()
-        if before.get(name) != value or name in threads
+        if (before.get(name) != value and name != b"CUDA_VISIBLE_DEVICES") or name in threads
     }
