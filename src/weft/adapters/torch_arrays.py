@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from weft.errors import InvalidType, InvalidValue, OutOfMemory
 
-#: seconds for which a stream's work is asked for before the thread sleeps until it is done: most
-#: small copies take less, and to be woken takes longer
-_POLLED = 50e-6
+#: seconds for which a stream is asked whether it is done before the thread sleeps: the turns of
+#: several processes take less, and to be woken takes as long as one
+_POLLED = 500e-6
 #: bytes from which on CUDA has a copy engine bring them to a device
 _COPIED = 32 << 10
 _FUNCTIONS = {
@@ -361,29 +361,25 @@ class Order:
 
 
 class StagedBuffers:
-    """Pinned memory through which tensors like one go to the host, and their results back."""
+    """Memory of the host through which tensors like one go, and their results back."""
 
-    def __init__(self, like: Any) -> None:
-        self._device = str(like.device)
-        self._fetched = torch.empty(
-            like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda"
-        )
-        #: what a tensor held
-        self.given: NDArray[Any] = self._fetched.numpy()
+    def __init__(self, like: Any, slots: Sequence[NDArray[Any]]) -> None:
+        """Fetch tensors to one of these arrays."""
+        self._slots = [torch.from_numpy(slot) for slot in slots]
+        on_gpu = like.device.type == "cuda"
         self._small: SmallCopy | None = None
-        if like.device.type == "cuda" and _is_sent_with_commands(self._fetched):
+        if on_gpu and _is_sent_with_commands(like):
             self._small = SmallCopy(like.nbytes)
-            self._results = None
             #: what is to be delivered
-            self.result = self._small.array.view(self.given.dtype).reshape(self.given.shape)
+            self.result = self._small.array.view(slots[0].dtype).reshape(slots[0].shape)
         else:
-            self._results = torch.empty_like(self._fetched, pin_memory=like.device.type == "cuda")
+            self._results = torch.empty(like.shape, dtype=like.dtype, pin_memory=on_gpu)
             self.result = self._results.numpy()
-        self._order = Order(self._device)
+        self._order = Order(str(like.device))
 
-    def fetch(self, value: Any) -> None:
-        """Copy a tensor's values to `given`."""
-        self._fetched.copy_(value.detach(), non_blocking=True)
+    def fetch(self, value: Any, slot: int) -> None:
+        """Copy a tensor's values to one of the arrays, once earlier results have been delivered."""
+        self._slots[slot].copy_(value.detach(), non_blocking=True)
         self._order.await_reads()
         self._order.synchronize()
 

@@ -304,8 +304,8 @@ def test_choice() -> None:
     shared = [Facts("GPU-1", True)] * 2
     assert choose_path(shared, mapped=True, turn=300e-6) == Policy(Path.DEVICE)
     by_turns = choose_path([one, one], mapped=True, turn=300e-6)
-    assert by_turns.of(100 << 20) is Path.DEVICE
-    assert by_turns.of(1 << 20) is Path.STAGED
+    assert by_turns.of(2 << 20) is Path.DEVICE
+    assert by_turns.of(1_000_000) is Path.STAGED
     assert choose_path([one, one], mapped=True, turn=1e-6).of(8) is Path.DEVICE
 
 

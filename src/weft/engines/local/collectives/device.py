@@ -34,7 +34,13 @@ from weft._core.arrays import as_bytes
 from weft._core.calls import Call, Combination, Layout, Movement, Piece, Reduce, elements, layout_of
 from weft._core.moves import Broadcast
 from weft.engines.local.collectives.persistent import FallBack, PersistentReduction
-from weft.engines.local.collectives.transport import Header, Headers, SettledHeaders, Transport
+from weft.engines.local.collectives.transport import (
+    ROOM,
+    Header,
+    Headers,
+    SettledHeaders,
+    Transport,
+)
 from weft.engines.local.meeting.devices import TROUBLES, map_segments, raise_any
 from weft.engines.local.meeting.meeting import (
     COLLECTIVE,
@@ -98,7 +104,7 @@ def choose_path(
     `mapped` tells whether all ranks map each other's device memory, and `turn` how many seconds a
     small piece of work takes while all ranks have some. Ranks that use one GPU by turns pay for two
     of these in a collective on the device, and for none when the numbers go through the host, which
-    copies without them. So there small arrays take that way.
+    copies without them. So there arrays that fit a slot on the host take that way.
     """
     if forced:
         return Policy(Path(forced))
@@ -109,7 +115,8 @@ def choose_path(
     shared = len({fact.identity for fact in facts}) < len(facts)
     if not shared or all(fact.mps for fact in facts):
         return Policy(Path.DEVICE)
-    return Policy(Path.DEVICE, max(0, int((2 * turn - _STAGED_CALL) * _STAGED_RATE)))
+    border = int((2 * turn - _STAGED_CALL) * _STAGED_RATE)
+    return Policy(Path.DEVICE, max(0, min(border, ROOM)))
 
 
 class DeviceCollectives:
@@ -124,6 +131,8 @@ class DeviceCollectives:
         #: how many times the slots were used, by any rank
         self.turn = 0
         self._order: Any = None
+        #: what keeps the slots on the host registered
+        self._registered: Any = None
         #: by operation, dtype, shape and device
         self._persistent: dict[tuple[Any, ...], PersistentOnDevice | PersistentStaged] = {}
 
@@ -355,7 +364,18 @@ class DeviceCollectives:
                 op=call.op,
                 disagreement_error=disagreement_error,
             )
-            self._keep(key, PersistentStaged(reduction, value))
+            self._register(transport, value)
+            self._keep(key, PersistentStaged(reduction, self._meeting, value))
+
+    def _register(self, transport: Transport, like: Any) -> None:
+        """Have this rank's device reach the slots on the host, where that is possible."""
+        if self._registered is None and like.device.type == "cuda":
+            try:
+                self._registered = cuda.RegisteredBlock(
+                    transport.slots.block, _torch().number_of(str(like.device))
+                )
+            except cuda.CudaError:  # then copies take longer
+                self._registered = cuda.CudaError
 
     def _keep(self, key: Any, reduction: PersistentOnDevice | PersistentStaged) -> None:
         if len(self._persistent) >= _MOST_REDUCTIONS:
@@ -460,11 +480,11 @@ class PersistentOnDevice:
 
 
 class PersistentStaged:
-    """all_reduce of small tensors of one dtype and shape, which go through the host."""
+    """all_reduce of small tensors of one dtype and shape, through the slots on the host."""
 
-    def __init__(self, reduction: PersistentReduction, like: Any) -> None:
-        self._reduction = reduction
-        self._buffers = _torch().StagedBuffers(like)
+    def __init__(self, reduction: PersistentReduction, meeting: Meeting, like: Any) -> None:
+        self._reduction, self._meeting = reduction, meeting
+        self._buffers = _torch().StagedBuffers(like, reduction.own)
 
     def takes(self, value: Any, out: Any) -> bool:
         """Return whether a tensor of the prepared dtype and shape can be reduced this way."""
@@ -472,9 +492,10 @@ class PersistentStaged:
 
     def run(self, value: Any, out: Any, seconds: float) -> Any:
         """Return the result."""
-        buffers = self._buffers
-        buffers.fetch(value)
-        self._reduction.run(buffers.given, buffers.result, seconds)
+        buffers, reduction, deadline = self._buffers, self._reduction, time.monotonic() + seconds
+        half = self._meeting.begin_step(seconds) & 1
+        buffers.fetch(value, half)
+        reduction.run_filled(half, reduction.own[half], buffers.result, seconds_until(deadline))
         return buffers.deliver(value, out)
 
 

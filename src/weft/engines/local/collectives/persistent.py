@@ -149,7 +149,8 @@ class PersistentReduction:
             ]
             for half in (0, 1)
         )
-        self._own = tuple(parts[transport.rank] for parts in self._parts)
+        #: this rank's slots, of even and of odd steps
+        self.own = tuple(parts[transport.rank] for parts in self._parts)
         self._function = OPERATIONS[op]
         self._quick = (
             op != "mean" and len(self._parts[0]) > 1 and accumulates_as_stored(like.dtype, op)
@@ -167,12 +168,16 @@ class PersistentReduction:
     def run(self, value: Array, out: Array | None, seconds: float) -> Array:
         """Return the result. `value` has the prepared dtype and shape; it is read before `out`,
         which may be the same or overlap it, is written."""
-        meeting = self._meeting
-        half = meeting.begin_step(seconds) & 1
-        self._own[half][...] = value
+        half = self._meeting.begin_step(seconds) & 1
+        self.own[half][...] = value
+        return self.run_filled(half, value, out, seconds)
+
+    def run_filled(self, half: int, value: Array, out: Array | None, seconds: float) -> Array:
+        """Return the result of a step that has begun, and for which this rank's slot, `own[half]`,
+        has the values of `value`, which may be the slot itself."""
         if faults.armed:
             faults.reach("collective.filled")
-        answers = meeting.exchange_if_equal(COLLECTIVE, self._message, seconds)
+        answers = self._meeting.exchange_if_equal(COLLECTIVE, self._message, seconds)
         if answers is not None:
             raise self._disagreement_error(answers)
         if faults.armed:

@@ -248,7 +248,7 @@ class Slots:
     """All slots of one group, as seen from one rank."""
 
     def __init__(self, block: Block, *, rank: int, size: int) -> None:
-        self.room = room_for(size)
+        self.room, self.block = room_for(size), block
         self._rank, self._size = rank, size
         self._bytes = np.frombuffer(memoryview(block.buffer), np.uint8)
 
