@@ -311,6 +311,11 @@ def narrow(gpus: Sequence[str], rank: int, ranks: int) -> dict[str, str]:
     return {_VISIBLE: ",".join(gpus) if ranks == 1 else gpus[rank % len(gpus)]}
 
 
+def prefer_own_gpu() -> None:
+    """Have torch, if it is loaded, use this worker's GPU of those that it sees."""
+    prefer_gpu(worker_number % (count_gpus(os.environ) or 1))
+
+
 def prefer_gpu(index: int) -> None:
     """Have torch, if it is loaded, use this GPU where the program names none. Nothing is
     initialised for it: torch is told now, or does it when it initialises CUDA."""

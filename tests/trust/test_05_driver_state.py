@@ -121,8 +121,8 @@ with weft.Team(2) as team:
 
 
 def test_what_torch_has_set() -> None:
-    """Gradients, inference, autocast, the default dtype: around a map, and around a function; also
-    for a worker that loads torch in the middle of the call."""
+    """Gradients, inference, autocast, the default dtype and device: around a map, and around a
+    function; also for a worker that loads torch in the middle of the call."""
     succeeds(
         """
 import torch
@@ -134,7 +134,7 @@ def state(_):
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_dtype()),
         torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-        str((x @ x).dtype), (torch.ones(1, requires_grad=True) * 2).requires_grad,
+        str((x @ x).dtype), (torch.ones(1, requires_grad=True) * 2).requires_grad, x.device.type,
     )
 
 weft.map(abs, [1, 2], n=1)  # this worker has no torch
@@ -157,6 +157,12 @@ with weft.Team(2) as team:
     assert check()[0] is True
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert check()[5] == "torch.bfloat16"
+    with torch.device("meta"):
+        assert set(weft.map(lambda _: torch.ones(2).device.type, range(4), n=1)) == {"meta"}
+    torch.set_default_device("meta")
+    assert weft.map(state, [0], n=1) == [state(0)]
+    torch.set_default_device(None)
+    assert check()[7] == "cpu"
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("high")

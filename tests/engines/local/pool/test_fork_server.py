@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.gpus import require_any_names
 from tests.support import run_python
 
 #: what Python loads by itself in every process, because it is found as sitecustomize
@@ -31,7 +33,8 @@ def how(_):
 def site(folder: Path, code: str) -> dict[str, str]:
     """The variables with which every Python process runs this code first."""
     folder.joinpath("sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": str(folder), "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
+    paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": paths, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,7 @@ def test_asking_torch_for_cuda_does_not_initialise_it_in_the_fork_server(tmp_pat
 def test_workers_of_a_fork_server_with_cuda_begin_anew(tmp_path: Path, library: Path) -> None:
     """They are interpreters of their own, as many as there are items, print and are reported as
     lost as others are. One that could not be given its GPU alone says so."""
+    require_any_names()
     program = HOW + (
         "def f(x):\n"
         "    if x == 3: os.kill(os.getpid(), 9)\n"

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from weft import resources
 from weft._core import pickling
 from weft.engines.local.pool import forwarded_warnings
 from weft.errors import LaunchError
@@ -124,6 +125,8 @@ class _Torch(NamedTuple):
     inference: bool
     #: the devices with autocast, and its dtype there
     autocast: tuple[tuple[str, str], ...]
+    #: the kind of device on which tensors are made where none is named; "" for torch's own default
+    device: str
 
 
 def _read_torch(torch: Any) -> _Torch:
@@ -135,7 +138,19 @@ def _read_torch(torch: Any) -> _Torch:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         _read_autocast(torch),
+        _read_device(torch),
     )
+
+
+def _read_device(torch: Any) -> str:
+    """Return what torch.set_default_device, or `with torch.device(...)`, has set in this thread,
+    without its number: "cuda" is each process's own."""
+    modes = getattr(torch._C, "_len_torch_function_stack", None)  # since 2.0
+    if modes is None or not modes():
+        return ""
+    lowest = torch._C._get_function_stack_at(0)  # where torch keeps it
+    device = getattr(lowest, "device", None)
+    return device.type if isinstance(device, torch.device) else ""
 
 
 def _read_autocast(torch: Any) -> tuple[tuple[str, str], ...]:
@@ -159,6 +174,7 @@ def _set_torch(torch: Any, state: Any) -> None:
     torch.set_default_dtype(_dtype(torch, wanted.default_dtype))
     torch.set_float32_matmul_precision(wanted.matmul_precision)
     torch.use_deterministic_algorithms(wanted.deterministic, warn_only=wanted.warn_only)
+    resources.prefer_own_gpu()
     if _call is not None:  # it was loaded in the middle of the call
         _enter_torch(_call, torch, wanted)
 
@@ -170,6 +186,8 @@ def _enter_torch(call: contextlib.ExitStack, torch: Any, wanted: _Torch) -> None
         call.enter_context(torch.inference_mode())
     for device, dtype in wanted.autocast:
         call.enter_context(torch.autocast(device, dtype=_dtype(torch, dtype)))
+    if wanted.device:
+        call.enter_context(torch.device(wanted.device))
 
 
 def _set_numpy(numpy: Any, state: Any) -> None:
