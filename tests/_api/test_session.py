@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from pathlib import Path
@@ -103,6 +104,41 @@ def test_devices_without_a_group_and_of_workers(monkeypatch: pytest.MonkeyPatch)
     assert in_turn <= {"cuda:0", "cuda:1"}
     numbered = weft.map(lambda _: (weft.device(), resources.worker_number), range(8), n=4)
     assert all(device == f"cuda:{number % 3}" for device, number in numbered)
+
+
+def test_torch_uses_the_device_of_a_process_that_sees_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks of other launchers, and workers of a driver that has loaded torch: without CUDA being
+    initialised for it, and without a call of theirs."""
+    require_any_names()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+
+    def body(group: Group) -> tuple[str, list[int]]:
+        import torch
+
+        return weft.device(), chosen(torch)
+
+    expected = [("cuda:0", []), ("cuda:1", [1])]
+    assert run_ranks(2, body, launcher="mpirun") == expected
+    outcome = run_python(
+        "from __future__ import annotations\n"
+        "import torch, weft\n"
+        "from weft import resources\n"
+        f"{inspect.getsource(chosen)}\n"
+        "def worker(_): return resources.worker_number, chosen(torch), weft.device()\n"
+        "found = weft.map(worker, range(8), n=2)\n"
+        "print(all(device == f'cuda:{number}' for number, _, device in found))\n"
+        "print(all(indices == [1] * number for number, indices, _ in found))\n"
+    )
+    assert outcome.out == "True\nTrue\n", outcome
+
+
+def chosen(torch: Any) -> list[int]:
+    """The devices that torch is to use once it initialises CUDA."""
+    queued = [call for call, _ in torch.cuda._queued_calls]
+    set_device = torch.cuda.set_device
+    return [call.args[0] for call in queued if getattr(call, "func", None) == set_device]
 
 
 def own(name: str) -> tuple[str, str]:
