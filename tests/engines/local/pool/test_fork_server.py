@@ -20,13 +20,15 @@ STAND_IN = "import ctypes; library = ctypes.CDLL({library!r})"
 HOW = """
 import os, sys, weft
 from pathlib import Path
+from weft.engines.local.processes import cuda
 
 def how(_):
     began_anew = b"go_on" in Path("/proc/self/cmdline").read_bytes()
     parent = Path(f"/proc/{os.getppid()}")
     environment = parent.joinpath("environ").read_bytes().split(b"\\0")
     nvml = b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in environment
-    return began_anew, nvml, "libcuda.so" in parent.joinpath("maps").read_text()
+    loaded = "libcuda.so" in parent.joinpath("maps").read_text()
+    return began_anew, nvml, loaded and cuda.is_initialized()
 """
 
 
@@ -49,8 +51,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_asking_torch_for_cuda_does_not_initialise_it_in_the_fork_server(tmp_path: Path) -> None:
-    """A module that is loaded there asks for it; workers are forks all the same. What the user has
-    set of the variable is what workers have."""
+    """A module that is loaded there asks for it; workers are forks all the same, whose driver
+    answers that nothing was initialised, if its library is loaded at all. What the user has set of
+    the variable is what workers have."""
     program = HOW + (
         "def own(_): return os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']\n"
         "print(weft.map(how, [0], n=1), weft.map(own, [0], n=1))"
