@@ -92,3 +92,24 @@ with weft.Team(2, gpus=[0]) as team:
     each = str({("cuda", 6.0, "0", "cuda:0")})
     both = str([("cuda", 3.0 * rank, "0", "cuda:0") for rank in range(2)])
     assert outcome.out.splitlines() == ["2.0", each, each, both], outcome
+
+
+def test_other_gpus_than_those_with_which_a_worker_began() -> None:
+    """CUDA does not look again, so the worker says that it cannot; fresh ones can."""
+    program = """
+import os, sys, torch, weft
+
+def use(x): return torch.full((3,), float(x), device="cuda").sum().item()
+
+print(weft.map(use, [1], n=1))
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
+try: weft.map(use, [2], n=1)
+except weft.DeviceUnavailable as error: print(error)
+weft.shutdown()
+print(weft.map(use, [2], n=1))
+"""
+    uuid = uuid_of_the_first()
+    outcome = run_python(program, uuid, env={"CUDA_VISIBLE_DEVICES": "0"})
+    first, refusal, *_, last = outcome.out.splitlines()
+    assert (first, last) == ("[3.0]", "[6.0]"), outcome
+    assert refusal.startswith(f"a worker is to see {uuid}, but CUDA was initialised in it when it")

@@ -76,14 +76,14 @@ def make_team(options: TeamOptions) -> Team:
     Raises NestedTooDeep, DeviceUnavailable."""
     global _has_workers
     size = options.size or options.cores
-    if options.mps:
-        from weft.engines.local.processes import mps
-
-        mps.use()
     if size == 1:
         from weft.engines.serial.pool import SerialTeam
 
         return SerialTeam(timeout=options.timeout)
+    if options.mps:
+        from weft.engines.local.processes import mps
+
+        mps.use()
     from weft.engines.local.pool import nesting
     from weft.engines.local.pool.workers import workers
     from weft.engines.local.team.team import LocalTeam

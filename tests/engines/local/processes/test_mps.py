@@ -221,6 +221,37 @@ def expect_refusal(outcome: Outcome, words: str) -> None:
 
 # with a GPU
 
+
+@pytest.mark.gpu
+def test_the_real_daemon_ends_with_a_killed_launcher() -> None:
+    """While a rank is inside a kernel of ten seconds, and another one waits. The next launch has a
+    daemon of its own."""
+    code = CLIENT + (
+        "import signal, torch\n"
+        "group = weft.init()\n"
+        "torch.ones(1, device=weft.device()).sum().item()\n"
+        "weft.barrier()\n"
+        "if group.rank == 0:\n"
+        "    torch.cuda._sleep(20_000_000_000)\n"
+        "    with open(client()[0] + '/nvidia-cuda-mps-control.pid') as file:\n"
+        "        print(client()[0], os.getppid(), file.read(), flush=True)\n"
+        "signal.pause()\n"
+    )
+    for _ in range(2):
+        command = [sys.executable, "-m", "weft", "run", "-n", "2", "--mps", "--no-prefix"]
+        process = subprocess.Popen(
+            [*command, str(write_script(code))], stdout=subprocess.PIPE, text=True
+        )
+        with process:
+            assert process.stdout is not None
+            folder, launcher, daemon = process.stdout.readline().split()
+            assert not has_ended(int(daemon))
+            os.kill(int(launcher), signal.SIGKILL)
+            process.wait(HANGS)
+        wait_until(lambda pid=int(daemon): has_ended(pid))
+        wait_until(lambda there=Path(folder).parent: not there.exists())
+
+
 REAL = """
 import ctypes, os, weft, torch
 def shared(*_):

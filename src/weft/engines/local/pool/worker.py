@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, TextIO
@@ -79,7 +79,10 @@ _threads: tuple[int, dict[str, int]] = 1, {}
 #: the environment variables for threads that weft has set
 _added: dict[str, str] = {}
 
-#: why nothing can be run: the driver's working folder cannot be entered
+#: the GPUs that CUDA saw when it was initialised; None: it was not
+_gpus_of_cuda: list[str] | None = None
+
+#: why nothing can be run: the driver's working folder cannot be entered, or its GPUs not be seen
 _unfit: Failure | None = None
 
 #: the most items of a large chunk that are run between two looks at the clock
@@ -174,28 +177,32 @@ def _start_generators() -> None:
 
 def _adopt(settings: Settings) -> None:
     """Take over the driver's state, with this worker's own share of cores and GPUs."""
-    global _unfit
+    global _unfit, _gpus_of_cuda
     state = driver_state.load(settings.state)
     own = {CORES: str(settings.threads), nesting.DEPTH: str(nesting.depth(state.environment) + 1)}
-    late = False
     if settings.gpu is not None:
         own["CUDA_VISIBLE_DEVICES"] = settings.gpu
-        late = cuda.is_initialized() and visible_gpus(os.environ) != [settings.gpu]
+    if _gpus_of_cuda is None and cuda.is_initialized():
+        _gpus_of_cuda = visible_gpus(os.environ)
     driver_state.adopt_environment(state.environment, own)
     _limit_threads(settings.threads)
     driver_state.adopt(state)
-    _unfit = describe(_too_late_error(settings.gpu)) if late else None
+    _unfit = None
+    if _gpus_of_cuda is not None and _gpus_of_cuda != (wanted := visible_gpus(os.environ)):
+        _unfit = describe(_too_late_error(_gpus_of_cuda, wanted))
     try:
         os.chdir(state.folder)
     except OSError as error:
         _unfit = describe(_folder_error(state.folder, error))
 
 
-def _too_late_error(gpu: str | None) -> DeviceUnavailable:
+def _too_late_error(seen: Sequence[str], wanted: Sequence[str]) -> DeviceUnavailable:
+    then, now = (", ".join(gpus) or "no GPU" for gpus in (seen, wanted))
     return DeviceUnavailable(
-        f"a worker cannot be given the GPU {gpu!r} alone: CUDA was initialised in it before it got "
-        "any work, by a module that Python loads by itself (sitecustomize, a .pth file) and that "
-        "calls for example torch.cuda.is_available(); take that out of it, or do it in the function"
+        f"a worker is to see {now}, but CUDA was initialised in it when it saw {then}, and does "
+        "not look again. If an earlier call did that, have fresh workers:\n    weft.shutdown()\n"
+        "If it was a module that Python loads by itself (sitecustomize, a .pth file), by "
+        "torch.cuda.is_available() for example, take that out of it"
     )
 
 
