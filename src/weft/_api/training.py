@@ -8,14 +8,14 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft._api.checking import Schedule, check_parts, shape_of
 from weft._api.team import RegisteredFunction, Team, default_team, in_turn, validate_team
 from weft._core.arguments import validate_count
 from weft._core.checks import Comparison, describe, few
 from weft._core.failures import warn_caller
-from weft._core.fingerprint import Fingerprint, fingerprint
+from weft._core.fingerprint import fingerprint
 from weft._core.items import validate_callable
 from weft._core.partition import choose, common_length, count, part_of_rows, slice_rows
 from weft.adapters import models
@@ -34,6 +34,9 @@ def train_step(
     check: bool | None = False,
     seed: int | None = None,
     sync_batchnorm: bool = False,
+    scaler: Any = None,
+    clip: float | None = None,
+    accumulate: int = 1,
 ) -> Callable[..., float]:
     """Return a function that trains a model by one step: `step(x, y)` returns the loss before it.
 
@@ -61,6 +64,14 @@ def train_step(
                     by default those of `Team(seed=...)`, else from the states of the driver's.
     sync_batchnorm  have the batch normalisation of torch normalise by the mean and variance of all
                     ranks' rows. Otherwise each rank normalises its rows by their own.
+    scaler          a `torch.amp.GradScaler`, for losses computed in float16: the loss is scaled
+                    before its gradients are computed, and where one is infinite no rank updates.
+    clip            the largest norm of all gradients together, to which they are scaled down.
+    accumulate      computes the gradients of a rank's rows in so many parts, one after the other,
+                    which takes the memory of one part. A mean over the rows stays the same.
+
+    Models on a GPU are trained there: each rank has its copy on its own GPU, and the gradients do
+    not pass through the host. Inputs on a GPU arrive on each rank's own.
 
     What the program changes of them between two steps holds for all ranks: parameters, buffers and
     the optimizer's state, by `load_state_dict` or in place, learning rates, `train()` and `eval()`,
@@ -77,8 +88,37 @@ def train_step(
         validate_team(team) or default_team(),
         schedule=Schedule(check),
         seeds=None if seed is None else SeedSource(validate_count(seed, "train_step", "seed")),
-        sync_batchnorm=sync_batchnorm,
+        options=_validate_options(sync_batchnorm, scaler, clip, accumulate),
     )
+
+
+class Options(NamedTuple):
+    """Describe how a step is made."""
+
+    sync_batchnorm: bool
+    scaler: Any
+    clip: float | None
+    accumulate: int
+
+
+def _validate_options(
+    sync_batchnorm: bool, scaler: Any, clip: float | None, accumulate: int
+) -> Options:
+    methods = "scale", "unscale_", "step", "update"
+    if scaler is not None and not all(callable(getattr(scaler, m, None)) for m in methods):
+        raise InvalidType(
+            f"train_step(scaler={scaler!r}): expected a torch.amp.GradScaler, or None"
+        )
+    if clip is not None:
+        number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
+        if not number:
+            raise InvalidType(f"train_step(clip={clip!r}): expected a norm, or None")
+        if not 0 < clip < float("inf"):
+            raise InvalidValue(f"train_step(clip={clip}): expected a norm above 0")
+    parts = validate_count(accumulate, "train_step", "accumulate")
+    if parts < 1:
+        raise InvalidValue(f"train_step(accumulate={parts}): expected 1 or more parts")
+    return Options(sync_batchnorm, scaler, clip, parts)
 
 
 class _TrainStep:
@@ -91,11 +131,11 @@ class _TrainStep:
         *,
         schedule: Schedule,
         seeds: SeedSource | None,
-        sync_batchnorm: bool,
+        options: Options,
     ) -> None:
         validate_callable(loss, "train_step(loss, model, optimizer)")
         self._framework = _framework_of(model, optimizer)
-        self._framework.validate(model, optimizer, sync_batchnorm)
+        self._framework.validate(model, optimizer, options)
         #: whether other ranks may have other values than the driver
         self._differs = team.has_replica(model)
         number_of_model = team.replica_number(model, user=self)
@@ -103,13 +143,16 @@ class _TrainStep:
         self._model, self._optimizer, self._loss_given = model, optimizer, loss
         self._loss = RegisteredFunction(team, loss, "the loss", takes_whole=False)
         self._schedule, self._seeds = schedule, seeds
-        self._sync_batchnorm = sync_batchnorm
+        self._options = options
         #: which inputs the loss is known to take, by their number and names
         self._signatures: set[tuple[Any, ...]] = set()
         # the optimizer holds the model's parameters: in a worker, those of the worker's copy
-        number = team.backend.register(optimizer, "the optimizer")
-        weakref.finalize(self, team.backend.drop, number).atexit = False
-        self._numbers = number_of_model, number
+        named = [(optimizer, "the optimizer")]
+        named += [] if options.scaler is None else [(options.scaler, "the scaler")]
+        numbers = [team.backend.register(*each) for each in named]
+        for number in numbers:
+            weakref.finalize(self, team.backend.drop, number).atexit = False
+        self._numbers = number_of_model, *numbers
         self._values = self._fingerprint()
 
     def __repr__(self) -> str:
@@ -127,10 +170,10 @@ class _TrainStep:
         self._validate(batch, named, rows)
         if self._differs or self._fingerprint() != self._values:
             self._send_values()
-        numbers = (*self._numbers, self._loss.number())
-        settings = self._framework.settings(self._model, self._optimizer, self._sync_batchnorm)
+        numbers = (self._loss.number(), *self._numbers)
+        settings = self._framework.settings(self._model, self._optimizer, self._options)
         arguments = [
-            (numbers, settings, *_taken(batch, named, own), count(own) / count(rows))
+            (numbers, settings, self._micro_batches(batch, named, own, count(rows)))
             for own in parts
         ]
         try:
@@ -142,12 +185,22 @@ class _TrainStep:
         self._loss.called(time.perf_counter() - began)
         return loss
 
+    def _micro_batches(
+        self, batch: tuple[Any, ...], named: dict[str, Any], own: Any, total: int
+    ) -> list[Any]:
+        """Return a rank's inputs, in as many parts as they are to be computed in, each with its
+        fraction of all rows."""
+        times = self._options.accumulate
+        parts = [part_of_rows(own, times, part) for part in range(times)] if times > 1 else [own]
+        return [(*_taken(batch, named, part), count(part) / total) for part in parts]
+
     def _validate(self, batch: tuple[Any, ...], named: dict[str, Any], rows: Any) -> None:
         """Raise for inputs that the loss does not take, or of which it gives no mean."""
-        if self._sync_batchnorm and count(rows) < self.team.size:
+        needed = self.team.size * self._options.accumulate
+        if self._options.sync_batchnorm and count(rows) < needed:
             raise InvalidValue(
                 f"train_step(sync_batchnorm=True) got {count(rows)} rows for {self.team.size} "
-                "ranks, which meet in every layer; expected a row for each"
+                f"ranks, which meet in every layer; expected a row for each, {needed} in all"
             )
         signature = (len(batch), *named)
         if signature not in self._signatures:
@@ -171,7 +224,7 @@ class _TrainStep:
 
     def _warn_of_batchnorm(self) -> None:
         layer = self._framework.batchnorm(self._model)
-        if layer is None or self._sync_batchnorm or self.team.size == 1 or self._signatures:
+        if layer is None or self._options.sync_batchnorm or self.team.size == 1 or self._signatures:
             return
         warn_caller(
             f"the {type(self._model).__name__} has batch normalisation ({layer}): each rank "
@@ -180,19 +233,23 @@ class _TrainStep:
             "    weft.train_step(..., sync_batchnorm=True)"
         )
 
-    def _fingerprint(self) -> Fingerprint | None:
-        """Return the fingerprint of the values of model and optimizer; None without workers."""
+    def _fingerprint(self) -> Any:
+        """Return what differs if the values of model and optimizer do; None without workers."""
         if self.team.size == 1:
             return None
-        arrays, others = self._framework.values(self._model, self._optimizer)
-        return fingerprint(others, arrays=arrays)
+        scaler = self._options.scaler
+        arrays, on_device, others = self._framework.values(self._model, self._optimizer)
+        states = others, None if scaler is None else scaler.state_dict()
+        return fingerprint(states, arrays=arrays), on_device
 
     def _send_values(self) -> None:
         """Send the values of the driver's model and optimizer to the workers."""
-        has_state = hasattr(self._optimizer, "state_dict")
-        state = self._optimizer.state_dict() if has_state else None
+        states = [
+            each.state_dict() if hasattr(each, "state_dict") else None
+            for each in (self._optimizer, self._options.scaler)
+        ]
         values = models.read(self._framework.parameters(self._model))
-        own = (self._framework.parameters, self._numbers, values, state)
+        own = (self._framework.parameters, self._numbers, values, states)
         self.team.backend.call(_adopt, [None, *[own] * (self.team.size - 1)])
         self._differs = False
 
@@ -200,17 +257,18 @@ class _TrainStep:
 def _framework_of(model: Any, optimizer: Any) -> ModuleType:
     """Return the adapter that trains this model with this optimizer. Each has
 
-    validate(model, optimizer, sync)      raise InvalidValue if no step would change anything, or
-                                          batch normalisation cannot be synchronised
-    settings(model, optimizer, sync)      what a program changes of both between two steps
+    validate(model, optimizer, options)   raise InvalidValue if no step would change anything, or
+                                          an option cannot be had
+    settings(model, optimizer, options)   what a program changes of both between two steps
     parameters(model)                     what a step may change of the model, to read and assign
     values(model, optimizer)              what differs if the values of either do: arrays that are
-                                          contiguous, and anything else
+                                          contiguous, those on a device, and anything else
     constants(model)                      what of the model computing a loss does not change
     evaluate(loss, model, batch, named)   the loss, computed with a copy of the model
     batchnorm(model)                      a layer that normalises by the batch's statistics, or None
-    step(member, numbers, settings, batch, named, fraction)
-                                          remote function: one step, on a fraction of all rows
+    step(member, numbers, settings, parts)
+                                          remote function: one step on parts of the rows, each
+                                          given as batch, named, and its fraction of all rows
     """
     if hasattr(optimizer, "param_groups") and hasattr(model, "parameters"):
         return importlib.import_module("weft.adapters.torch_training")
@@ -228,13 +286,14 @@ def _adopt(
     parameters: Callable[[Any], Any],
     numbers: Sequence[int],
     arrays: Sequence[Any],
-    state: Any,
+    states: Sequence[Any],
 ) -> None:
     """Give a rank's model and optimizer the driver's values (a remote function)."""
-    model, optimizer = (member.registered[number] for number in numbers)
+    model, *others = (member.registered[number] for number in numbers)
     models.assign(parameters(model), arrays)
-    if state is not None:
-        optimizer.load_state_dict(state)
+    for each, state in zip(others, states, strict=False):
+        if state is not None:
+            each.load_state_dict(state)
 
 
 def _taken(

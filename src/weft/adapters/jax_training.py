@@ -13,16 +13,21 @@ import numpy as np
 from weft.errors import InvalidType, InvalidValue
 
 
-def validate(model: Any, optimizer: Any, sync_batchnorm: bool) -> None:
+def validate(model: Any, optimizer: Any, options: Any) -> None:
     """Accept any function: what it does is known only when it is called."""
-    if sync_batchnorm:
+    if options.scaler is not None or options.clip is not None:
+        raise InvalidValue(
+            "train_step(scaler=..., clip=...) are for models of torch; scale and clip gradients in "
+            "the function of parameters and gradients"
+        )
+    if options.sync_batchnorm:
         raise InvalidValue(
             "sync_batchnorm=True: expected a model of torch; a loss of JAX that uses statistics of "
             "the batch has no mode that joins its parts"
         )
 
 
-def settings(model: Any, optimizer: Any, sync_batchnorm: bool) -> None:
+def settings(model: Any, optimizer: Any, options: Any) -> None:
     """Return nothing: a function of parameters and gradients has no settings of its own."""
 
 
@@ -50,33 +55,28 @@ def parameters(model: Any) -> Any:
     return model
 
 
-def values(model: Any, optimizer: Any) -> tuple[list[Any], Any]:
+def values(model: Any, optimizer: Any) -> tuple[list[Any], None, Any]:
     """Return the parameters."""
-    return [], model.value
+    return [], None, model.value
 
 
-def step(
-    member: Any,
-    numbers: Sequence[int],
-    _: None,
-    batch: Sequence[Any],
-    named: dict[str, Any],
-    fraction: float,
-) -> float:
+def step(member: Any, numbers: Sequence[int], _: None, parts: Sequence[Any]) -> float:
     """Compute the gradients of a rank's rows, average them over all ranks, and set new parameters
     (a remote function)."""
-    model, optimizer, loss = (member.registered[number] for number in numbers)
+    loss, model, optimizer = (member.registered[number] for number in numbers)
     leaves, structure = jax.tree_util.tree_flatten(model.value)
     value, gradients = np.zeros(()), [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
-    if fraction:
-        try:
-            gradients_of = _weighted_gradients(loss, numbers[-1])
-            computed, tree = gradients_of(fraction, model.value, *batch, **named)
-            value = np.asarray(computed, np.float64)
-            gradients = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
-        except Exception as error:
-            member.group.refuse("train_step", error)
-            raise
+    try:
+        for batch, named, fraction in parts:
+            if fraction:
+                gradients_of = _weighted_gradients(loss, numbers[0])
+                computed, tree = gradients_of(fraction, model.value, *batch, **named)
+                value = value + np.asarray(computed, np.float64)
+                more = map(np.asarray, jax.tree_util.tree_leaves(tree))
+                gradients = [one + other for one, other in zip(gradients, more, strict=True)]
+    except Exception as error:
+        member.group.refuse("train_step", error)
+        raise
     value, *means = member.group.all_reduce([value, *gradients], "sum")
     mean = jax.tree_util.tree_unflatten(structure, [jax.numpy.asarray(array) for array in means])
     model.value = optimizer(model.value, mean)

@@ -20,9 +20,10 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from weft.adapters import lookup
+from weft.adapters import torch_arrays
 from weft.adapters.torch_batchnorm import is_batchnorm, synced
 from weft.errors import Disagreement, InvalidType, InvalidValue, PeerLost
 
@@ -32,7 +33,7 @@ _LINE = 16
 _SETS = 4
 
 
-def validate(model: Any, optimizer: Any, sync_batchnorm: bool) -> None:
+def validate(model: Any, optimizer: Any, options: Any) -> None:
     """Raise InvalidValue for an optimizer of other parameters than the model's."""
     own = set(map(id, model.parameters()))
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
@@ -47,17 +48,37 @@ def parameters(model: Any) -> list[Any]:
     return [*model.parameters(), *model.buffers()]
 
 
-def values(model: Any, optimizer: Any) -> tuple[list[Any], Any]:
+def values(model: Any, optimizer: Any) -> tuple[list[Any], Any, Any]:
     """Return their values: parameters, buffers, and what the optimizer has for each parameter."""
     states = getattr(optimizer, "state", {}).values()
     held = [*parameters(model), *(value for state in states for value in state.values())]
-    arrays, others = [], []
+    arrays, on_device, others = [], [], []
     for value in held:
         if _is_plain(value):
             arrays.append(value.detach().numpy())
+        elif isinstance(value, torch.Tensor) and value.is_cuda and not value.is_sparse:
+            on_device.append(value.detach())
         else:
             others.append(value)
-    return arrays, (others, [list(state) for state in states])
+    kept = _Copies(on_device) if on_device else None
+    return arrays, kept, (others, [list(state) for state in states])
+
+
+class _Copies:
+    """Copies of tensors on devices, joined by device and dtype: equal if all their bits are."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        groups: dict[Any, list[Any]] = {}
+        for tensor in tensors:
+            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.reshape(-1))
+        self._joined = {key: torch.cat(group).view(torch.uint8) for key, group in groups.items()}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Copies) or self._joined.keys() != other._joined.keys():
+            return False
+        return all(torch.equal(mine, other._joined[key]) for key, mine in self._joined.items())
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _is_plain(value: Any) -> bool:
@@ -78,9 +99,11 @@ class Settings(NamedTuple):
     options: list[dict[str, Any]]
     #: whether batch normalisation uses the statistics of all ranks' rows
     sync_batchnorm: bool
+    #: the largest norm of the gradients
+    clip: float | None
 
 
-def settings(model: Any, optimizer: Any, sync_batchnorm: bool) -> Settings:
+def settings(model: Any, optimizer: Any, options: Any) -> Settings:
     """Return the settings. Raises InvalidValue for hooks, which workers would not call."""
     hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     if any(getattr(optimizer, name, None) for name in hooks):
@@ -95,7 +118,8 @@ def settings(model: Any, optimizer: Any, sync_batchnorm: bool) -> Settings:
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ],
-        sync_batchnorm,
+        options.sync_batchnorm,
+        options.clip,
     )
 
 
@@ -130,48 +154,89 @@ def _apply_settings(model: Any, optimizer: Any, settings: Settings) -> None:
         group.update(options)
 
 
-def step(  # noqa: PLR0917  remote functions have arguments by position
-    member: Any,
-    numbers: Sequence[int],
-    settings: Settings,
-    batch: Sequence[Any],
-    named: dict[str, Any],
-    fraction: float,
-) -> float:
-    """Compute the gradients of a rank's rows, a fraction of all, average them over the ranks, and
+def step(member: Any, numbers: Sequence[int], settings: Settings, parts: Sequence[Any]) -> float:
+    """Compute the gradients of a rank's rows, given in parts, average them over the ranks, and
     update the rank's model (a remote function).
 
     The loss is weighted before its gradients are computed, so their plain sum is their mean.
     """
-    model, optimizer, loss = (member.registered[number] for number in numbers)
-    value = 0.0
+    loss, model, optimizer, *scalers = (member.registered[number] for number in numbers)
+    scaler = scalers[0] if scalers else None
     try:
         if member.rank > 0:
             _apply_settings(model, optimizer, settings)
         optimizer.zero_grad(set_to_none=True)
-        if fraction:
-            with synced(model, member.group) if settings.sync_batchnorm else nullcontext():
-                computed = _validate_loss(loss(model, *batch, **named))
-                (computed * fraction).backward()
-            value = float(computed.detach()) * fraction
+        with synced(model, member.group) if settings.sync_batchnorm else nullcontext():
+            losses = [_backward(loss, model, part, scaler) for part in parts]
+        own: Any = _Sum(losses)
         parameters = [
             p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
-        gradients = gradients_for(optimizer, parameters, member.group)
-        gradients.put(value, parameters)
+        gradients = None
+        if member.group.size > 1:
+            gradients = gradients_for(optimizer, parameters, member.group)
+            gradients.put(own, parameters)
     except (Disagreement, PeerLost):  # the others know
         raise
     except Exception as error:
         member.group.refuse("train_step", error)
         raise
-    gradients.sum_in_place(member.group)
-    value = gradients.take(parameters)
-    # means over rows, such as those of batch normalisation, or equal in all ranks
+    if gradients is not None:
+        gradients.sum_in_place(member.group)
+        own = gradients.take(parameters)
+        _average_buffers(model, member.group, sum(fraction for _, _, fraction in parts))
+    _update(optimizer, scaler, parameters, settings.clip)
+    return float(own)
+
+
+def _backward(loss: Callable[..., Any], model: Any, part: Any, scaler: Any) -> Any:
+    """Add the gradients of a part of the rows to the parameters'. Return the part of the loss."""
+    batch, named, fraction = part
+    if not fraction:
+        return 0.0
+    computed = _validate_loss(loss(model, *batch, **named))
+    weighted = computed if fraction == 1 else computed * fraction
+    (weighted if scaler is None else scaler.scale(weighted)).backward()
+    return weighted.detach()
+
+
+class _Sum:
+    """A sum of losses, which is brought to the host while the device goes on computing: to wait for
+    it costs the lead that the processor has over the device only where that is needed."""
+
+    def __init__(self, losses: Sequence[Any]) -> None:
+        total = sum(losses)
+        self._total, self._done = total, None
+        if isinstance(total, torch.Tensor) and total.is_cuda:
+            self._total = torch.empty(total.shape, dtype=total.dtype, pin_memory=True)
+            self._total.copy_(total, non_blocking=True)
+            self._done = torch.cuda.Event(blocking=True)
+            self._done.record(torch.cuda.current_stream(total.device))
+
+    def __float__(self) -> float:
+        if self._done is not None:
+            torch_arrays.wait_for(self._done)
+        return float(self._total.real if isinstance(self._total, torch.Tensor) else self._total)
+
+
+def _average_buffers(model: Any, group: Any, fraction: float) -> None:
+    """Average means over rows, such as those of batch normalisation; other buffers are equal."""
     buffers = [buffer for buffer in model.buffers() if buffer.numel()]
     if buffers:
-        member.group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
-    optimizer.step()
-    return value
+        group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
+
+
+def _update(optimizer: Any, scaler: Any, parameters: Sequence[Any], clip: float | None) -> None:
+    """Have the optimizer make its step, which is the same in all ranks."""
+    if clip is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, clip)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def _validate_loss(computed: Any) -> Any:
@@ -194,9 +259,19 @@ _gradients: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Gradients]]
 _gradients = weakref.WeakKeyDictionary()
 
 
-def gradients_for(optimizer: Any, parameters: Sequence[Any], group: Any) -> Gradients:
+def gradients_for(
+    optimizer: Any, parameters: Sequence[Any], group: Any
+) -> Gradients | GradientsOnDevice:
     """Return the array for the gradients of an optimizer's parameters: at each step the same one,
-    unless somebody still holds a gradient in it."""
+    unless somebody still holds a gradient in it; on a device a fresh one, which torch has ready."""
+    devices = {p.device for p in parameters}
+    if len(devices) > 1:
+        raise InvalidValue(
+            f"parameters on {' and '.join(sorted(map(str, devices)))}: a step sums gradients on "
+            "one device; move the model to one"
+        )
+    if any(device.type == "cuda" for device in devices):
+        return GradientsOnDevice(parameters)
     key = (group.size, *((p.shape, p.dtype, p.stride()) for p in parameters))
     gradients = _gradients.setdefault(optimizer, {})
     if key not in gradients or gradients[key].in_use:
@@ -212,8 +287,6 @@ class Gradients:
     def __init__(self, parameters: Sequence[Any], group: Any) -> None:
         # half precision is summed in float32
         self._dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
-        for parameter in parameters:
-            lookup.named("torch").view(parameter)  # raises InvalidType on a GPU
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
         *starts, size = accumulate((p.numel() for p in parameters), initial=first)
         self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
@@ -232,25 +305,19 @@ class Gradients:
         """Return whether somebody still holds a gradient of the last step."""
         return self._given() is not None
 
-    def put(self, loss: float, parameters: Sequence[Any]) -> None:
+    def put(self, loss: Any, parameters: Sequence[Any]) -> None:
         """Copy a rank's own loss and gradients in. Raises InvalidType for sparse gradients."""
         array = self._flat[:]  # alive as long as any tensor over it
         whole = torch.from_numpy(array)
         self._given = weakref.ref(array)
         self._parts = [whole.as_strided(*form) for form in self._forms]
-        self._flat[0] = loss
+        self._flat[0] = float(loss)
         for place, (one, part) in enumerate(zip(parameters, self._parts, strict=True), 1):
             self._flat[place] = one.grad is not None
             if one.grad is None:
                 part.zero_()
                 continue
-            if one.grad.layout is not torch.strided:
-                raise InvalidType(
-                    f"a parameter of shape {tuple(one.shape)} has a gradient of layout "
-                    f"{one.grad.layout}; only dense ones can be added up: an embedding has them "
-                    "with sparse=False"
-                )
-            part.copy_(one.grad.detach())
+            part.copy_(_dense_gradient(one))
 
     def sum_in_place(self, group: Any) -> None:
         """Replace loss and gradients by their sums over all ranks."""
@@ -264,3 +331,56 @@ class Gradients:
             if self._flat[place]:
                 one.grad = part if self._dtype is one.dtype else part.to(one.dtype)
         return float(self._flat[0].real)  # complex parameters make the array complex
+
+
+class GradientsOnDevice:
+    """The gradients for some parameters on a device, in one tensor there, and the loss beside it:
+    what the host has to know is on the host."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        # half precision is summed in float32
+        dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
+        *starts, size = accumulate((p.numel() for p in parameters), initial=0)
+        self._flat = torch.empty(max(size, 1), dtype=dtype, device=parameters[0].device)
+        self._parts = [
+            self._flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), start)
+            for p, start in zip(parameters, starts, strict=True)
+        ]
+        #: the loss, and which parameters it depends on
+        self._head = np.zeros(1 + len(parameters))
+
+    def put(self, loss: Any, parameters: Sequence[Any]) -> None:
+        """Copy a rank's own loss and gradients in. Raises InvalidType for sparse gradients."""
+        pairs = list(zip(parameters, self._parts, strict=True))
+        given = [(_dense_gradient(p), part) for p, part in pairs if p.grad is not None]
+        absent = [part for p, part in pairs if p.grad is None]
+        if given:
+            torch._foreach_copy_([part for _, part in given], [grad for grad, _ in given])
+        if absent:
+            torch._foreach_zero_(absent)
+        self._head[1:] = [p.grad is not None for p in parameters]
+        self._head[0] = float(loss)
+
+    def sum_in_place(self, group: Any) -> None:
+        """Replace loss and gradients by their sums over all ranks."""
+        group.all_reduce(self._head, out=self._head)
+        group.all_reduce(self._flat, out=self._flat)
+
+    def take(self, parameters: Sequence[Any]) -> float:
+        """Set the parameters' gradients, and return the loss. A parameter on which no rank's loss
+        depends gets none."""
+        for one, part, used in zip(parameters, self._parts, self._head[1:], strict=True):
+            if used:
+                one.grad = part if part.dtype is one.dtype else part.to(one.dtype)
+        return float(self._head[0])
+
+
+def _dense_gradient(parameter: Any) -> Any:
+    """Return a parameter's gradient. Raises InvalidType if it is sparse."""
+    if parameter.grad.layout is not torch.strided:
+        raise InvalidType(
+            f"a parameter of shape {tuple(parameter.shape)} has a gradient of layout "
+            f"{parameter.grad.layout}; only dense ones can be added up: an embedding has them "
+            "with sparse=False"
+        )
+    return parameter.grad.detach()
