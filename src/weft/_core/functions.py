@@ -221,17 +221,32 @@ def _join_leaf(parts: Sequence[Partial], mode: str, name: str) -> Any:
         # the call; in order, as arrays are combined
         return reduce(operator.add if mode == "sum" else operator.mul, values)
     adapter = _adapter_of(values, mode, name)
+    device = _common_device(values)
     arrays, element = _viewed(values, mode, name)
     _validate_alike(arrays, name, mode)
     if len(arrays) == 1 and (mode != "mean" or parts[0].rows == 0):
-        return adapter.deliver(arrays[0].copy(), element)
+        return _placed(adapter.deliver(arrays[0].copy(), element), device)
     weighted = mode == "mean" and any(part.rows for part in parts)
     weights = [float(part.rows) for part in parts] if weighted else None
     if mode == "mean" and arrays[0].dtype.kind in "biu" and element != BFLOAT16:
         arrays, element = [array.astype(np.float64) for array in arrays], "float64"
     out = np.empty_like(arrays[0])
     combine(arrays, out, mode, element, weights)
-    return _delivered(adapter, out, element)
+    return _placed(_delivered(adapter, out, element), device)
+
+
+def _common_device(values: Sequence[Any]) -> Any:
+    """Return the device on which all values are, if they are tensors on one, else None."""
+    devices = {getattr(value, "device", None) if _is_tensor(value) else None for value in values}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def _is_tensor(value: Any) -> bool:
+    return bool(getattr(lookup.of(value), "NAME", "") == "torch")
+
+
+def _placed(tensor: Any, device: Any) -> Any:
+    return tensor if device is None or device.type == "cpu" else tensor.to(device)
 
 
 def _gathered(values: Sequence[Any], name: str) -> Any:
@@ -242,7 +257,9 @@ def _gathered(values: Sequence[Any], name: str) -> Any:
     adapter = _adapter_of(values, "gather", name)
     arrays, element = _viewed(values, "gather", name)
     joined = _concatenated(arrays, name)
-    return joined if arrays[0].ndim == 0 else adapter.deliver(joined, element)
+    if arrays[0].ndim == 0:
+        return joined
+    return _placed(adapter.deliver(joined, element), _common_device(values))
 
 
 def _adapter_of(values: Sequence[Any], mode: str, name: str) -> Any:

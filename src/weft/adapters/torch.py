@@ -81,15 +81,15 @@ def deliver(array: NDArray[Any], element: str) -> Any:
 
 
 def contents(value: Any) -> Contents | None:
-    """Return the memory of a dense tensor on the CPU. Torch's own count of changes misses those of
-    `tensor.data`."""
-    if type(value) not in _PLAIN or value.device.type != "cpu" or value.layout != torch.strided:
+    """Return the memory of a dense tensor, or a copy on the host. Torch's own count of changes misses
+    those of `tensor.data`."""
+    if type(value) not in _PLAIN or value.is_meta or value.layout != torch.strided:
         return None
     try:
         array, element = view(value)
     except InvalidType:  # a dtype that NumPy does not have
         return None
-    kind = type(value).__name__, element, value.requires_grad, value.stride()
+    kind = type(value).__name__, element, value.requires_grad, value.stride(), str(value.device)
     return Contents(variable=(kind, array, value.__dict__ or None))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from weft._core.arithmetic import Array
 from weft._core.arrays import masked
 from weft._core.arrays import read_only as without_writing
+from weft.adapters import lookup
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.arrays import (
     SharedArray,
@@ -28,6 +29,7 @@ from weft.engines.local.memory.arrays import (
     read_only,
 )
 from weft.engines.local.memory.segment import Block, BlockHandle
+from weft.errors import InvalidType
 
 #: bytes from which on an array goes through shared memory
 LARGE = 1 << 16
@@ -135,9 +137,11 @@ def is_in_shared_memory(array: Array) -> bool:
 
 
 def reduce_tensor(tensor: Any) -> Any:
-    """Reduce a CPU tensor to an array, where that is possible: torch would pickle the whole storage
-    of a view."""
+    """Reduce a tensor to an array, where that is possible: torch would pickle the whole storage of
+    a view, and the number that its device has here."""
     torch = sys.modules["torch"]
+    if tensor.device.type not in ("cpu", "meta"):
+        return _reduce_on_device(tensor)
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_conj():
         return tensor.__reduce_ex__(5)
@@ -145,6 +149,24 @@ def reduce_tensor(tensor: Any) -> Any:
         return as_tensor, (tensor.numpy(),)
     except (TypeError, RuntimeError):  # bfloat16 and other types that NumPy lacks
         return tensor.__reduce_ex__(5)
+
+
+def _reduce_on_device(tensor: Any) -> Any:
+    """Reduce a tensor on a device, which arrives on the receiver's own."""
+    try:
+        array, element = lookup.named("torch").view(tensor)
+    except InvalidType:  # a sparse one
+        return tensor.__reduce_ex__(5)
+    device = str(tensor.device)
+    return _tensor_on_device, (array, element, device, tensor.requires_grad)
+
+
+def _tensor_on_device(array: Any, element: str, device: str, requires_grad: bool) -> Any:
+    from weft.adapters import torch_arrays
+
+    writable = array if array.flags.writeable else array.copy()
+    tensor = torch_arrays.deliver(writable, element, torch_arrays.here(device))
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _small(data: bytes, letter: str, shape: tuple[int, ...]) -> Any:
