@@ -36,7 +36,10 @@ class Case:
         self.group, self.way = group, way
         consistency = weft.ssp(1) if consistency == "ssp" else consistency
         n_rows = WAYS[way]
-        self.table = weft.MatrixTable(n_rows, 6, dtype="int64", consistency=consistency)
+        device = os.environ.get("WEFT_TEST_DEVICE", "cpu")
+        self.table = weft.MatrixTable(
+            n_rows, 6, dtype="int64", consistency=consistency, device=device
+        )
         self.ids = IDS if way == "rows" else None
         self.delta = np.zeros((len(IDS) if self.ids else n_rows, 6), np.int64)
         self.delta[:, group.rank] = 1
@@ -54,7 +57,7 @@ class Case:
 
     def columns(self):
         '''What is in each column of the rows that are added to, if it is the same in all.'''
-        rows = self.table.get()
+        rows = np.asarray(self.table)
         rest = np.delete(rows, self.named, 0)
         assert not rest.any(), rest
         rows = rows[self.named]

@@ -31,6 +31,7 @@ from weft._api import session
 from weft._core import checkpoint, tables, updaters
 from weft._core.arguments import whole
 from weft._core.arithmetic import Array
+from weft._core.rows import rows_on
 from weft._core.tables import (
     Consistency,
     Ids,
@@ -75,11 +76,18 @@ class Table:
         group = session.group()
         try:
             spec, values = make_spec()
+            if spec.on_device and not group.has_device_tables:
+                raise InvalidValue(
+                    f"device={spec.device!r} in a group over hosts, whose tables are in memory of "
+                    "the hosts; leave device= out: get and add take tensors on a GPU all the same"
+                )
         except Exception as error:
             group.refuse(type(self).__name__, error)
             raise
         self._spec, self._check_finite = spec, check_finite
         self._library = lookup.of(like) or _NUMPY
+        #: how deltas and results are taken where rows are on a device; None where they are not
+        self._on_device: Any = rows_on(spec.device) if spec.on_device else None
         self._store = group.make_store(spec, values)
         self._background = Background(f"table {spec.name!r}")
         self._group = group
@@ -133,6 +141,8 @@ class Table:
             )
         self._background.finish()
         values = self._store.get(None, None)
+        if self._on_device is not None:
+            values = self._on_device.to_host(values)
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __getitem__(self, rows: Any) -> Any:
@@ -208,13 +218,19 @@ class Table:
         """Start a `get` and return a handle at once; its `wait()` returns the rows."""
         ids, room = self._prepare_get(rows, out)
         ids = None if ids is None else ids.copy()  # the user may change the array meanwhile
-        return self._background.start(lambda: self._deliver(self._store.get(ids, room), out), "get")
+        return self._start(lambda: self._deliver(self._store.get(ids, room), out), "get")
 
     def add_async(self, delta: Any, rows: Any = None) -> Handle:
         """Start an `add` and return a handle at once; leave `delta` unchanged until it is done."""
         valid, ids = self._prepare_add(delta, rows)
         ids = None if ids is None else ids.copy()
-        return self._background.start(lambda: self._store.add(valid, ids), "add")
+        return self._start(lambda: self._store.add(valid, ids), "add")
+
+    def _start(self, work: Callable[[], Any], name: str) -> Handle:
+        """Leave a call to the thread; on a device it goes on with the caller's current stream."""
+        if self._on_device is not None:
+            work = self._on_device.on_this_stream(self._spec.device, work)
+        return self._background.start(work, name)
 
     def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array | None]:
         """Return which rows, and the array to write them to; None for new memory."""
@@ -223,6 +239,8 @@ class Table:
         if out is None:
             return ids, None
         shape = spec.shape if ids is None else ids.shape + spec.row_shape
+        if self._on_device is not None:
+            return ids, self._on_device.as_room(out, shape, spec)
         plain = type(out) is np.ndarray and out.dtype is spec.dtype
         if plain and out.shape == shape and out.flags.carray:
             return ids, out  # the usual case
@@ -231,10 +249,16 @@ class Table:
 
     def _deliver(self, values: Array, out: Any) -> Any:
         """Return the values in `out`, or as an array of the table's library."""
+        if self._on_device is not None:
+            return self._on_device.deliver(values, out)
         if out is None:
             is_numpy = self._library is _NUMPY
             return values if is_numpy else self._library.deliver(values, self._spec.dtype.name)
-        view, _ = lookup.of(out).view(out)  # type: ignore[union-attr]
+        adapter: Any = lookup.of(out)
+        if adapter.describe(out)[3] != "cpu":  # its view is a copy
+            adapter.write(out, [values])
+            return out
+        view, _ = adapter.view(out)
         if not np.may_share_memory(view, values):  # `out` is not contiguous
             view[...] = values
         return out
@@ -243,7 +267,10 @@ class Table:
         spec = self._spec
         ids = None if rows is None else as_ids(rows, spec.n_rows)
         shape = spec.shape if ids is None else ids.shape + spec.row_shape
-        valid = as_delta(delta, shape, spec.dtype, check_finite=self._check_finite)
+        if self._on_device is not None:
+            valid = self._on_device.as_tensor(delta, shape, spec, check_finite=self._check_finite)
+        else:
+            valid = as_delta(delta, shape, spec.dtype, check_finite=self._check_finite)
         if ids is not None and ids.ndim == 0:
             return valid[None], ids[None]
         return valid, ids
@@ -288,11 +315,14 @@ class ArrayTable(Table):
                    state, delta).
     consistency    which adds of others a `get` sees: "async", "bsp" or `weft.ssp(k)`.
     exact          False: no locks; of updates at the same moment some may be lost.
-    device         "cpu", the only one in this release.
+    device         "cpu"; or "cuda", or what `weft.device()` returns: the rows are on rank 0's GPU,
+                   which all ranks must reach, `get` returns tensors there, and an updater that is a
+                   function gets tensors. "cpu:0" is the same with tensors in memory of the host.
     name           for errors and files; by default "table" and a number.
     check_finite   whether to refuse deltas with NaN or infinity.
 
-    Raises InvalidValue, InvalidType, OutOfMemory, and Disagreement if ranks make different tables.
+    Raises InvalidValue, InvalidType, OutOfMemory, Disagreement if ranks make different tables, and
+    with a `device` SetupError where a GPU's memory cannot be shared.
     """
 
     def __init__(
@@ -409,8 +439,7 @@ def _spec(
 ) -> tuple[TableSpec, Array | None]:
     """Return the specification of a table, and the values it starts with. Raises for what is
     wrong in the options."""
-    if options.device != "cpu":
-        raise InvalidValue(f"device={options.device!r}: tables are on the 'cpu' in this release")
+    device = _device(options.device)
     for option in ("exact", "check_finite"):
         if not isinstance(getattr(options, option), bool):
             raise InvalidType(f"{option}={getattr(options, option)!r}: expected True or False")
@@ -419,8 +448,22 @@ def _spec(
     updater.validate(dtype)
     name = validate_name(options.name, "table")
     consistency = tables.resolve(options.consistency)
-    spec = TableSpec(kind, shape, dtype, updater, consistency, options.exact, name)
+    if device != "cpu":
+        rows_on(device).validate_dtype(dtype)
+    spec = TableSpec(kind, shape, dtype, updater, consistency, options.exact, name, device)
     return spec, None if start is None else as_delta(start, shape, dtype, what=_START)
+
+
+def _device(given: Any) -> str:
+    """Return the device of a table: "cpu", or one of this process with its number. Raises
+    InvalidType, InvalidValue, MissingPackage."""
+    if given == "cpu":
+        return "cpu"
+    if given == "cuda":
+        session.device()  # the one that is this rank's
+    if not isinstance(given, str) and type(given).__module__ != "torch":
+        raise InvalidType(f"device={given!r}: expected 'cpu', 'cuda' or what weft.device() returns")
+    return lookup.table_device(given)
 
 
 def validate_name(given: Any, kind: str) -> str:
@@ -496,11 +539,18 @@ def save_all(folder: str | os.PathLike[str]) -> list[str]:
     return paths
 
 
-def load(path: str | os.PathLike[str], *, updater: Any = None, into: Table | None = None) -> Table:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    updater: Any = None,
+    device: str = "cpu",
+    into: Table | None = None,
+) -> Table:
     """Return the table that was saved to a file, with its rows and its updater's state.
 
     Every rank calls it; there may be more or fewer ranks than when it was saved. If the updater
-    was a function, pass the same one as `updater=`. With `into=` that table, of the same shape,
+    was a function, pass the same one as `updater=`. It is on `device`, wherever it was when it was
+    saved. With `into=` that table, of the same shape,
     dtype, updater and consistency, gets the rows and is returned: it is then one of the ranks that
     are left, wherever its rows were before.
 
@@ -535,6 +585,7 @@ def load(path: str | os.PathLike[str], *, updater: Any = None, into: Table | Non
             updater=rule,
             consistency=header["consistency"],
             exact=header["exact"],
+            device=device if into is None else into._spec.device,
             name=header["name"],
             check_finite=header["check_finite"],
         )

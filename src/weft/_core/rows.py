@@ -1,12 +1,19 @@
 """Some rows of a table, read, and updated together with their state.
 
+These are rows in memory of the host. `on_device` is a module with the same functions, of which
+`rows_on` tells, for rows that are tensors on a device:
+
+    zeros  read  merge  update  prepare_addition  make_adder  copy  to_host  await_ready  await_done
+
 An id may be repeated: the row's deltas are then summed, and it is updated once. Infinities and NaN
 give no warning, as when all rows are updated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +29,38 @@ from weft.errors import InvalidValue
 _LONGEST = 1 << 31
 #: rows of the largest table for which 4 bytes per row are kept to find repeated ids
 _SCRATCH = 1 << 20
+
+
+def rows_on(device: str) -> Any:
+    """Return the module whose functions take rows on a device: for "cpu" this one."""
+    if device == "cpu":
+        return sys.modules[__name__]
+    from weft._core import device_rows
+
+    return device_rows
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Array:
+    return np.zeros(shape, dtype)
+
+
+def copy(target: Array, source: Array) -> None:
+    """Copy values of one shape and dtype."""
+    np.copyto(target, source)
+
+
+def to_host(rows: Array) -> Array:
+    """Return a copy as an array of NumPy's."""
+    return np.array(rows)
+
+
+def await_ready(device: str) -> None:
+    """Return when what the calling thread has queued on the device is done, so that it need not be
+    waited for under a lock: on the host nothing is queued."""
+
+
+def await_done(device: str) -> None:
+    """Do the same after an update. If it is interrupted, it goes on until the end, and raises."""
 
 
 def read(table: Array, ids: Ids | None, out: Array | None) -> Array:
@@ -90,6 +129,21 @@ def _repeats_by_sorting(ids: Ids) -> Repeats | None:
     return Repeats(positions[earlier], positions[last])
 
 
+def occurrences(ids: Ids) -> Ids:
+    """Return for each position in a list of ids how often its id has come before.
+
+    >>> occurrences(np.array([7, 5, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    lengths = np.diff(np.append(starts, ids.size))
+    counts = np.empty_like(order)
+    counts[order] = np.arange(ids.size) - np.repeat(starts, lengths)
+    return counts
+
+
 def merge(ids: Ids, delta: Array) -> tuple[Ids, Array]:
     """Return each id once, with the sum of its deltas."""
     repeated = repeats(ids)
@@ -125,6 +179,17 @@ def update(
     write(table, ids, rows)
     for name, array in beside.items():
         write(state[name], ids, array)
+
+
+def prepare_addition(table: Array, where: Ids | slice, delta: Array) -> Callable[[], object]:
+    """Return what adds a delta to some rows, none of them named twice, when it is called. It has no
+    code in Python, so no signal handler runs between the store before the call and its effect."""
+    if isinstance(where, slice):
+        return partial(np.add, table[where], delta, table[where])
+    changed = table.take(where, 0)
+    with np.errstate(all="ignore"):
+        changed += delta
+    return partial(table.__setitem__, where, changed)
 
 
 class Adder(Protocol):

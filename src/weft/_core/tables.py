@@ -48,6 +48,9 @@ class TableSpec:
     consistency: Consistency
     exact: bool
     name: str
+    #: "cpu", or the device of this process on which the rows are, as torch names it: "cuda:0". With
+    #: "cpu:0" they are tensors in memory of the host
+    device: str = "cpu"
 
     def __str__(self) -> str:
         updater = str(self.updater)
@@ -59,8 +62,14 @@ class TableSpec:
             f"consistency={self.consistency}",
         ]
         options += [] if self.exact else ["exact=False"]
+        options += [f"device={_kind(self.device)!r}"] if self.on_device else []
         options += [f"name={self.name!r}"]
         return f"{self.kind}({', '.join([*map(str, self.shape), *options])})"
+
+    @property
+    def on_device(self) -> bool:
+        """Return whether the rows are tensors on a device, and not arrays of NumPy."""
+        return self.device != "cpu"
 
     @property
     def n_rows(self) -> int:
@@ -75,6 +84,11 @@ class TableSpec:
     def nbytes(self) -> int:
         """Return the bytes of the rows alone."""
         return prod(self.shape) * self.dtype.itemsize
+
+
+def _kind(device: str) -> str:
+    """Return a device without its number, which may be another on each rank."""
+    return "cuda" if device.startswith("cuda") else device
 
 
 @dataclass(frozen=True)

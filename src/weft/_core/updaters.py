@@ -280,15 +280,22 @@ def _update_by_user(
     delta.flags.writeable = False
     for part in blocks(rows) if rows.size else ():
         block, kept = rows[part], {name: state[name][part] for name in updater.state}
-        given = list(kept.values())
-        returned = fun(block, kept, delta[part])
-        in_place = [*map(id, kept.values())] == [*map(id, given)]
-        if not in_place or (returned is not None and returned is not block):
-            what = f"returned a {type(returned).__name__}" if in_place else "replaced its state"
-            raise InvalidType(
-                f"updater {updater} {what}, which would be lost; expected a function that changes "
-                "rows and state in place, as in rows -= delta; state['mean'] += delta"
-            )
+        call_user(updater, fun, block, kept, delta[part])
+
+
+def call_user(
+    updater: Updater, fun: Callable[..., object], rows: Any, state: dict[str, Any], delta: Any
+) -> None:
+    """Call a user's function. Raises InvalidType for what it returns instead of changing."""
+    given = list(state.values())
+    returned = fun(rows, state, delta)
+    in_place = [*map(id, state.values())] == [*map(id, given)]
+    if not in_place or (returned is not None and returned is not rows):
+        what = f"returned a {type(returned).__name__}" if in_place else "replaced its state"
+        raise InvalidType(
+            f"updater {updater} {what}, which would be lost; expected a function that changes "
+            "rows and state in place, as in rows -= delta; state['mean'] += delta"
+        )
 
 
 #: Elements of a block. Milliseconds for 10 M elements on a core with 1.25 MiB of L2 cache:
@@ -299,8 +306,9 @@ def _update_by_user(
 #:     adam, float32        50     39     36     37     43     47
 #:     adam, float64        80     73     75     84     95     98
 BLOCK = 32 * 1024
-#: what a rule works on: rows, state, delta, and scratch memory
-_Block = tuple[Array, list[Array], Array, Array]
+#: what a rule works on: rows, state, delta, scratch memory, and the library whose arrays they are:
+#: `numpy` or, for tensors on a device, `torch`, which has the same functions under these names
+_Block = tuple[Any, list[Any], Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -340,7 +348,7 @@ class Rule:
             for target, source in zip(computed, stored, strict=False):
                 np.copyto(target, source)
             rows, *state, delta = computed or stored
-            self.change((rows, state, delta, scratch[:size]), *factors)
+            self.change((rows, state, delta, scratch[:size], np), *factors)
             for target, source in zip(stored[:-1], computed, strict=False):  # all but the delta
                 np.copyto(target, source, casting="same_kind")
 
@@ -361,16 +369,16 @@ def computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _sgd(block: _Block, lr: float) -> None:
-    rows, _, delta, scratch = block
-    np.multiply(delta, lr, out=scratch)
+    rows, _, delta, scratch, library = block
+    library.multiply(delta, lr, out=scratch)
     rows -= scratch
 
 
 def _momentum(block: _Block, lr: float, momentum: float, nesterov: float) -> None:
-    rows, (velocity,), delta, scratch = block
+    rows, (velocity,), delta, scratch, library = block
     velocity *= momentum
     velocity += delta
-    np.multiply(velocity, momentum if nesterov else lr, out=scratch)
+    library.multiply(velocity, momentum if nesterov else lr, out=scratch)
     if nesterov:
         scratch += delta
         scratch *= lr
@@ -378,22 +386,22 @@ def _momentum(block: _Block, lr: float, momentum: float, nesterov: float) -> Non
 
 
 def _adagrad(block: _Block, lr: float, eps: float) -> None:
-    _, (squares,), delta, scratch = block
-    np.multiply(delta, delta, out=scratch)
+    _, (squares,), delta, scratch, library = block
+    library.multiply(delta, delta, out=scratch)
     squares += scratch
     _descend(block, delta, squares, lr, eps)
 
 
 def _rmsprop(block: _Block, lr: float, eps: float, kept: float, new: float) -> None:
-    _, (mean_square,), delta, _ = block
+    _, (mean_square,), delta, _, _ = block
     _blend_square(block, mean_square, kept, new)
     _descend(block, delta, mean_square, lr, eps)
 
 
 def _adam(block: _Block, lr: float, eps: float, *weights: float) -> None:
-    _, (mean, mean_square), delta, scratch = block
+    _, (mean, mean_square), delta, scratch, library = block
     kept, new, kept_square, new_square = weights
-    np.multiply(delta, new, out=scratch)
+    library.multiply(delta, new, out=scratch)
     mean *= kept
     mean += scratch
     _blend_square(block, mean_square, kept_square, new_square)
@@ -401,8 +409,8 @@ def _adam(block: _Block, lr: float, eps: float, *weights: float) -> None:
 
 
 def _blend_square(block: _Block, mean_square: Array, kept: float, new: float) -> None:
-    _, _, delta, scratch = block
-    np.multiply(delta, delta, out=scratch)
+    _, _, delta, scratch, library = block
+    library.multiply(delta, delta, out=scratch)
     scratch *= new
     mean_square *= kept
     mean_square += scratch
@@ -410,10 +418,10 @@ def _blend_square(block: _Block, mean_square: Array, kept: float, new: float) ->
 
 def _descend(block: _Block, along: Array, square: Array, lr: float, eps: float) -> None:
     """Compute rows -= lr * along / (sqrt(square) + eps)."""
-    rows, _, _, scratch = block
-    np.sqrt(square, out=scratch)
+    rows, _, _, scratch, library = block
+    library.sqrt(square, out=scratch)
     scratch += eps
-    np.divide(along, scratch, out=scratch)
+    library.divide(along, scratch, out=scratch)
     scratch *= lr
     rows -= scratch
 

@@ -18,6 +18,7 @@ contents.py     what is compared to tell whether a value has changed
 holder.py       `weft.Holder`: a place for a value that cannot be changed itself
 containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
 torch_arrays.py tensors on a device, as the arrays of a collective
+torch_rows.py   some rows of a tensor, for tables on a device
 models.py       an object's values, whichever library it is from
 
 Training with one library:

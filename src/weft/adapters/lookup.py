@@ -144,3 +144,16 @@ def named(name: str) -> ModuleType:
                 f"    pip install 'weft[{name}]'"
             ) from error
     return _loaded[name]
+
+
+def table_device(given: Any) -> str:
+    """Return the device that `device=` of a table names, with its number. Raises InvalidType,
+    InvalidValue if this process has no such device, MissingPackage."""
+    try:
+        from weft.adapters import torch_rows
+    except ImportError as error:
+        raise MissingPackage(
+            f"device={given!r}: tables on a device are torch's tensors, and torch cannot be loaded "
+            f"({error}):\n    pip install 'weft[torch]'"
+        ) from error
+    return torch_rows.device_of_table(given)

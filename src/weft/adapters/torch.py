@@ -40,7 +40,7 @@ def _form(dtype: torch.dtype) -> tuple[str, np.dtype[Any]]:
 
 def view(value: Any) -> tuple[NDArray[Any], str]:
     """Return a view; of a tensor on a device a copy on the host."""
-    tensor = _dense(value)
+    tensor = dense(value)
     element = str(tensor.dtype).removeprefix("torch.")
     if tensor.device.type != "cpu":
         return torch_arrays.stage([tensor])[0], element
@@ -57,10 +57,10 @@ def view(value: Any) -> tuple[NDArray[Any], str]:
 
 def on_device(value: Any) -> Any:
     """Return a tensor on a device, without a copy, if an engine may use it there, else None."""
-    return _dense(value) if value.device.type in DEVICES else None
+    return dense(value) if value.device.type in DEVICES else None
 
 
-def _dense(value: Any) -> Any:
+def dense(value: Any) -> Any:
     """Return a tensor without its gradient. Raise InvalidType unless all its numbers are there."""
     tensor = value.detach()
     if tensor.layout != torch.strided or tensor.is_quantized:

@@ -38,7 +38,7 @@ _FUNCTIONS = {
 _BOOLEAN = {**_FUNCTIONS, "sum": torch.logical_or, "prod": torch.logical_and}
 _HALVES = (torch.float16, torch.bfloat16)
 #: dtypes for which torch has few operations: those whose sums and products have the same bits
-_SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
+SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
 
 
 # memory
@@ -46,7 +46,7 @@ _SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
 
 def empty(shape: Sequence[int], element: str, device: str) -> Any:
     """Return a tensor of any values. Raises OutOfMemory, InvalidValue without such a device."""
-    return allocated(lambda: torch.empty(tuple(shape), dtype=_dtype(element), device=device))
+    return allocated(lambda: torch.empty(tuple(shape), dtype=dtype_of(element), device=device))
 
 
 def allocated(make: Any) -> Any:
@@ -242,15 +242,15 @@ def can_combine(element: str, op: str) -> bool:
     complex numbers, and none of wide unsigned ones."""
     known = hasattr(torch, element)
     if op in ("min", "max"):
-        return known and not element.startswith("complex") and element not in _SIGNED
-    return known and not (op == "mean" and element in _SIGNED)
+        return known and not element.startswith("complex") and element not in SIGNED
+    return known and not (op == "mean" and element in SIGNED)
 
 
 def combine(
     parts: Iterable[Any], out: Any, op: str, weights: Sequence[float] | None = None
 ) -> None:
     """Do what `arithmetic.combine` does, with tensors: parts come in the order of their ranks."""
-    if (signed := _SIGNED.get(str(out.dtype).removeprefix("torch."))) is not None:
+    if (signed := SIGNED.get(str(out.dtype).removeprefix("torch."))) is not None:
         parts, out = (part.view(signed) for part in parts), out.view(signed)
     wide = _wide(out.dtype, op, weighted=weights is not None)
     function = (_BOOLEAN if out.dtype == torch.bool else _FUNCTIONS)[op]
@@ -300,7 +300,7 @@ def _wide(dtype: Any, op: str, *, weighted: bool) -> Any:
     return torch.complex128 if wide.is_complex else torch.float64
 
 
-def _dtype(element: str) -> Any:
+def dtype_of(element: str) -> Any:
     dtype = getattr(torch, element, None)
     if not isinstance(dtype, torch.dtype):
         raise InvalidType(f"{element}: torch has no such numbers, so they cannot be on a GPU")

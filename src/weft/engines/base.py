@@ -55,6 +55,8 @@ class Group(ABC):
     generation: int
     #: seconds that a call without `timeout=` may wait
     timeout: float
+    #: whether tables may lie on a GPU
+    has_device_tables: bool = False
     #: whether this process has called `leave`
     has_left: bool = False
     #: the group that `survivors` returned, which replaces this one

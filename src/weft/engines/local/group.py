@@ -98,6 +98,8 @@ def forget_unfinished(group: Group) -> None:
 class LocalGroup(Group):
     """Processes of this machine that meet in shared memory."""
 
+    has_device_tables = True
+
     def __init__(
         self, meeting: Meeting, recorder: Recorder, *, timeout: float, world: bool = False
     ) -> None:

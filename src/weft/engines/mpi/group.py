@@ -108,6 +108,7 @@ class MpiGroup(LocalGroup):
         super().__init__(meeting, recorder, timeout=timeout, world=world)
         self.rank = meeting.group_rank
         self.size = len(meeting.placement.world)
+        self.has_device_tables = self.size == 1
         self.hosts = meeting.placement.hosts
         self._host_collectives: HostCollectives | None = None
         if not world:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class SerialGroup(Group):
     """A group of one rank, which never waits."""
 
+    has_device_tables = True
+
     def __init__(self, *, timeout: float, name: str = "world", generation: int = 0) -> None:
         self.name, self.rank, self.size, self.hosts = name, 0, 1, (host_name(),)
         self.generation, self.timeout = generation, timeout

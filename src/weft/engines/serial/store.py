@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-
-import numpy as np
+from functools import partial
 
 from weft._core import rows
 from weft._core.arguments import validate_seconds
@@ -19,16 +18,19 @@ class SerialStore(Store):
     """Rows and state of one process, to which every consistency is the same."""
 
     def __init__(self, group: Group, spec: TableSpec, values: Array | None) -> None:
-        arrays = 1 + len(spec.updater.state)
-        validate_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
+        if not spec.on_device:
+            arrays = 1 + len(spec.updater.state)
+            validate_memory(f"{spec.kind} {spec.name!r}", arrays * spec.nbytes, "make it smaller")
+        self._library = library = rows.rows_on(spec.device)
         self.spec, self._steps = spec, 0
         self._group, self._process = group, os.getpid()
-        self._rows = np.zeros(spec.shape, spec.dtype)
-        self._state = {name: np.zeros(spec.shape, spec.dtype) for name in spec.updater.state}
+        zeros = partial(library.zeros, spec.shape, spec.dtype, spec.device)
+        self._rows: Array = zeros()
+        self._state: dict[str, Array] = {name: zeros() for name in spec.updater.state}
         self._arrays = {"rows": self._rows, **self._state}
         if values is not None:
-            self._rows[...] = values
-        self._adder = rows.make_adder(spec.n_rows, spec.dtype)
+            library.copy(self._rows, values)
+        self._adder = library.make_adder(spec.n_rows, spec.dtype)
         #: threads take turns
         self._turn = threading.RLock()
         #: whether a thread is in the middle of an add
@@ -46,7 +48,8 @@ class SerialStore(Store):
         with self._turn:
             if self._in_turn:
                 raise reentrant_error(self.spec.name)
-            return rows.read(self._rows, ids, out)
+            copied: Array = self._library.read(self._rows, ids, out)
+            return copied
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
         self._validate_use(timeout)
@@ -63,15 +66,15 @@ class SerialStore(Store):
                 self._in_turn = False
 
     def _add(self, delta: Array, ids: Ids | None) -> None:
-        updater = self.spec.updater
+        updater, library, arrays = self.spec.updater, self._library, (self._rows, self._state)
         if ids is None:
-            updater.update(self._rows, self._state, delta, self.steps)
+            library.update(arrays, slice(None), delta, updater, self.steps)
         elif updater.name == "add":
             prepared = self._adder.prepare(self._rows, ids, delta, touch=False)
             self._adder.add(self._rows, ids, delta, prepared)
         else:
-            ids, delta = rows.merge(ids, delta)
-            rows.update((self._rows, self._state), ids, delta, updater, self.steps)
+            ids, delta = library.merge(ids, delta)
+            library.update(arrays, ids, delta, updater, self.steps)
 
     def interrupted(self) -> tuple[Interrupted, ...]:
         return ()
@@ -84,11 +87,11 @@ class SerialStore(Store):
         self._validate_use(timeout)
 
     def read_piece(self, name: str, start: int, stop: int) -> Array:
-        piece: Array = self._arrays[name][start:stop].copy()
+        piece: Array = self._library.to_host(self._arrays[name][start:stop])
         return piece
 
     def write_piece(self, name: str, start: int, values: Array) -> None:
-        self._arrays[name][start : start + len(values)] = values
+        self._library.copy(self._arrays[name][start : start + len(values)], values)
 
     def set_steps(self, steps: int) -> None:
         self._steps = steps

@@ -14,12 +14,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from weft._core.arguments import seconds_until
-from weft.engines.local.meeting.meeting import UNDER_WAY, Meeting, in_words, setup_error
-from weft.engines.local.memory.cuda import DeviceSegment
+from weft.engines.local.meeting.meeting import (
+    MAILBOX_BYTES,
+    UNDER_WAY,
+    Meeting,
+    in_words,
+    make_block,
+    setup_error,
+)
+from weft.engines.local.memory.cuda import DeviceSegment, identity
 from weft.engines.local.processes.channel import Channel, DeviceMemory, Listener
-from weft.errors import EngineUnavailable, OutOfMemory, WeftError
+from weft.errors import EngineUnavailable, InvalidValue, OutOfMemory, SetupError, WeftError
 
 #: what making or mapping memory of a device may raise
 TROUBLES = (WeftError, OSError, RuntimeError)
@@ -39,6 +47,15 @@ def map_segments(
         except TROUBLES as error:
             trouble = in_words(error)
     raise_any(meeting, trouble, deadline)
+    return share_segments(meeting, segments, device, deadline)
+
+
+def share_segments(
+    meeting: Meeting, segments: dict[int, DeviceSegment], device: int, deadline: float
+) -> list[DeviceSegment]:
+    """Return the segments of all ranks, given those of this one, mapped for this rank's device. All
+    ranks take part. Raises SetupError on every rank if one could not map one."""
+    trouble = b""
     mine = {rank: (one.descriptor, one.size) for rank, one in segments.items()}
     try:
         received = _exchange(meeting, mine.get(meeting.rank), deadline)
@@ -57,6 +74,67 @@ def raise_any(meeting: Meeting, trouble: bytes, deadline: float) -> None:
     troubles = meeting.exchange(UNDER_WAY, trouble, seconds_until(deadline))
     if any(troubles):
         raise setup_error(meeting, troubles)
+
+
+def device_memory(meeting: Meeting, size: int, device: str, deadline: float, *, what: str) -> Any:
+    """Return memory that rank 0 allocates on its device and every rank maps for its own, as a
+    tensor of bytes. All ranks take part; `what` it is for, in errors.
+
+    Raises, on every rank, OutOfMemory, and InvalidValue if a rank cannot reach rank 0's GPU. For a
+    device that is the host ("cpu:0") it is shared memory.
+    """
+    from weft.adapters import torch_arrays
+
+    if not device.startswith("cuda"):
+        block = make_block(
+            meeting,
+            UNDER_WAY,
+            leader=meeting.members[0],
+            size=size,
+            seconds=seconds_until(deadline),
+            point="table.made",
+        )
+        return torch_arrays.over(block.buffer)
+    number, trouble = torch_arrays.number_of(device), b""
+    segments: dict[int, DeviceSegment] = {}
+    own = identity_of(device)
+    if meeting.rank == 0:
+        try:
+            segments[0] = DeviceSegment.create(size, number)
+        except OutOfMemory as error:
+            trouble = b"!" + in_words(error)
+        except TROUBLES as error:
+            trouble = b"-" + in_words(error)
+    trouble = trouble[:MAILBOX_BYTES]
+    first, *_ = meeting.exchange(UNDER_WAY, trouble, seconds_until(deadline))
+    if first:
+        text = first[1:].decode(errors="replace")
+        raise (OutOfMemory if first[:1] == b"!" else SetupError)(f"{what}: {text}")
+    identities = meeting.exchange(UNDER_WAY, own, seconds_until(deadline))
+    try:
+        [segment] = share_segments(meeting, segments, number, deadline)
+    except SetupError as error:
+        others = [rank for rank, one in enumerate(identities) if one != identities[0]]
+        if not others:
+            raise
+        raise InvalidValue(
+            f"{what} lies on the GPU of rank 0, {identities[0].decode()}, and not all of ranks "
+            f"{others}, which have other GPUs, can reach its memory: {error}; use device='cpu', or "
+            "have all ranks share a GPU (weft run --gpus 0)"
+        ) from error
+    tensor = segment.tensor()
+    segment.close_descriptor()
+    return tensor
+
+
+def identity_of(device: str) -> bytes:
+    """Return what distinguishes a GPU from others."""
+    from weft.adapters import torch_arrays
+
+    try:
+        return identity(torch_arrays.number_of(device)).encode()
+    except TROUBLES as error:
+        return in_words(error)
 
 
 def _exchange(

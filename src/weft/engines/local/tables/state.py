@@ -12,6 +12,9 @@ TableMemory. The layout:
     rows | one array for each state of the updater
     staged         under bsp, for each rank: how many rows | their ids | their deltas
 
+The rows, the state and the deltas of a table on a device lie in memory of that device instead, in
+the same order, and this has all the rest: words, locks, ids.
+
 A place is a process that maps the memory: on one host, a rank. Each rank's words are written by one
 process only, on one host the rank itself; `applied`, `progress`, `steps` and the arrays are written
 under the locks. A stripe is a run of rows with a lock of its own, so that passes over the whole
@@ -72,7 +75,8 @@ _PART = 1 << 16
 
 
 class TableMemory:
-    """The layout of a table's memory, and arrays over it. Without a `block` it gives `nbytes`."""
+    """The layout of a table's memory, and arrays over it. Without a `block` it gives `nbytes` and
+    `device_nbytes`."""
 
     def __init__(
         self,
@@ -86,10 +90,14 @@ class TableMemory:
         """`size` ranks have words, and `places` processes, by default as many, map the memory."""
         self.spec, self.size = spec, size
         self.places = size if places is None else places
+        if spec.on_device:
+            stripes = 1  # a device does one thing at a time
         if stripes is None:
             stripes = min(max(1, spec.nbytes // _STRIPE), _MOST_STRIPES, spec.n_rows)
         self.stripes = stripes
         self._block: Any = block
+        #: that of a table on a device: a tensor of bytes
+        self.device_memory: Any = None
         self._end = 8 * _LINE
         self._lines = self._take(8 * _LINE * size)
         self.write_begun_at = self._take(8 * size) // 8
@@ -101,21 +109,30 @@ class TableMemory:
         self._ids = [self._take(8 * NAMED) for _ in range(size)]
         row_bytes = prod(spec.row_shape) * spec.dtype.itemsize
         #: rows of a clock that are applied between two updates of `progress`
-        self.part_rows = max(1, min(_PART, _STRIPE // row_bytes))
-        self._rows = self._take(spec.n_rows * row_bytes, _PAGE)
-        self._state = {
-            name: self._take(spec.n_rows * row_bytes, _PAGE) for name in spec.updater.state
-        }
+        self.part_rows = spec.n_rows
+        if not spec.on_device:
+            self.part_rows = max(1, min(_PART, _STRIPE // row_bytes))
+        self._device_end = 0
+        self._rows = self._take_array()
+        self._words_end = self._end if spec.on_device else self._rows
+        self._state = {name: self._take_array() for name in spec.updater.state}
         staged = range(size if spec.consistency.name == "bsp" else 0)
         self._staged = [
-            (self._take(8 * (1 + spec.n_rows), _PAGE), self._take(spec.n_rows * row_bytes, _PAGE))
-            for _ in staged
+            (self._take(8 * (1 + spec.n_rows), _PAGE), self._take_array()) for _ in staged
         ]
-        self.nbytes = self._end
+        self.nbytes, self.device_nbytes = self._end, self._device_end
 
     def _take(self, length: int, align: int = 8 * _LINE) -> int:
         start = -(-self._end // align) * align
         self._end = start + length
+        return start
+
+    def _take_array(self) -> int:
+        """Return where an array of the rows' shape and dtype begins."""
+        if not self.spec.on_device:
+            return self._take(self.spec.nbytes, _PAGE)
+        start = self._device_end
+        self._device_end += -(-self.spec.nbytes // _PAGE) * _PAGE
         return start
 
     def word(self, rank: int, which: int) -> int:
@@ -133,10 +150,23 @@ class TableMemory:
             yield Block(block.segment, block.offset + start, length)
 
     def format(self, values: Array | None) -> None:
-        """Initialize memory, fresh or used, as a table with these rows and no adds."""
-        self._block.clear(0, self._rows // 8)
+        """Initialize memory, fresh or used, as a table with these rows and no adds: of one on a
+        device all but the rows and their state."""
+        self._block.clear(0, self._words_end // 8)
         for lock in self.lock_blocks():
             locks.Lock.format(lock)
+        if not self.spec.on_device:
+            self.format_arrays(values)
+
+    def format_arrays(self, values: Array | None) -> None:
+        """Initialize the rows and their state."""
+        if self.spec.on_device:
+            library = rows.rows_on(self.spec.device)
+            for array in (self.rows, *self.state.values()):
+                library.clear(array)
+            if values is not None:
+                library.copy(self.rows, values)
+            return
         self.rows[...] = 0 if values is None else values
         for array in self.state.values():
             array[...] = 0
@@ -145,14 +175,11 @@ class TableMemory:
 
     @property
     def rows(self) -> Array:
-        return self._array(self._rows, self.spec.shape, self.spec.dtype)
+        return self._large_array(self._rows)
 
     @property
     def state(self) -> dict[str, Array]:
-        return {
-            name: self._array(start, self.spec.shape, self.spec.dtype)
-            for name, start in self._state.items()
-        }
+        return {name: self._large_array(start) for name, start in self._state.items()}
 
     @property
     def steps(self) -> Array:
@@ -165,7 +192,16 @@ class TableMemory:
         """Return how many rows a rank has staged, their ids and their deltas."""
         start, deltas = self._staged[rank]
         whole = self._array(start, (1 + self.spec.n_rows,), np.dtype(np.int64))
-        return whole[:1], whole[1:], self._array(deltas, self.spec.shape, self.spec.dtype)
+        return whole[:1], whole[1:], self._large_array(deltas)
+
+    def _large_array(self, start: int) -> Array:
+        spec = self.spec
+        if not spec.on_device:
+            return self._array(start, spec.shape, spec.dtype)
+        tensor: Any = rows.rows_on(spec.device).cut(
+            self.device_memory, start, spec.shape, spec.dtype.name
+        )
+        return tensor  # type: ignore[no-any-return]
 
     def _array(self, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         array: Array = np.ndarray(shape, dtype, memoryview(self._block.buffer), start)
@@ -366,6 +402,8 @@ class Staging:
         self._clocks, self._changes = clocks, changes
         self._rank, self._size = changes.rank, memory.size
         self._arrays, self._steps = (memory.rows, memory.state), memory.steps
+        self._device = memory.spec.device
+        self._library = rows.rows_on(self._device)
         self._adds = memory.spec.updater.name == "add"
 
     @property
@@ -385,14 +423,14 @@ class Staging:
     def stage_whole(self, low: int, delta: Array) -> None:
         """Keep a part of a delta for all rows, which begins with row `low`."""
         count, _, deltas = self._memory.staged(self._rank)
-        np.copyto(deltas[low : low + len(delta)], delta)
+        self._library.copy(deltas[low : low + len(delta)], delta)
         count[0] = WHOLE
 
     def stage_some(self, before: int, delta: Array, ids: Ids) -> None:
         """Keep a part of a delta for some rows, of which `before` are kept already."""
         count, staged_ids, deltas = self._memory.staged(self._rank)
         staged_ids[before : before + ids.size] = ids
-        deltas[before : before + ids.size] = delta
+        self._library.copy(deltas[before : before + ids.size], delta)
         count[0] = before + ids.size
 
     def apply(self, clock: int) -> None:
@@ -444,7 +482,7 @@ class Staging:
             else:
                 self._words[PROGRESS] = progress
                 where = slice(low, high) if named is None else named
-                rows.update(self._arrays, where, delta, self._spec.updater, step)
+                self._library.update(self._arrays, where, delta, self._spec.updater, step)
             if faults.armed:
                 faults.reach("table.added")
         finally:
@@ -454,14 +492,11 @@ class Staging:
         """Add to some rows and store `progress`. There is no call between the two, so no signal
         handler can come between and lose somebody's add."""
         words, (table, _) = self._words, self._arrays
-        if ids is None:
-            some = table[low : low + len(delta)]
+        where = slice(low, low + len(delta)) if ids is None else ids
+        addition = self._library.prepare_addition(table, where, delta)
+        try:
             with np.errstate(all="ignore"):
                 words[PROGRESS] = progress
-                np.add(some, delta, some)
-        else:
-            changed = table.take(ids, 0)
-            with np.errstate(all="ignore"):
-                changed += delta
-            words[PROGRESS] = progress
-            table[ids] = changed
+                addition()
+        finally:
+            self._library.await_done(self._device)

@@ -13,6 +13,11 @@ all writes done, copies, and finds that none was begun since, has consistent row
 (stores are seen in program order: `waiting.py`). A writer that dies in between blocks nobody: the
 kernel passes its locks on, and `interrupted` lists what it had begun.
 
+Rows on a GPU are in memory of that GPU which every rank maps. The algorithm is the same, with one
+stripe: a GPU does one thing at a time. A rank waits for what it has queued on its stream before it
+takes the lock, and for what the call itself has queued before it releases it: so no work of two
+ranks on the same rows is on the GPU at once, and the lock is held for nobody but this rank's GPU.
+
 Under bsp an add only stages the delta; the first rank that needs the next clock applies the deltas
 of all, in the order of ranks. Nobody can need another clock before that rank adds again, so the
 rows that it then reads do not change meanwhile.
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -29,14 +35,21 @@ from functools import partial
 import numpy as np
 
 from weft import faults
-from weft._core import rows
 from weft._core.arguments import deadline_after, seconds_until, validate_seconds
 from weft._core.arithmetic import Array
 from weft._core.partition import part_of
+from weft._core.rows import rows_on
 from weft._core.tables import Ids, Interrupted, TableSpec
 from weft.engines.base import Store
+from weft.engines.local.meeting.devices import TROUBLES, device_memory, raise_any
 from weft.engines.local.meeting.locks import Lock
-from weft.engines.local.meeting.meeting import MAILBOX_BYTES, TABLE, Meeting, make_block
+from weft.engines.local.meeting.meeting import (
+    MAILBOX_BYTES,
+    TABLE,
+    Meeting,
+    in_words,
+    make_block,
+)
 from weft.engines.local.meeting.roster import Recorder
 from weft.engines.local.memory.segment import Block
 from weft.engines.local.tables.state import Changes, Clocks, Ranks, Staging, TableMemory
@@ -47,6 +60,8 @@ from weft.errors import OutOfMemory, Stalled
 _CHUNK = 32 << 20
 #: how often a reader copies rows before it takes the lock
 _TRIES = 3
+#: seconds that the end of a process may take which died with a lock, and between looks at it
+_ENDING, _SLICE = 10.0, 0.001
 
 
 def make_store(
@@ -81,14 +96,39 @@ def make_store(
         prepare=lambda block: TableMemory(spec, len(meeting.members), block).format(values),
         point="table.made",
     )
+    memory = TableMemory(spec, len(meeting.members), block)
+    if spec.on_device:
+        map_arrays(meeting, memory, values, time.monotonic() + timeout)
     rows = SharedRows(
-        TableMemory(spec, len(meeting.members), block),
+        memory,
         block,
         ranks=Ranks(meeting),
         recorder=recorder,
         timeout=timeout,
     )
     return LocalStore(rows)
+
+
+def map_arrays(
+    meeting: Meeting, memory: TableMemory, values: Array | None, deadline: float
+) -> None:
+    """Have the rows of a table lie on the devices' memory that rank 0 allocates, and fill them.
+    Raises, on every rank, OutOfMemory, InvalidValue if one cannot reach rank 0's GPU, SetupError.
+    """
+    spec, trouble = memory.spec, b""
+    memory.device_memory = device_memory(
+        meeting,
+        memory.device_nbytes,
+        spec.device,
+        deadline,
+        what=f"table {spec.name!r}",
+    )
+    if meeting.rank == 0:
+        try:
+            memory.format_arrays(values)
+        except TROUBLES as error:
+            trouble = in_words(error)
+    raise_any(meeting, trouble, deadline)
 
 
 class SharedRows:
@@ -119,7 +159,8 @@ class SharedRows:
         self._needs_no_lock = self.is_bsp or not spec.exact
         #: whether deltas are added to rows directly, by an adder
         self.adds_rows = spec.updater.name == "add" and not self.is_bsp
-        self._adder = rows.make_adder(spec.n_rows, spec.dtype)
+        self.library = library = rows_on(spec.device)
+        self._adder = library.make_adder(spec.n_rows, spec.dtype)
 
     # reading
 
@@ -127,7 +168,7 @@ class SharedRows:
         """Copy all rows or some. Under bsp nobody changes them: the caller has applied its clock,
         and has not added since."""
         if self._needs_no_lock:
-            return rows.read(self.rows, ids, out)
+            return self._copy(self.rows, ids, out)
         if ids is None and len(self.stripes) > 1:
             return self._read_stripes(out, deadline_after(timeout, self.timeout))
         return self._read_whole_rows(ids, out, timeout)
@@ -137,9 +178,10 @@ class SharedRows:
         for _ in range(_TRIES):
             if (copied := self.try_read(self.rows, ids, out)) is not None:
                 return copied
-        with self.table.exclusive(timeout=timeout):
+        with self.table.exclusive(timeout=timeout) as died:
+            self._await_end(died)
             self.changes.mark_dead_writers()
-            return rows.read(self.rows, ids, out)
+            return self._copy(self.rows, ids, out)
 
     def try_read(self, some: Array, ids: Ids | None, out: Array | None) -> Array | None:
         """Copy the rows, or some of them; return None if somebody has changed some meanwhile."""
@@ -147,10 +189,14 @@ class SharedRows:
         before = write_done.tolist()
         if write_begun.tolist() != before:
             return None
-        copied = rows.read(some, ids, out)
+        copied = self._copy(some, ids, out)
         if faults.armed:
             faults.reach("table.copied")
         return copied if write_begun.tolist() == before else None
+
+    def _copy(self, some: Array, ids: Ids | None, out: Array | None) -> Array:
+        copied: Array = self.library.read(some, ids, out)
+        return copied
 
     def _read_stripes(self, out: Array | None, deadline: float) -> Array:
         """Copy the whole table, several stripes at a time."""
@@ -186,11 +232,12 @@ class SharedRows:
         """Return a delta with each id once, where it has to be."""
         if ids is None or self.adds_rows:
             return delta, ids
-        ids, delta = rows.merge(ids, delta)
+        ids, delta = self.library.merge(ids, delta)
         return delta, ids
 
     def update(self, delta: Array, ids: Ids | None, deadline: float) -> None:
         """Apply the updater to all rows, or to these; under bsp stage the delta."""
+        self.library.await_ready(self.spec.device)
         if self.is_bsp:
             self.staging.stage(delta, ids)
         elif ids is None:
@@ -230,7 +277,8 @@ class SharedRows:
         if not self.spec.exact:
             yield
         elif len(self.stripes) == 1:
-            with self.table.exclusive(timeout=seconds_until(deadline)):
+            with self.table.exclusive(timeout=seconds_until(deadline)) as died:
+                self._await_end(died)
                 yield
         else:
             with (
@@ -246,7 +294,7 @@ class SharedRows:
         some = slice(*self.memory.range_of(stripe))
         self._steps[stripe] += 1
         step = int(self._steps[stripe] + self._steps[-1])
-        rows.update(self._arrays, some, delta, self.spec.updater, step)
+        self.library.update(self._arrays, some, delta, self.spec.updater, step)
         if faults.armed:
             faults.reach("table.added")
 
@@ -255,7 +303,8 @@ class SharedRows:
             return
         prepared = self.prepare(delta, ids)
         alone = self.table.exclusive(timeout=seconds_until(deadline))
-        with alone if self.spec.exact else nullcontext():
+        with alone if self.spec.exact else nullcontext() as died:
+            self._await_end(died)
             step = 0
             if not self.adds_rows:
                 self.count_step()
@@ -280,7 +329,7 @@ class SharedRows:
             if self.adds_rows:
                 self._adder.add(self.rows, ids, delta, prepared)
             else:
-                rows.update(self._arrays, ids, delta, self.spec.updater, step)
+                self.library.update(self._arrays, ids, delta, self.spec.updater, step)
             if faults.armed:
                 faults.reach("table.added")
         finally:
@@ -301,10 +350,20 @@ class SharedRows:
         if staging.applied >= clock:
             return
         self.clocks.await_others(clock, deadline)
-        with self.table.exclusive(timeout=seconds_until(deadline)):
+        with self.table.exclusive(timeout=seconds_until(deadline)) as died:
+            self._await_end(died)
             self.changes.mark_dead_writers()
             while staging.applied < clock:
                 staging.apply(staging.applied + 1)
+
+    def _await_end(self, died: int | None) -> None:
+        """Return when the process of a holder that died with the lock is gone, and with it what it
+        had a GPU do: that goes on for some milliseconds after its lock was passed on."""
+        if died is None or not self.spec.on_device:
+            return
+        until = time.monotonic() + _ENDING
+        while not self.ranks.gone([died]) and time.monotonic() < until:
+            time.sleep(_SLICE)
 
     def settle(self, deadline: float) -> None:
         """Apply what all ranks that are here have added."""
@@ -437,11 +496,12 @@ class LocalStore(Store):
 
     def read_piece(self, name: str, start: int, stop: int) -> Array:
         self._rows.validate_use()
-        return np.array(self._rows.piece(name, start, stop))
+        copied: Array = self._rows.library.to_host(self._rows.piece(name, start, stop))
+        return copied
 
     def write_piece(self, name: str, start: int, values: Array) -> None:
         self._rows.validate_use()
-        self._rows.piece(name, start, start + len(values))[...] = values
+        self._rows.library.copy(self._rows.piece(name, start, start + len(values)), values)
 
     @property
     def steps(self) -> int:
