@@ -81,8 +81,8 @@ def deliver(array: NDArray[Any], element: str) -> Any:
 
 
 def contents(value: Any) -> Contents | None:
-    """Return the memory of a dense tensor, or a copy on the host. Torch's own count of changes misses
-    those of `tensor.data`."""
+    """Return the memory of a dense tensor, or a copy of it on the host. Torch's own count of
+    changes misses those of `tensor.data`."""
     if type(value) not in _PLAIN or value.is_meta or value.layout != torch.strided:
         return None
     try:
