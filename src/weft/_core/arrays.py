@@ -297,8 +297,15 @@ class Coalescing:
         for group, source in zip(self._groups, coalesced, strict=True):
             if len(group) > 1:
                 ends = accumulate(len(arrays[index]) for index in group)
-                for index, end in zip(group, ends, strict=True):
-                    arrays[index][...] = source[end - len(arrays[index]) : end]
+                parts = [
+                    source[end - len(arrays[index]) : end]
+                    for index, end in zip(group, ends, strict=True)
+                ]
+                if not is_on_host(source):
+                    _torch().copy_all([arrays[index] for index in group], parts)
+                    continue
+                for index, part in zip(group, parts, strict=True):
+                    arrays[index][...] = part
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:

@@ -197,6 +197,11 @@ def copy(target: Any, source: Any) -> None:
         _tensor(target, source).copy_(_tensor(source, target))
 
 
+def copy_all(targets: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Copy the values of tensors to others on the same device, all at once."""
+    torch._foreach_copy_(list(targets), list(sources))
+
+
 def _tensor(array: Any, other: Any) -> Any:
     """Return an array as a tensor: itself, or one over its memory, of the dtype of the other."""
     if not isinstance(array, np.ndarray):

@@ -142,7 +142,9 @@ class DeviceCollectives:
             return None
         if self._policy is None:
             return call.device
-        return None if self._policy.of(nbytes_of(call)) is Path.STAGED else call.device
+        few = len(call.leaves) == 1  # several are joined by the device, which takes a turn anyway
+        nbytes = nbytes_of(call) if few else self._policy.staged_below
+        return None if self._policy.of(nbytes) is Path.STAGED else call.device
 
     def fill(self, call: Call) -> int:
         """Copy a call's arrays to this rank's slot, if they fit. Return what to tell the others."""
