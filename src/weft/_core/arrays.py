@@ -123,7 +123,7 @@ def is_on_host(array: Array) -> bool:
 
 def own_device(device: str) -> str:
     """Return the device of this process for a tensor that comes from another process's. Raises
-    InvalidValue if there is none."""
+    DeviceUnavailable if there is none."""
     return str(_torch().here(device))
 
 

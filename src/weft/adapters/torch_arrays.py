@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.errors import InvalidType, InvalidValue, OutOfMemory
+from weft.errors import DeviceUnavailable, InvalidType, InvalidValue, OutOfMemory
 
 #: seconds for which a stream is asked whether it is done before the thread sleeps: the turns of
 #: several processes take less, and to be woken takes as long as one
@@ -462,12 +462,12 @@ def over(buffer: Any) -> Any:
 
 def here(device: str) -> str:
     """Return the device of this process for a tensor that came from another: of the same kind,
-    whatever its number was there. Raises InvalidValue if there is none."""
+    whatever its number was there. Raises DeviceUnavailable if there is none."""
     kind = torch.device(device).type
     if kind != "cuda":
         return str(kind)
     if not torch.cuda.is_available():
-        raise InvalidValue(
+        raise DeviceUnavailable(
             f"a tensor on {device} came from another process, and {devices_in_words()}; send "
             "tensor.cpu() to processes without a GPU"
         )

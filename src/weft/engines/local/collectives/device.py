@@ -288,7 +288,7 @@ class DeviceCollectives:
         try:
             self._device = device or _torch().here("cuda")
             facts = _facts_of(self._device)
-        except TROUBLES:  # this rank can use no GPU
+        except (*TROUBLES, ImportError, AssertionError):  # this rank can use no GPU
             self._device = ""
         message = json.dumps([*facts, os.environ.get(VARIABLE, "")]).encode()
         answers = self._meeting.exchange(UNDER_WAY, message, seconds_until(deadline))
