@@ -249,6 +249,31 @@ for _ in range(2):
     assert not [one for one in left if "weft" in one.command.partition("/bin/")[2]]
 
 
+@pytest.mark.soak
+def test_clusters_of_two_users(two_hosts: Hosts) -> None:
+    """On one machine, of different ports and keys: each finds its own, and ends no other."""
+    other = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--"]
+    theirs = {"WEFT_KEY": "another key of many letters"}
+    for line, env in ((weft(*OPEN), KEY), ([*other, *weft("open", "--port", "2900")], theirs)):
+        opened = two_hosts.run_on(1, line, env=env)
+        assert opened.code == 0, opened
+    program = """
+import weft
+assert weft.map(abs, [-1, -2], engine="ray") == [1, 2]
+import ray
+print(ray.get_runtime_context().gcs_address)
+"""
+    run = [sys.executable, "-c", program]
+    assert two_hosts.run_on(1, run, env=KEY).out == "10.78.0.1:2718\n"
+    assert two_hosts.run_on(1, [*other, *run], env=theirs).out == "10.78.0.1:2900\n"
+    assert two_hosts.run_on(1, [*other, *weft("close")], env=theirs).code == 0
+    assert two_hosts.run_on(1, run, env=KEY).out == "10.78.0.1:2718\n"
+    wrong = two_hosts.run_on(1, weft("open", "--join", "host1:2718"), env=KEY)
+    assert "is open already" in wrong.err
+    assert two_hosts.run_on(1, weft("close"), env=KEY).code == 0
+    assert two_hosts.leave_nothing() == []
+
+
 def test_folders_of_nodes_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ray makes sockets in them; private ones."""
     long = tmp_path / ("x" * 40)

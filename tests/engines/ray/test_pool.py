@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -21,6 +23,7 @@ from tests.support import Outcome, wait_until, within
 PROGRAMS = Path(__file__).parent / "programs"
 SEEDS = Path(__file__).parents[2] / "seeds" / "programs"
 OWN = {"WEFT_KEY": "a key of more than sixteen letters"}
+RAY = Path(sys.executable).parent / "ray"
 WEFT = [sys.executable, "-m", "weft"]
 #: two workers on each host
 OPEN = [*WEFT, "open", "--max-cpu", "2"]
@@ -140,10 +143,16 @@ def test_without_machines(cluster: Hosts) -> None:
 class Driver:
     """A program on a host that runs maps one after the other, while a test kills."""
 
-    def __init__(self, hosts: Hosts, k: int, *maps: tuple[str, dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        k: int,
+        *maps: tuple[str, dict[str, Any]],
+        env: Mapping[str, str] = MappingProxyType(OWN),
+    ) -> None:
         self._hosts = hosts
         line = [sys.executable, "-u", str(PROGRAMS / "losses.py"), json.dumps(maps)]
-        self.job: Job = hosts.start_on(k, line, env=OWN)
+        self.job: Job = hosts.start_on(k, line, env=env)
 
     def begins(self, name: str) -> None:
         """Wait until a map is under way."""
@@ -158,6 +167,14 @@ class Driver:
             return found.get(name)
 
         return self._waits_for(find)
+
+    def ends_well(self) -> None:
+        """Wait for the end of the program: it has lived on, and Ray has said nothing."""
+        outcome = self.job.wait()
+        assert (outcome.code, outcome.err) == (0, ""), outcome
+        lines = [line.split()[0] for line in outcome.out.splitlines()]
+        assert set(lines) <= {"BEGIN", "END", "pid"}, outcome
+        assert "lives" in outcome.out
 
     def _waits_for(self, look: Callable[[str], Any]) -> Any:
         def waited() -> Any:
@@ -217,9 +234,7 @@ def test_losses(cluster: Hosts) -> None:
     join(cluster, 3)
     assert driver.ended("join")[1:] == [[], ["host1", "host2", "host3"]]
     assert cluster.run_on(3, [*WEFT, "close"], env=OWN).code == 0
-    outcome = driver.job.wait()
-    assert outcome.code == 0, outcome
-    assert "lives" in outcome.out
+    driver.ends_well()
 
 
 def only_nodes(hosts: Hosts, k: int) -> list[str]:
@@ -259,16 +274,6 @@ def test_the_programs_of_the_seed(
 ) -> None:
     """As they are written, with the names of machines; each of these takes part, this one too. The
     last one ends them all."""
-    for k in (1, 2):
-        names = cluster.run_on(k, "echo 10.78.0.2 bobs-machine >> /run/names; cat /run/names")
-        assert "bobs-machine" in names.out
-    scripts = []
-    for name, (call, _) in BLOCKS.items():
-        text = (SEEDS / f"{name}.py").read_text()
-        assert call in text
-        machines = f"{call}, machines=['bobs-machine', 'host1'], port=2718"
-        scripts.append(tmp_path / f"{name}.py")
-        scripts[-1].write_text(text.replace(call, machines))
     everyone = tmp_path / "everyone.py"
     everyone.write_text(
         "import runpy, socket, sys, playdoh, weft\n"
@@ -284,10 +289,27 @@ def test_the_programs_of_the_seed(
         "assert uses([1, 2]) == [False, False]\n"
         "for path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')\n"
     )
-    done = drive(str(everyone), *map(str, scripts))
-    assert done.out == "".join(printed for _, printed in BLOCKS.values())
+    run_the_seeds_programs(cluster, drive, tmp_path, "['bobs-machine', 'host1']", everyone)
     for k in (1, 2):  # shutdown(dfun) has ended the workers of all machines
         assert not cluster.processes(k)
+
+
+def run_the_seeds_programs(
+    cluster: Hosts, drive: Callable[..., Outcome], folder: Path, machines: str, *first: Path
+) -> None:
+    """Run them with these machines, one after the other in the program `first`, if there is one."""
+    for k in range(1, cluster.count + 1):
+        names = cluster.run_on(k, "echo 10.78.0.2 bobs-machine >> /run/names; cat /run/names")
+        assert "bobs-machine" in names.out
+    scripts = []
+    for name, (call, _) in BLOCKS.items():
+        text = (SEEDS / f"{name}.py").read_text()
+        assert call in text
+        scripts.append(folder / f"{name}.py")
+        scripts[-1].write_text(text.replace(call, f"{call}, machines={machines}, port=2718"))
+    lines = [[*map(str, first), *map(str, scripts)]] if first else [[str(one)] for one in scripts]
+    printed = "".join(drive(*line).out for line in lines)
+    assert printed == "".join(printed for _, printed in BLOCKS.values())
 
 
 def test_the_first_host_is_lost(cluster: Hosts) -> None:
@@ -301,10 +323,85 @@ def test_the_first_host_is_lost(cluster: Hosts) -> None:
     assert kind == "WorkerLost", text
     kind, text = driver.ended("after")
     assert kind == "MachineUnavailable", text
-    outcome = driver.job.wait()
-    assert outcome.code == 0, outcome
-    assert "lives" in outcome.out
+    driver.ends_well()
     close_both(cluster)
+
+
+def test_a_lost_node_and_a_cut_link(cluster: Hosts) -> None:
+    """In the middle of a map: its items are run elsewhere, or are named with the host; the actor
+    and the workers that nobody can tell end themselves, the node ends when it learns of it."""
+    open_both(cluster)
+    driver = Driver(cluster, 1, ("raylet", {"retries": 1}))
+    driver.begins("raylet")
+    os.kill(of_host(cluster, 2, "raylet/raylet").pid, signal.SIGKILL)
+    assert driver.ended("raylet")[:2] == [24, []]
+    driver.ends_well()
+    assert wait_until(lambda: not cluster.processes(2))
+    join(cluster, 2)
+    driver = Driver(cluster, 1, ("cut", {"on_error": "return"}), ("after", {"retries": 1}))
+    driver.begins("cut")
+    cluster.cut(2)
+    began = time.monotonic()
+    done, lost, _ = driver.ended("cut")
+    assert time.monotonic() - began < within(20)
+    assert done + len(lost) == 24
+    assert 1 <= len(lost) <= 6, lost
+    assert all("host2 was lost" in one for one in lost)
+    assert wait_until(lambda: not only_nodes(cluster, 2))  # still cut off
+    assert driver.ended("after") == [24, [], ["host1"]]
+    driver.ends_well()
+    cluster.mend(2)
+    assert wait_until(lambda: not cluster.processes(2))
+    close_both(cluster)
+
+
+@pytest.mark.soak
+def test_losses_of_a_ray_of_the_users_own(cluster: Hosts) -> None:
+    """With Ray's own settings, by which it takes half a minute until it counts a host as lost."""
+    close_both(cluster)
+    options = "--disable-usage-stats --num-cpus 2 --temp-dir /run/tmp/r --node-ip-address"
+    environment = {"HOME": "/run/tmp/home", "RAY_ADDRESS": "10.78.0.1:6400"}
+    for k, where in ((1, "--head --port 6400 --include-dashboard false"), (2, "--address $TO")):
+        line = f"mkdir $HOME; TO=$RAY_ADDRESS; unset RAY_ADDRESS; {RAY} start {where} {options}"
+        started = cluster.run_on(k, f"{line} 10.78.0.{k}", env=environment)
+        assert started.code == 0, started
+    again = {"retries": 1}
+    driver = Driver(cluster, 1, ("actor", again), ("cut", again), env=environment)
+    driver.begins("actor")
+    os.kill(of_host(cluster, 2, "ray::HostActor").pid, signal.SIGKILL)
+    assert driver.ended("actor")[:2] == [24, []]
+    driver.begins("cut")
+    cluster.cut(2)
+    began = time.monotonic()
+    assert driver.ended("cut")[:2] == [24, []]
+    assert time.monotonic() - began < within(20)
+    driver.ends_well()
+    assert wait_until(lambda: not any("HostActor" in one for one in only_nodes(cluster, 2)))
+    cluster.clean()
+
+
+@pytest.mark.soak
+def test_three_hosts(cluster: Hosts, drive: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Seeds give the same numbers and workers share their host's cores on any number of hosts; the
+    programs of the seed run on three; whatever is lost while items are taken, results are right."""
+    open_both(cluster)
+    join(cluster, 3)
+    assert drive(str(PROGRAMS / "three.py")).out == "done\n"
+    line = [sys.executable, str(PROGRAMS / "three.py"), "survive"]
+    driver = cluster.start_on(1, line, env=OWN)
+    assert wait_until(lambda: "MAP" in driver.out or not driver.running)
+    moments = random.Random(5)
+    while driver.running:
+        time.sleep(moments.uniform(0.3, 1.5))
+        for actor in cluster.processes(moments.choice([2, 3])):
+            if "ray::HostActor" in actor.command:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(actor.pid, signal.SIGKILL)
+    outcome = driver.wait()
+    assert (outcome.code, outcome.err) == (0, ""), outcome
+    assert outcome.out.endswith("done\n")
+    run_the_seeds_programs(cluster, drive, tmp_path, "['bobs-machine', 'host3', 'host1']")
+    assert not any(cluster.processes(k) for k in (1, 2, 3))
 
 
 def test_gpus_of_all_machines(cluster: Hosts) -> None:

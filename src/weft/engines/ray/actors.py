@@ -93,6 +93,11 @@ class Actor:
         self.pid = pid or self.pid
 
     @property
+    def has_answered(self) -> bool:
+        """Return whether it has started."""
+        return self._started
+
+    @property
     def is_silent(self) -> bool:
         """Return whether it has not answered for so long that it counts as lost."""
         return self.missed >= (_SILENCE if self._started else _START)

@@ -124,6 +124,7 @@ def of_user() -> Cluster:
             address = os.environ.get("RAY_ADDRESS")
             raise MachineUnavailable(f"RAY_ADDRESS={address}: {error}") from error
         _connected = True
+        _silence(ray)
     context = ray.get_runtime_context()
     return Cluster(str(context.gcs_address), _ask_ray(ray), None)
 

@@ -188,6 +188,8 @@ class Run:
         self._shares = Shares(self._items.known, retries=job.retries)
         self._places = list(places)
         self._hosts: dict[str, _Host] = {}
+        #: hosts that have joined, or may be back, until their actors answer
+        self._joining: list[tuple[Place, Actor]] = []
         #: awaited answers: the host, and whether it is one to take_back
         self._pending: dict[Any, tuple[str, bool]] = {}
         self._digests = local_modules.look(self._function.modules)
@@ -232,6 +234,8 @@ class Run:
 
     def _end(self) -> None:
         used = [host.actor for host in self._hosts.values()]
+        for _, actor in self._joining:
+            self._actors.lose(actor)
         if self._items.ended and not self._shares.left:
             self._actors.give_back(self._number, used)
         else:
@@ -239,18 +243,35 @@ class Run:
 
     # hosts
 
-    def _add(self, place: Place) -> None:
+    def _add(self, place: Place, actor: Actor | None = None) -> None:
         """Take part of the map to another host."""
         offset = sum(host.place.workers for host in self._hosts.values())
         if place in self._places:
             before = self._places[: self._places.index(place)]
             offset = sum(one.workers for one in before)
-        actor = self._actors.take(place)
+        actor = actor or self._actors.take(place)
         host = _Host(place, actor, offset)
         self._hosts[actor.key] = host
         self._shares.join(actor.key, place.workers)
         host.messages = list(actor.modules.messages(self._digests))
         actor.modules.note(self._digests)
+
+    def _add_joined(self) -> None:
+        """Use hosts that have joined. A host that was lost may still count as one that lives for
+        Ray: so their actors have to answer first."""
+        if not self._job.one_each:
+            known = [self._hosts[key].place for key in self._hosts]
+            known += [place for place, _ in self._joining]
+            for place in self._actors.joined(known):
+                self._joining.append((place, self._actors.take(place)))
+        waiting, self._joining = self._joining, []
+        for place, actor in waiting:
+            if actor.has_answered:
+                self._add(place, actor)
+            elif actor.is_silent:
+                self._actors.lose(actor)
+            else:
+                self._joining.append((place, actor))
 
     def _lose(self, key: str, why: str) -> Iterator[Finished]:
         """Go on without a host. Yield its items that are not run again as failures."""
@@ -526,9 +547,7 @@ class Run:
         for key in [key for key, host in self._hosts.items() if host.actor.is_silent]:
             yield from self._lose(key, self._hosts[key].actor.silence)
         self._actors.check_head()
-        for place in self._actors.joined(self._hosts[key].place for key in self._hosts):
-            if not self._job.one_each:
-                self._add(place)
+        self._add_joined()
 
     def _attend(self, reference: Any, key: str, is_taking: bool) -> Iterator[Finished]:
         host = self._hosts[key]
