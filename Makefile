@@ -44,6 +44,7 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/machines.py
 	$(BIN)/python benchmarks/machines_map.py
 	$(BIN)/python benchmarks/machines_tables.py
+	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/report.py
 
 docs: .venv/docs

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.floating[Any]]
 
 HERE = Path(__file__)
-KB, MB = 1_000, 1_000_000
+KB, MB, GB = 1_000, 1_000_000, 1_000_000_000
+UNITS = ((GB, "GB"), (MB, "MB"), (KB, "KB"))
 Call = Callable[[], object]
 
 
@@ -61,8 +62,8 @@ class Row:
     def name(self) -> str:
         if not self.bytes:
             return self.operation
-        large = self.bytes >= MB
-        return f"{self.operation} {self.bytes // (MB if large else KB)} {'MB' if large else 'KB'}"
+        scale, unit = next(one for one in UNITS if self.bytes >= one[0])
+        return f"{self.operation} {self.bytes // scale} {unit}"
 
 
 ROWS = (
@@ -377,16 +378,16 @@ class Gloo:
         return array
 
     def all_reduce(self, x: Array, out: Array) -> Call:
-        tensor = self.torch.from_numpy(out)
+        tensor = self.torch.as_tensor(out)
         return lambda: self.dist.all_reduce(tensor)
 
     def broadcast(self, x: Array) -> Call:
-        tensor = self.torch.from_numpy(x)
+        tensor = self.torch.as_tensor(x)
         return lambda: self.dist.broadcast(tensor, 0)
 
     def gather(self, x: Array, out: Array | None) -> Call:
-        tensor = self.torch.from_numpy(x)
-        parts = None if out is None else list(self.torch.from_numpy(out).chunk(self.size))
+        tensor = self.torch.as_tensor(x)
+        parts = None if out is None else list(self.torch.as_tensor(out).chunk(self.size))
         return lambda: self.dist.gather(tensor, parts)
 
     def close(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import comparison
 from comparison import Line, Results
@@ -18,9 +19,11 @@ def options(
     peers: Iterable[str] = (),
     roles: Iterable[str] = (),
     flags: Iterable[str] = (),
+    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> argparse.Namespace:
-    """What the user asks for: quick, rounds, peers and results; or, where a benchmark has started
-    itself again, role and place, and the flags that it gave itself."""
+    """What the user asks for: quick, rounds, peers and results, and of `choices` one each, by
+    default the first; or, where a benchmark has started itself again, role and place, and the flags
+    that it gave itself."""
     known = list(peers)
     parser = argparse.ArgumentParser(description=(document or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help=f"rounds: {quick_rounds}, less each")
@@ -33,6 +36,9 @@ def options(
     )
     if known:
         parser.add_argument("--peers", default=",".join(known), help="which (default: %(default)s)")
+    for name, values in (choices or {}).items():
+        told = f"one of {', '.join(values)} (default: {values[0]})"
+        parser.add_argument(f"--{name}", choices=values, default=values[0], help=told)
     for flag in flags:
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--role", choices=list(roles), help=argparse.SUPPRESS)
@@ -56,15 +62,17 @@ def finish(
     *,
     packages: Iterable[str],
     skipped: Sequence[str] = (),
+    machine: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the lines, and keep them with the date, the machine and the packages' versions."""
+    """Print the lines, and keep them with the date, the machine and the packages' versions.
+    `machine` is what a benchmark knows of it besides."""
     print(comparison.table(lines))
     for line in skipped:
         print(f"skipped: {line}")
     results = Results(
         lines=lines,
         date=comparison.now(),
-        machine=comparison.this_machine(),
+        machine={**comparison.this_machine(), **(machine or {})},
         versions=comparison.versions(["weft", "numpy", *packages]),
         quick=given.quick,
         skipped=skipped,

@@ -67,11 +67,19 @@ def looked_for(
 
 
 def under_weft(
-    script: Path, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()
+    script: Path,
+    ranks: int,
+    arguments: Sequence[str],
+    options: Sequence[str] = (),
+    *,
+    variables: Mapping[str, str] | None = None,
+    longest: float = LONGEST_JOB,
 ) -> str:
     return printed(
         [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--no-prefix", *options]
-        + [str(script), *arguments]
+        + [str(script), *arguments],
+        variables,
+        longest,
     )
 
 
@@ -110,10 +118,12 @@ def under_nobody(
     return outputs[0].splitlines()[-1]
 
 
-def printed(command: list[str], variables: Mapping[str, str] | None = None) -> str:
+def printed(
+    command: list[str], variables: Mapping[str, str] | None = None, longest: float = LONGEST_JOB
+) -> str:
     """The line that a command prints last."""
     env = {**environment(), **(variables or {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=LONGEST_JOB)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=longest)
     if not done.stdout.strip():
         sys.exit(f"{command} printed nothing:\n{done.stderr}")
     return done.stdout.splitlines()[-1]

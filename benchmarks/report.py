@@ -1,12 +1,14 @@
 """The page on benchmarks: from the results that are kept to docs/benchmarks.md and its pictures.
 
     python benchmarks/report.py     benchmarks/results/*.json -> docs/benchmarks.md, docs/pictures/
+                                    and the tables between the marks of docs/gpu.md
 
 It measures nothing. What the page says of a date or a machine was kept when it was measured.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -93,7 +95,22 @@ BENCHMARKS = (
         "computes it keeps the interpreter's lock in calls of two seconds. A model is synchronised "
         "by four ranks at once, beside ranks of which each sends it whole and receives one.",
     ),
+    Benchmark(
+        "gpu",
+        "GPUs",
+        "Ranks that share one GPU, by turns or under MPS; [GPUs](gpu.md) says what that is. "
+        "float32 tensors on the GPU; a call ends when the GPU has nothing left to do, on the "
+        "slowest rank. `torch, alone`: adding two such tensors, or copying one, while the other "
+        "ranks wait. `device slots`, `host slots`, `staged`: the path, forced. Tables have 100 MB, "
+        "and rows are 10,000 random ones out of 100,000 x 256. ResNet-32 trains on images of "
+        "32 x 32; a batch is that of all ranks together, and `one process` trains on all of it. "
+        "`on the host`: its images lie in shared memory, else on the driver's GPU.",
+    ),
 )
+
+#: pages with tables of what was asked, each between a mark that names its benchmark and another
+MARKED = ("gpu.md",)
+_MARKS = re.compile(r"(<!-- asked: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 HEAD = """\
 # Benchmarks
@@ -123,14 +140,17 @@ def kept() -> dict[str, Results]:
 
 
 def files(found: Mapping[str, Results]) -> dict[str, str]:
-    """From what each benchmark found to all files of the report, by their paths under docs/."""
+    """From what each benchmark found to all files of the report, by their paths under docs/. Of the
+    pages with marks, which say more than figures, the rest stays as it is."""
     drawn = {
         benchmark.name: picture(f"{benchmark.title}: how many times faster weft is", results.lines)
         for benchmark in BENCHMARKS
         if (results := found.get(benchmark.name))
     }
     pictures = {picture_path(name): content for name, content in drawn.items() if content}
-    return {"benchmarks.md": page(found), **pictures}
+    marked = {name: DOCS / name for name in MARKED}
+    filled_in = {name: filled(at.read_text(), found) for name, at in marked.items() if at.exists()}
+    return {"benchmarks.md": page(found), **filled_in, **pictures}
 
 
 def picture_path(name: str) -> str:
@@ -147,6 +167,25 @@ def page(found: Mapping[str, Results]) -> str:
     parts = [HEAD, slower_than_peers(named), slower_than_yardsticks(named), not_holding(named)]
     parts += [section(benchmark, found.get(benchmark.name)) for benchmark in BENCHMARKS]
     return "\n".join(filter(None, parts))
+
+
+def filled(text: str, found: Mapping[str, Results]) -> str:
+    """A page with its tables of what was asked as they are now."""
+    return _MARKS.sub(lambda marks: f"{marks[1]}{asked(found.get(marks[2]))}{marks[3]}", text)
+
+
+def asked(results: Results | None) -> str:
+    """What was asked of a benchmark, beside what was measured."""
+    if results is None:
+        return "Not measured.\n"
+    heads = ("", "what", "weft", "beside it", "its", "ratio", "asked", "holds")
+    rows = (
+        [line.section, line.what, *comparison.cells(line)]
+        for line in results.lines
+        if line.holds is not None
+    )
+    said = "".join(f"- {one}\n" for one in circumstances(results))
+    return f"{said}\n{markdown_table(heads, rows)}"
 
 
 # what comes first: where weft is behind
@@ -299,6 +338,7 @@ def machine_in_words(results: Results) -> str:
             f"{known['cores']} cores" if "cores" in known else "",
             known.get("processor", "processor not recorded"),
             memory or "memory not recorded",
+            known.get("gpu", ""),
             known.get("system", "system not recorded"),
             f"Python {known['python']}" if "python" in known else "",
         )

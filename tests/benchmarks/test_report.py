@@ -162,9 +162,8 @@ def test_a_picture_shows_on_which_side_of_one_a_ratio_lies() -> None:
 def test_no_picture_without_a_ratio() -> None:
     """Then the page does not link to one either."""
     assert picture("title", [Line("", "lock", [1.0])]) == ""
-    assert list(report.files({"map": Results(lines=[Line("", "lock", [1.0])])})) == [
-        "benchmarks.md"
-    ]
+    made = report.files({"map": Results(lines=[Line("", "lock", [1.0])])})
+    assert set(made) == {"benchmarks.md", *report.MARKED}
 
 
 def test_the_report_says_what_the_kept_results_say() -> None:
@@ -175,7 +174,27 @@ def test_the_report_says_what_the_kept_results_say() -> None:
         assert there.exists(), f"run benchmarks/report.py: there is no {path}"
         assert there.read_text() == content, f"run benchmarks/report.py: {path} is not up to date"
     pictures = {f"pictures/{file.name}" for file in (ROOT / "docs/pictures").glob("benchmark-*")}
-    assert pictures == set(made) - {"benchmarks.md"}
+    assert pictures == set(made) - {"benchmarks.md", *report.MARKED}
+
+
+def test_what_was_asked_stands_between_the_marks_of_a_page() -> None:
+    """Only that, and the rest of the page stays; before it was measured the page says so."""
+    text = "before\n<!-- asked: gpu -->\nold\n<!-- end -->\nafter\n"
+    unmeasured = "before\n<!-- asked: gpu -->\nNot measured.\n<!-- end -->\nafter\n"
+    assert report.filled(text, {}) == unmeasured
+    lines = [
+        Line("2 ranks", "sum", [1e-3], limit=2e-3),
+        Line("2 ranks", "sum", [1e-3], "gloo", [0.1], asked=60),
+        Line("2 ranks", "copy", [1e-3], "gloo", [0.1]),
+    ]
+    made = report.filled(text, {"gpu": Results(lines=lines, machine={"gpu": "Abacus (driver 1)"})})
+    assert "| 2 ranks | sum | 1 ms |  |  |  | under 2 ms | yes |\n" in made
+    assert "| 2 ranks | sum | 1 ms | gloo | 100 ms | 100 x | 60 x faster | yes |\n" in made
+    assert "Abacus (driver 1)" in made
+    assert "copy" not in made
+    assert made.startswith("before\n")
+    assert made.endswith("<!-- end -->\nafter\n")
+    assert report.filled(made, {}) == unmeasured
 
 
 def test_main_writes_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import collectives
+import comparison
 import functions
+import gpu
 import ground
 import machines
 import machines_tables
@@ -100,6 +103,62 @@ def test_machines() -> None:
     assert (lines[12].unit, lines[12].limit, lines[12].holds) == (CORES, 0.02, True)
 
 
+def test_gpu() -> None:
+    """What was asked depends on how ranks share the GPU; a limit has a line of its own."""
+    row = {"weft": [1e-4], "gloo": [1e-2], "torch": [1e-5]}
+    two = {"all_reduce 1 MB": row, "all_reduce 100 MB": row, "all_reduce 100 MB, host slots": row}
+    places = [gpu.section("collectives", 2, how) for how in (gpu.TURNS, gpu.MPS)]
+    lines = gpu.lines(
+        {
+            **dict.fromkeys(places, two),
+            gpu.section("training", 1): {"train_step, batch 128": {"weft": [1.01], "read": [1.0]}},
+        }
+    )
+    turns, mps, training = lines[:7], lines[7:14], lines[14]
+    assert [(line.limit, line.holds) for line in turns[:3]] == [
+        (300e-6, True),
+        (None, None),
+        (None, None),
+    ]
+    assert (mps[0].limit, mps[0].holds) == (80e-6, False)
+    assert [line.asked for line in turns if line.beside == "gloo"] == [None, 60, 5]
+    assert [line.asked for line in mps if line.beside == "gloo"] == [None, 120, None]
+    assert {line.beside: line.yardstick for line in turns[1:3]} == {
+        "gloo": False,
+        "torch, alone": True,
+    }
+    assert (training.asked, training.holds, training.yardstick) == (1 / 1.02, True, True)
+
+
+def test_jobs_of_gpu() -> None:
+    """Paths are forced and MPS is used where there is a GPU; every section has what was asked."""
+    on_gpu, on_cpu = (list(gpu.jobs("all", is_gpu=is_gpu)) for is_gpu in (True, False))
+    assert {job.path for job in on_gpu} == {"", *gpu.PATHS}
+    assert {job.how for job in on_cpu} == {"", gpu.TURNS}
+    assert {job.part for job in gpu.jobs("tables", is_gpu=True)} == {"tables"}
+    assert {*gpu.ASKED, *gpu.LIMITS} <= {job.section for job in on_gpu}
+
+
+def test_gpu_measures_where_there_is_none(tmp_path: Path) -> None:
+    """Its programs work on the CPU, too, and check what they measure; without `--device cpu` it
+    says why it has measured nothing, and leaves the results as they are."""
+    program = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--results", str(tmp_path)]
+    only = ["--device", "cpu", "--quick", "--only", "tables"]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    for options in ([], only):
+        done = subprocess.run(
+            [*program, *options], capture_output=True, text=True, timeout=HANGS, env=env
+        )
+        assert done.returncode == 0, done
+        if not options:
+            assert "measured nothing: no GPU that PyTorch can use" in done.stderr
+            assert not (tmp_path / "gpu.json").exists()
+    assert {line.section for line in comparison.load(tmp_path / "gpu.json").lines} == {
+        "tables, 1 rank",
+        "tables, 2 ranks, by turns",
+    }
+
+
 def test_map() -> None:
     """weft has a time of its own beside each peer; the limit on memory is no ratio."""
     lines = map_benchmark.lines(
@@ -140,10 +199,11 @@ def test_whoever_is_named_has_a_label() -> None:
         tables: [row for rows in tables.ASKED.values() for row in rows.values()],
         map_benchmark: list(map_benchmark.ASKED.values()),
         functions: [row.asked for row in (*functions.ROWS, *functions.STARTS)],
+        gpu: [row for rows in gpu.ASKED.values() for row in rows.values()],
     }
     for script, rows in asked.items():
         assert {peer for row in rows for peer in row} <= set(script.LABELS)
-    for script in (ground, tables, map_benchmark, functions):
+    for script in (ground, tables, map_benchmark, functions, gpu):
         assert set(script.YARDSTICKS) <= set(script.LABELS)
 
 
