@@ -141,6 +141,8 @@ class News(NamedTuple):
     adds: int
     #: whether it uses the table, has dropped it, or is gone
     state: int
+    #: how many adds to some rows it has begun
+    counted: int = 0
 
 
 USES, DROPPED, GONE = range(3)

@@ -455,6 +455,81 @@ def test_a_host_is_lost(two_hosts: Hosts, tmp_path: Path) -> None:
     assert outcome.out.count("restored") == 2, outcome
 
 
+TAKEN_OVER = """
+import os, select, signal, sys
+import numpy as np, weft
+from weft.engines.mpi import engine
+group = weft.init(timeout=60)
+what, folder = sys.argv[1:]
+def plus(rows, state, delta):
+    rows += delta  # an updater whose adds are counted
+FIRST, WATCHER = 2, 3  # the first rank of host2, whose speaker is the agent there, and the other
+processes = group.all_gather([os.getpid(), engine._speaker._process.pid])
+large = weft.MatrixTable(300_000, 4)  # of which each rank adds to its column
+small = weft.MatrixTable(8, 4, updater=plus)
+clock = weft.MatrixTable(8, 4, consistency="bsp")
+small.save(os.path.join(folder, "saved"))
+column = np.zeros((300_000, 4), np.float32)
+column[:, group.rank] = 1
+group.barrier()
+
+def turn():
+    large.add(column)
+    small.add(column[:6], [0, 1, 2, 5, 6, 7])
+    clock.add(column[:8])
+    clock.get()
+    large.get([0, 299_999])
+
+if group.rank == WATCHER:
+    poll = select.poll()
+    poll.register(os.pidfd_open(processes[FIRST][what == "speaker"]))
+TURNS = 30
+returned = os.open(os.path.join(folder, "turns"), os.O_CREAT | os.O_RDWR)
+for done in range(TURNS):
+    if done == 10 and group.rank == FIRST and what == "rank":
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # nobody handles it: it kills
+    if done == 10 and group.rank == WATCHER and what == "speaker":
+        os.kill(processes[FIRST][1], signal.SIGKILL)
+    if done == 20:
+        if group.rank == WATCHER:
+            assert poll.poll()
+        elif group.rank == FIRST and what == "rank":
+            signal.pause()
+    turn()
+    if group.rank == FIRST:
+        os.pwrite(returned, f"{done + 1:4}".encode(), 0)
+found = large.get()
+assert (found[:, group.rank] == TURNS).all(), found
+assert (small.get([0, 1, 2, 5, 6, 7])[:, group.rank] == TURNS).all()
+assert (clock.get()[:, group.rank] == TURNS).all()
+if what == "rank":
+    returned, lost = int(os.pread(returned, 4, 0)), found[:, FIRST]
+    assert returned <= lost.min() and lost.max() <= returned + 1, (returned, lost)
+    steps = small._store.steps
+print(f"rank {group.rank} has all", flush=True)
+if what == "rank":
+    group = group.survivors(timeout=60)
+    again = weft.load(os.path.join(folder, "saved"), into=small, updater=plus)
+    group.barrier()
+    again.add(np.ones((8, 4), np.float32))
+    group.barrier()
+    assert (again.get() == group.size).all(), again.get()
+    print(f"rank {group.rank} restored, {steps} steps", flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["rank", "speaker"])
+def test_an_agent_is_lost(two_hosts: Hosts, what: str, tmp_path: Path) -> None:
+    """With ULFM: where the first rank of a host ends, or only the process that stands for it in
+    MPI, another process of the host serves its rows. All adds are there, once, and nobody sees
+    more of it than a pause."""
+    outcome = two_hosts.launch(TAKEN_OVER, 2, what, str(tmp_path), ft=True, timeout=90)
+    assert outcome.out.count("has all") == (3 if what == "rank" else 4), outcome
+    if what == "rank":
+        steps = re.findall(r"restored, (\d+) steps", outcome.out)
+        assert len(steps) == 3 and len(set(steps)) == 1, outcome
+
+
 def test_a_rank_is_killed_without_ulfm(two_hosts: Hosts, tmp_path: Path) -> None:
     """The job ends, not with 0, and the checkpoint that was complete loads."""
     path = tmp_path / "saved"

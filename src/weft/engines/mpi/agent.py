@@ -24,7 +24,8 @@ from weft.engines.local.meeting.roster import Roster
 from weft.engines.mpi.mail import Letter, Mail, Messages
 from weft.engines.mpi.memory import Bell
 from weft.engines.mpi.service import REPORT, TAGS, Service, Waiting
-from weft.engines.mpi.tables import KEY as TABLES
+from weft.engines.mpi.standby import KEY as TABLES
+from weft.engines.mpi.standby import Standby
 from weft.engines.mpi.tables import Tables
 
 #: seconds without news in which the loop does not nap, and of the longest nap
@@ -62,7 +63,7 @@ class Agent:
         self.roster, self.place = roster, roster.rank
         self.recorder = roster.open_recorder()
         self._ranks, self._leave, self.is_ending = ranks, leave, is_ending
-        self._bell = Bell(roster, roster.rank)
+        self.bell = Bell(roster, roster.rank)
         #: counts what has happened: the loop naps when it stays the same
         self.progress = 0
         self._services: dict[tuple[int, int], tuple[Service, Waiting]] = {}
@@ -80,6 +81,16 @@ class Agent:
         self._services[key] = service, service.take_over() if take_over else service.run()
         for letter in self._early.pop(key, ()):
             service.receive(letter)
+
+    def take_over(self, standby: Standby) -> None:
+        """Serve the tables that an agent which has ended has served."""
+        for letter in standby.others:
+            self._early[letter.frame.key, letter.frame.generation].append(letter)
+        self.tables.take_over(standby)
+
+    def serves(self, key: int, generation: int) -> bool:
+        """Return whether this generation of a group is served."""
+        return (key, generation) in self._services
 
     def reserve_tags(self, count: int) -> int:
         """Return the first of so many numbers that stand for groups that begin on this host."""
@@ -135,21 +146,21 @@ class Agent:
             time.sleep(0.001)
 
     def _nap(self, seconds: float) -> None:
-        seen = self._bell.prepare()
+        seen = self.bell.prepare()
         try:
             before = self.progress
             self._turn()
             if self.progress == before:
-                self._bell.nap(seen, seconds)
+                self.bell.nap(seen, seconds)
         finally:
-            self._bell.end_nap()
+            self.bell.end_nap()
 
     def _turn(self) -> None:
         """Do what can be done now."""
         for letter in self.mail.poll():
             key = letter.frame.key, letter.frame.generation
             if letter.frame.key == TABLES:
-                self.tables.receive_news(letter)
+                self.tables.receive(letter)
             elif key in self._services:
                 self._services[key][0].receive(letter)
             else:

@@ -6,6 +6,10 @@
       works on its own rows               receives into the slot    <----    answers
       takes the answer       <----        answered[slot] = number
 
+Whoever becomes the agent when the one before has ended sends what has no answer yet once more. So
+an answer leaves what was asked as it is, and a request says its number: changes that were made
+already are not made again.
+
 A lane is one rank's: WINDOW slots, and the words
 
     of the rank       asked          how many requests it has made
@@ -13,8 +17,9 @@ A lane is one rank's: WINDOW slots, and the words
 
 Request n lies in slot n % WINDOW, so no more than WINDOW are under way, and the memory is bounded.
 A slot is a header, ids, and rows; it travels as one message, and so does the answer, into the same
-slot. Each request is whole in itself: if the rank is interrupted or gives up at its deadline, the
-agents finish those that were made, and the next call first waits until the slots are free.
+slot, behind the header, and behind the ids of rows that are asked for. Each request is whole in
+itself: if the rank is interrupted or gives up at its deadline, the agents finish those that were
+made, and the next call first waits until the slots are free.
 """
 
 from __future__ import annotations
@@ -45,10 +50,10 @@ GET_SOME, GET_RANGE, ADD_SOME, ADD_RANGE, READ, WRITE, SET_STEPS, COUNTS, CHANGE
 COPY = 9
 #: what comes of it
 DONE, FAILED, LOST, UNKNOWN = range(4)
-#: flags of a request: it begins an add; the updater counts it; it stages under bsp
-FIRST, COUNTED, STAGED = 1, 2, 4
+#: flags of a request: it begins an add; it stages under bsp
+FIRST, STAGED = 1, 2
 
-_REQUEST = struct.Struct("=QBBHIIQQQQQQ")
+_REQUEST = struct.Struct("=QBBHIIQQQQQQQQQ")
 _ANSWER, _TAG = struct.Struct("=BQQ"), struct.Struct("=Q")
 #: bytes of a slot before ids and rows
 HEADER = 128
@@ -81,6 +86,12 @@ class Request(NamedTuple):
     clock: int
     #: the bytes of the message
     length: int
+    #: the number of the add, of this rank, that it is a part of; 0: of none
+    add: int = 0
+    #: how many adds to some rows the rank has begun with this one; 0: it is none that is counted
+    counted: int = 0
+    #: the number of the request, of this rank
+    serial: int = 0
 
 
 class Answer(NamedTuple):
@@ -117,6 +128,17 @@ def write_answer(slot: Any, answer: Answer) -> None:
 
 def read_answer(slot: Any) -> Answer:
     return Answer(*_ANSWER.unpack_from(slot))
+
+
+def answer_in(slot: Array, request: Request) -> Array:
+    """Return where in a slot the answer to its request lies: what it asks for stays as it is. Of an
+    add that has an answer the rows are needed no more."""
+    return slot[rows_at(request.named) if request.kind == GET_SOME else HEADER :]
+
+
+def room_for_answer(room: int, request: Request) -> int:
+    """Return the bytes that an answer to a request may have."""
+    return slot_bytes(room) - (rows_at(request.named) if request.kind == GET_SOME else HEADER)
 
 
 def together(messages: Sequence[tuple[int, Array]]) -> Iterator[list[tuple[int, Array]]]:
@@ -195,8 +217,9 @@ class LaneMemory:
 
 
 def slot_bytes(room: int) -> int:
-    """Return the bytes of a slot that has room for so many bytes of ids and rows."""
-    return -(-(HEADER + room + 64) // 4096) * 4096
+    """Return the bytes of a slot that has room for so many bytes of ids and rows, and the headers
+    of a request and its answer."""
+    return -(-(2 * HEADER + room + 64) // 4096) * 4096
 
 
 def _slots_at(ranks: int) -> int:
@@ -295,7 +318,7 @@ class Lane:
     def _make(self, number: int, message: Message) -> None:
         slot = self._memory.slot(self._rank, number)
         request, ids, fill, _ = message
-        write_request(slot, request)
+        write_request(slot, request._replace(serial=number))
         if ids is not None:
             slot[HEADER : HEADER + ids.nbytes].view(ids.dtype)[...] = ids
         if fill is not None:
@@ -305,9 +328,9 @@ class Lane:
     def _take(self, name: str, number: int, message: Message, deadline: float) -> Exception | None:
         """Wait for an answer and take it; return the error that it is."""
         self._await(name, number, number, deadline)
-        slot = self._memory.slot(self._rank, number)
-        answer = read_answer(slot)
-        body = slot[HEADER : HEADER + answer.length]
+        answered = answer_in(self._memory.slot(self._rank, number), message.request)
+        answer = read_answer(answered)
+        body = answered[HEADER : HEADER + answer.length]
         if answer.code == DONE:
             if message.take is not None:
                 message.take(body)
@@ -344,7 +367,7 @@ class Lane:
         def check() -> bool:
             if not meeting.roster.is_here:
                 raise meeting.roster.unusable_error(f"table {name!r}")
-            if meeting.roster.gone([meeting.agent]) and words[index] < target:
+            if not meeting.follow_agent() and words[index] < target:
                 raise self._agent_error(name)
             if words[index] < target and time.monotonic() >= deadline:
                 raise self._stalled_error(name, number)
@@ -355,8 +378,8 @@ class Lane:
     def _agent_error(self, name: str) -> PeerLost:
         meeting = self._meeting
         return PeerLost(
-            f"table {name!r}: the agent of host {meeting.host_name} has ended, through which its "
-            "ranks reach rows of other hosts",
+            f"table {name!r}: no process of host {meeting.host_name} is left in MPI, through which "
+            "its ranks reach rows of other hosts",
             meeting.local,
             meeting.local_states(),
         )

@@ -245,6 +245,10 @@ class Messages:
         requests = self.REQUEST, self.REQUESTS
         return sum(len(memory) for *_, tag, memory in self._coming if tag in requests)
 
+    def comes_from(self, sender: int) -> bool:
+        """Return whether something of a sender is coming."""
+        return any(its == sender for _, its, *_ in self._coming)
+
     def sending_bytes(self, to: int) -> int:
         """Return the bytes for one receiver that have not gone yet."""
         return sum(len(memory) for _, memory, its in self._sending if its == to)

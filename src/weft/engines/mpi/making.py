@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from weft._core.arguments import seconds_until
@@ -22,7 +23,7 @@ from weft.engines.local.meeting.roster import Recorder
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block, BlockHandle
 from weft.engines.mpi.lanes import Lane, LaneMemory
-from weft.engines.mpi.layout import HostRanks, Layout, layout_of
+from weft.engines.mpi.layout import HostGroup, HostRanks, Layout, layout_of, places_of
 from weft.engines.mpi.meeting import DONE, TROUBLE
 from weft.engines.mpi.packing import pack, unpack
 from weft.engines.mpi.store import HostStore
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from weft._core.tables import TableSpec
     from weft.engines.mpi.meeting import HostMeeting
     from weft.engines.mpi.service import Service, Waiting
-    from weft.engines.mpi.tables import Part
+    from weft.engines.mpi.standby import Kept
 
 #: what an agent's reply begins with
 _MADE, _TOO_LARGE, _NOT_SENT, _NO_MEMORY = b"M", b"L", b"S", b"N"
@@ -42,6 +43,8 @@ _MADE, _TOO_LARGE, _NOT_SENT, _NO_MEMORY = b"M", b"L", b"S", b"N"
 _MARGIN = 64 << 20
 #: bytes of a rank's words, besides locks
 _PER_RANK = 8192
+#: seconds that the agent waits for the other speakers of its host to map a table
+_KEEPING = 1.0
 
 
 # the rank's side
@@ -63,7 +66,7 @@ def make_store(
     if bytes(kind) != _MADE:
         return _refusal(bytes(kind), rest[0])
     key, table, lanes = (bytes(part) for part in rest)
-    layout = layout_of(spec, meeting)
+    layout = layout_of(spec, meeting.placement)
     store, trouble = None, b"\0"
     try:
         store = _open(
@@ -123,14 +126,22 @@ def _open(
     if lanes and room not in meeting.lanes:
         memory = LaneMemory(_attach(lanes, deadline), ranks=len(meeting.local), room=room)
         meeting.lanes[room] = Lane(memory, meeting)
-    at = meeting.placement.order.index(meeting.host)
-    memory_of_part = layout.memory(at, len(meeting.places), block)
+    group = HostGroup.of(meeting)
+    places = len(places_of(group, meeting.roster))
+    memory_of_part = layout.memory(group.at, places, block)
     return HostStore(
         key,
         layout,
         block,
         memory_of_part,
-        ranks=HostRanks(meeting, memory_of_part, block),
+        ranks=HostRanks(
+            group,
+            meeting.roster,
+            memory_of_part,
+            block,
+            bell=meeting.bell,
+            states=meeting.all_states,
+        ),
         meeting=meeting,
         recorder=recorder,
         timeout=timeout,
@@ -174,6 +185,7 @@ def make_table(service: Service) -> Waiting:
             yield from service.reply(memoryview(pack([_NO_MEMORY, troubles])))
             return
         yield from service.reply(memoryview(pack([_MADE, *plan.handles()])))
+        yield from plan.await_standbys()
         for _ in ("attached", "first values"):
             service.midway = True
             yield from service.gather()
@@ -223,7 +235,7 @@ class _Plan:
 
     def __init__(self, service: Service, told: list[bytes]) -> None:
         self._service = service
-        self._part: Part | None = None
+        self._kept: Kept | None = None
         name, spec, trouble = told
         #: the table, as errors call it
         self.what = name.decode(errors="replace")
@@ -233,7 +245,8 @@ class _Plan:
             try:
                 import cloudpickle
 
-                self._layout = layout_of(cloudpickle.loads(spec), service.meeting)
+                self._spec = spec
+                self._layout = layout_of(cloudpickle.loads(spec), service.placement)
                 self.what = f"{self._layout.spec.kind} {self._layout.spec.name!r}"
                 need = self._need()
             except Exception as error:
@@ -256,44 +269,50 @@ class _Plan:
 
     def allocate(self) -> bytes:
         """Make the memory, and serve it. Return what went wrong."""
-        from weft.engines.mpi.tables import Part  # which speaks MPI, as ranks must not
+        from weft.engines.mpi.standby import Kept  # which speaks MPI, as ranks must not
 
         service, layout = self._service, self._layout
-        meeting, places = service.meeting, len(service.meeting.places)
+        group, tables = HostGroup.of(service.meeting), service.agent.tables
+        places, count = len(places_of(group, service.agent.roster)), len(group.members)
+        room = layout.sharding.room
+        lane = service.key, group.generation, room
         service.tables_made += 1  # on all hosts alike, whatever goes wrong on one: keys are equal
         try:
             size = layout.memory(service.at, places).nbytes
             block = blocks.allocate(size)
-            memory = layout.memory(service.at, places, block)
-            memory.format(None)
-            room = layout.sharding.room
+            layout.memory(service.at, places, block).format(None)
             if len(service.hosts) > 1 and room not in service.lanes:
-                count = len(meeting.local)
                 lanes = blocks.allocate(LaneMemory.bytes_for(ranks=count, room=room))
                 opened = LaneMemory(lanes, ranks=count, room=room)
                 lanes.clear(0, opened.flags_at // 8 + WINDOW)
-                service.lanes[room] = service.agent.tables.open_lanes(service, opened)
+                service.lanes[room] = tables.open_lanes(lane, group, opened)
+            handles = [blocks.export(block.buffer, owned=False).encode(), b""]
+            if room in service.lanes:
+                lanes = service.lanes[room].memory.block
+                handles[1] = blocks.export(lanes.buffer, owned=False).encode()
         except TROUBLES as error:
             return in_words(error)
-        name = f"{service.key} {meeting.generation} {service.tables_made}".encode()
+        name = f"{service.key} {group.generation} {service.tables_made}".encode()
         key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
-        self._part = Part(key, layout, service, block, memory)
-        service.agent.tables.add_part(self._part)
+        self._kept = Kept(key, group, lane, self._spec, *handles)
+        tables.add_part(self._kept, layout, block)
         return b""
 
     def handles(self) -> list[bytes]:
-        part, service = self._part, self._service
-        if part is None:
+        if self._kept is None:
             return []
-        lanes = service.lanes.get(self._layout.sharding.room)
-        return [
-            part.key.to_bytes(8, "little"),
-            blocks.export(part.block.buffer, owned=False).encode(),
-            b""
-            if lanes is None
-            else blocks.export(lanes.memory.block.buffer, owned=False).encode(),
-        ]
+        return [self._kept.key.to_bytes(8, "little"), self._kept.table, self._kept.lanes]
+
+    def await_standbys(self) -> Waiting:
+        """Wait until the other speakers of this host have mapped it: if the agent ends, the next
+        one has it. Not for one that is stopped."""
+        kept, tables = self._kept, self._service.agent.tables
+        deadline = time.monotonic() + _KEEPING
+        if kept is not None:
+            yield from self._service.until(
+                lambda: tables.is_kept(kept.key) or time.monotonic() > deadline
+            )
 
     def drop(self) -> None:
-        if self._part is not None:
-            self._service.agent.tables.drop_part(self._part.key)
+        if self._kept is not None:
+            self._service.agent.tables.drop_part(self._kept.key)

@@ -110,6 +110,15 @@ class HostMeeting(Meeting):
         waiter.bell = self.bell
         return waiter
 
+    def follow_agent(self) -> bool:
+        """Have the bell wake the process that serves this host's tables now; return whether there
+        is one."""
+        living = living_speakers(self.roster)
+        if living and self.bell.agent != living[0]:
+            self.bell.move_to(living[0])
+            self.bell.ring()
+        return bool(living)
+
     def take_placement(self, placement: Placement) -> None:
         self.placement = placement
         #: the group's ranks on this host
@@ -539,6 +548,19 @@ class HostMeeting(Meeting):
         self._memory.clear_next_generation()
         self._memory.write_members(self._place, places)
         self._waiter.publish(self._memory.head(self._place, DECIDED), self.generation + 1)
+
+
+def speakers_of(roster: Roster) -> range:
+    """Return the places in the launch of a host's speakers, of which the first that is there is the
+    agent."""
+    return range(roster.size // 2, roster.size)
+
+
+def living_speakers(roster: Roster) -> list[int]:
+    """Return the speakers of a host that are still there."""
+    speakers = speakers_of(roster)
+    gone = set(roster.gone(speakers))
+    return [speaker for speaker in speakers if speaker not in gone]
 
 
 def aligned(length: int) -> int:

@@ -142,10 +142,16 @@ class Bell:
     """Wakes the agent of this host, whichever group it is about."""
 
     def __init__(self, roster: Roster, agent: int) -> None:
-        block, row = roster.row_of(agent)
+        self._roster = roster
+        self._fence = threading.Lock()
+        self.move_to(agent)
+
+    def move_to(self, agent: int) -> None:
+        """Wake another agent from now on."""
+        self.agent = agent
+        block, row = self._roster.row_of(agent)
         self._words, self._asleep, self._rings = block.words, row + _ASLEEP, row + _RINGS
         self._address = block.address + 8 * self._rings
-        self._fence = threading.Lock()
 
     def ring(self) -> None:
         """Wake the agent, if it naps. The caller has stored a counter and passed a fence."""

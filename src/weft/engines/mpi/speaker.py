@@ -52,6 +52,7 @@ from weft.errors import EngineUnavailable, MissingRank, PeerLost, Refused
 
 if TYPE_CHECKING:
     from weft.engines.mpi.mail import Mail, Messages
+    from weft.engines.mpi.standby import Standby
 
 _LENGTH = struct.Struct("=Q")
 #: bytes in which a speaker says who it is, in the first exchange of all
@@ -468,6 +469,9 @@ class Voice:
         from weft import faults
         from weft._core.arguments import START
         from weft.engines.local.meeting.rendezvous import Identity, assemble
+        from weft.engines.mpi.mail import Mail
+        from weft.engines.mpi.memory import Bell
+        from weft.engines.mpi.standby import Standby
         from weft.errors import WeftError
 
         faults.set_rank(-1)  # fault points are for ranks
@@ -482,17 +486,23 @@ class Voice:
             host: placed.placement.world[placed.placement.ranks_on(host)[0]]
             for host in placed.placement.order
         }
+        self._mail = self._mail or Mail(self._comm)
         if placed.local_rank == 0:
-            self._be_agent(placed, joined, host_agents, session=number, first=True)
+            self._be_agent(placed, joined, host_agents, session=number)
             roster.leave()
             return
-        own_rank = [placed.local_rank]
+        standby, bell = Standby(self._mail, number), Bell(roster, roster.rank)
+        own_rank, earlier = [placed.local_rank], range(size, size + placed.local_rank)
         while not roster.gone(own_rank) and not self._must_leave():
-            earlier = list(range(size, size + placed.local_rank))
-            if len(roster.gone(earlier)) == len(earlier):
-                self._be_agent(placed, joined, host_agents, session=number, first=False)
+            is_first = len(roster.gone(earlier)) == len(earlier)
+            seen = bell.prepare()
+            if standby.poll(placed.placement.host_of):
+                continue
+            if is_first:
+                bell.end_nap()
+                self._be_agent(placed, joined, host_agents, session=number, standby=standby)
                 break
-            time.sleep(_PAUSE)
+            bell.nap(seen, _PAUSE)
         roster.leave()
 
     def _be_agent(
@@ -502,15 +512,16 @@ class Voice:
         host_agents: dict[int, int],
         *,
         session: int,
-        first: bool,
+        standby: Standby | None = None,
     ) -> None:
+        """Serve this host; in the place of an agent that has ended, with what was kept for then."""
         from weft.engines.mpi.agent import Agent
-        from weft.engines.mpi.mail import Mail, Messages
+        from weft.engines.mpi.mail import Messages
         from weft.engines.mpi.meeting import HostMeeting
         from weft.engines.mpi.service import Service
 
         size, placement = placed.local_size, placed.placement
-        self._mail = self._mail or Mail(self._comm)
+        assert self._mail is not None
         self._messages = self._messages or Messages(*self._tables_comms, self._mail)
         agent = Agent(
             self._mail,
@@ -536,7 +547,9 @@ class Voice:
             free_cores=False,
         )
         service = Service(agent, meeting, host_agents, tag=0)
-        agent.start(service, take_over=not first)
+        agent.start(service, take_over=standby is not None)
+        if standby is not None:
+            agent.take_over(standby)
         try:
             agent.run()
         finally:

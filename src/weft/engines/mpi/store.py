@@ -29,11 +29,10 @@ from weft.engines.base import Store
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import BlockHandle
 from weft.engines.local.tables.state import STATE, TableMemory
-from weft.engines.local.tables.store import SharedRows
 from weft.engines.mpi import lanes
 from weft.engines.mpi.copies import CopyMemory, RowCopy
 from weft.engines.mpi.lanes import HostGone, Message, Request, rows_at
-from weft.engines.mpi.layout import HostRanks, Layout, decode_writes, shifted
+from weft.engines.mpi.layout import HostRanks, HostRows, Layout, decode_writes, shifted
 from weft.engines.refusals import reentrant_error
 from weft.errors import RowsLost
 
@@ -69,7 +68,7 @@ class HostStore(Store):
         self._at = self._hosts.index(meeting.host)
         self._low, self._high = self._sharding.part(self._at)
         self._lane: Lane | None = meeting.lanes.get(layout.sharding.room)
-        self._own = SharedRows(memory, block, ranks=ranks, recorder=recorder, timeout=timeout)
+        self._own = HostRows(memory, block, ranks=ranks, recorder=recorder, timeout=timeout)
         #: held by the thread of this rank that adds or, under bsp, gets
         self._turn = threading.RLock()
         self._in_turn = 0
@@ -150,8 +149,7 @@ class HostStore(Store):
             )
             self._converse([message], deadline)
             block = blocks.attach(BlockHandle.decode(handles[0]), seconds_until(deadline))
-            places = len(self._meeting.places)
-            memory = CopyMemory(self._layout, self._at, places, block)
+            memory = CopyMemory(self._layout, self._at, len(self._ranks.members), block)
             self._copy = RowCopy(
                 memory, ranks=self._ranks, recorder=self._recorder, timeout=self._timeout
             )
@@ -316,8 +314,18 @@ class HostStore(Store):
 
     def _update_own(self, delta: Array) -> None:
         if self._low < self._high:
+            self._begin_own()
             mine = delta[self._low : self._high]
             self._own.update(mine, None, deadline_after(None, self._timeout))
+
+    def _begin_own(self) -> None:
+        """Note that changes of this rank's next add follow. Under bsp they are none of its own."""
+        if not self._own.is_bsp:
+            self._own.changes.begin_add(self._next_add)
+
+    @property
+    def _next_add(self) -> int:
+        return 0 if self._own.is_bsp else self._own.clocks.own + 1
 
     def _messages_to_add(self, delta: Array, clock: int) -> Iterator[Message]:
         return _in_turn(
@@ -336,6 +344,7 @@ class HostStore(Store):
                 number=number,
                 clock=clock,
                 length=lanes.HEADER + part.nbytes,
+                add=self._next_add,
             )
             yield Message(request, fill=partial(_fill, part))
 
@@ -347,38 +356,43 @@ class HostStore(Store):
         hosts = range(len(self._hosts)) if everywhere else shares.keys()
         all_shares = [shares.get(host, Share(host, nothing, nothing)) for host in hosts]
 
+        marks, rank, number = self._own.marks, self._own.ranks.rank, 0
+        if counted:
+            marks.begun[rank] = number = marks.begun[rank] + 1
+
         def add_own() -> None:
             share = shares.get(self._at)
             if share is not None:
+                self._begin_own()
                 mine = delta if share.positions is None else delta[share.positions]
                 self._own.update(mine, share.ids, deadline_after(None, self._timeout))
             elif self._own.is_bsp:
                 self._own.update(delta[:0], nothing, deadline)
-            elif counted:
-                self._own.count_add(deadline)
+            marks.count(rank, number)
 
         messages = _in_turn(
-            self._parts_of(share, delta, clock, counted=counted)
+            self._parts_of(share, delta, clock, counted=number)
             for share in all_shares
             if share.host != self._at
         )
         self._converse(messages, deadline, add_own, once_begun=True)
 
     def _parts_of(
-        self, share: Share, delta: Array, clock: int, *, counted: bool
+        self, share: Share, delta: Array, clock: int, *, counted: int
     ) -> Iterator[Message]:
         for part in [*self._sharding.cut_share(share)] or [slice(0, 0)]:
             ids = share.ids[part]
             where = part if share.positions is None else share.positions[part]
-            first = part.start == 0
             request = self._request(
                 lanes.ADD_SOME,
                 share.host,
-                flags=self._flags(first=first) | (lanes.COUNTED if counted and first else 0),
+                flags=self._flags(first=part.start == 0),
                 number=part.start,
                 count=ids.size,
                 clock=clock,
                 length=rows_at(ids.size) + ids.size * self._sharding.row_nbytes,
+                add=self._next_add,
+                counted=counted,
             )
             yield Message(request, ids, fill=partial(_take_rows, delta, where))
 
@@ -517,6 +531,8 @@ class HostStore(Store):
         count: int = 0,
         clock: int = 0,
         length: int = lanes.HEADER,
+        add: int = 0,
+        counted: int = 0,
     ) -> Request:
         return Request(
             table=self._key,
@@ -531,6 +547,8 @@ class HostStore(Store):
             named=count,
             clock=clock,
             length=length,
+            add=add,
+            counted=counted,
         )
 
     def _converse(

@@ -9,6 +9,16 @@
 A part is a table's memory on this host: its rows, and words for each rank of the group. The agent
 is the only one who writes the words of ranks of other hosts, and what they stage. Its memory is the
 agent's, so it outlives the ranks. It is freed when every rank has dropped the table or is gone.
+
+The other speakers of the host map the parts and lanes too, from when they are made (standby.py). If
+the agent ends, the next of them takes its place and tells all other hosts:
+
+    HERE  ---->   agents of other hosts: send it what has no answer yet, and what is new of their
+                  ranks once more
+    it sends what the ranks of its own host have asked and have no answer to once more
+
+So a request may come twice. A change is made once: the part's memory knows the number of each
+rank's last one. If the agent ended in the middle of a change, its rank is told.
 """
 
 from __future__ import annotations
@@ -31,25 +41,46 @@ from weft.engines.local.meeting.locks import Lock
 from weft.engines.local.meeting.meeting import TROUBLES
 from weft.engines.local.memory import blocks
 from weft.engines.local.memory.segment import Block
-from weft.engines.local.tables.state import ADDS, STATE, Changes, Staging, TableMemory
-from weft.engines.local.tables.store import SharedRows
+from weft.engines.local.tables.state import (
+    ADDS,
+    COUNT,
+    LOWEST,
+    NAMED,
+    STATE,
+    WHOLE,
+    Changes,
+    Staging,
+)
 from weft.engines.mpi import lanes
 from weft.engines.mpi.copies import CopyMemory
 from weft.engines.mpi.lanes import Answer, LaneMemory, Request, rows_at
-from weft.engines.mpi.layout import HostRanks, Layout, encode_writes, shifted
-from weft.engines.mpi.mail import Frame, Letter, Messages
+from weft.engines.mpi.layout import (
+    HostChanges,
+    HostGroup,
+    HostRanks,
+    HostRows,
+    Layout,
+    encode_writes,
+    layout_of,
+    places_of,
+    shifted,
+)
+from weft.engines.mpi.mail import Letter, Messages
+from weft.engines.mpi.meeting import speakers_of
+from weft.engines.mpi.memory import Bell, RingingWaiter
+from weft.engines.mpi.standby import DROP, HERE, KEEP, KEPT, NEWS, Kept, LaneKey, Standby, frame_of
+from weft.errors import PeerLost
 
 if TYPE_CHECKING:
     from weft.engines.mpi.agent import Agent
-    from weft.engines.mpi.service import Service
 
-#: the key of messages about tables, which are for no group
-KEY = 0
-_NEWS = struct.Struct("=QIQB")
+_NEWS = struct.Struct("=QIQBQ")
 #: seconds between two looks at who of this host is gone
 _LOOK = 0.02
-#: bytes of requests of other hosts that are here at a time, and of answers for one of them
-_MOST_HELD = 64 << 20
+#: bytes of requests of other hosts that are here at a time, and of answers for one of them; but
+#: requests for a table of which none was carried out for so many seconds hold up those for others
+#: no longer: each rank has WINDOW requests under way at most
+_MOST_HELD, _STUCK = 64 << 20, 0.5
 #: how often a lock that is taken is tried before the agent waits for it, a millisecond at a time
 _TRIES = 200
 
@@ -62,44 +93,70 @@ Steps = Generator[None, None, Any]
 class Part:
     """A table's rows on this host, as the agent has them."""
 
-    def __init__(
-        self, key: int, layout: Layout, service: Service, block: Block, memory: TableMemory
-    ) -> None:
-        meeting = service.meeting
-        self.key, self.layout, self.block, self.memory = key, layout, block, memory
-        self.ranks = HostRanks(meeting, memory, block)
-        self.rows = SharedRows(
-            memory,
-            block,
-            ranks=self.ranks,
-            recorder=service.agent.recorder,
-            timeout=float("inf"),
+    def __init__(self, kept: Kept, layout: Layout, tables: Tables, block: Block) -> None:
+        group, agent = kept.group, tables.agent
+        self.kept, self.key, self.layout, self.block = kept, kept.key, layout, block
+        self.group = group
+        #: how many processes may map the memory
+        self._places = len(places_of(group, agent.roster))
+        self.memory = memory = layout.memory(group.at, self._places, block)
+        self.ranks = HostRanks(
+            group, agent.roster, memory, block, bell=agent.bell, states=lambda: ()
         )
-        self._meeting, self._service = meeting, service
+        self.rows = HostRows(
+            memory, block, ranks=self.ranks, recorder=agent.recorder, timeout=float("inf")
+        )
+        self._tables = tables
         #: the group's hosts, by their numbers in the job
-        self.hosts = service.hosts
-        self.at = service.at
+        self.hosts = group.placement.order
+        self.at = group.at
         #: by rank of this host: what the other hosts were told
-        self.told = {rank: News(rank, 0, USES) for rank in meeting.local}
+        self.told: dict[int, News] = {}
         self.told_at = 0.0
+        self.forget_told()
         #: the words of these ranks that others are told of, and what they were
         self._watched = [
-            memory.word(rank, which) for rank in meeting.local for which in (ADDS, STATE)
+            memory.word(rank, which) for rank in group.local for which in (ADDS, STATE)
         ]
         self._seen: list[int] = []
         self._gone: set[int] = set()
         self._copy: CopyMemory | None = None
-        self._writers: dict[int, tuple[Changes, Staging]] = {}
+        self._writers: dict[int, tuple[HostChanges, Staging]] = {}
+        #: by rank: the number of an add to some rows that comes in parts, and those of the parts
+        #: that were carried out
+        self._named: dict[int, tuple[int, Array]] = {}
+        #: by rank: the number of the request in the middle of which an earlier agent ended
+        self._cut: dict[int, int] = {}
+        #: bytes of requests that wait here, and when one was carried out last or began to wait
+        self.held, self.moved = 0, time.monotonic()
 
-    @property
-    def agents(self) -> dict[int, int]:
-        """Return the ranks in MPI of the agents, by host."""
-        return self._service.agents
+    def repair(self) -> None:
+        """End the changes in the middle of which an earlier agent ended."""
+        changes, marks = self.rows.changes, self.rows.marks
+        for rank in range(self.layout.ranks):
+            if rank not in self.told and changes.write_begun[rank] != changes.write_done[rank]:
+                self._cut[rank] = marks.serial[rank]
+                changes.write_done[rank] = changes.write_begun[rank]
 
-    def writer(self, rank: int) -> tuple[Changes, Staging]:
+    def is_lost(self, host: int, failed: set[int]) -> bool:
+        """Return whether no process of a host is left that keeps its part, where its agent has
+        ended."""
+        gone = {
+            self.group.placement.world[rank]
+            for rank in self.group.placement.ranks_on(host)
+            if self.ranks.state(rank) == GONE
+        }
+        return failed.union(gone).issuperset(self._tables.speakers_on(host))
+
+    def forget_told(self) -> None:
+        """Have all other hosts be told anew, as one has another agent."""
+        self.told = {rank: News(rank, -1, USES) for rank in self.group.local}
+        self._seen = []
+
+    def writer(self, rank: int) -> tuple[HostChanges, Staging]:
         """Return what writes a rank's words, and what it stages."""
         if rank not in self._writers:
-            changes = Changes(self.block, self.memory, ranks=self.ranks, rank=rank)
+            changes = HostChanges(self.block, self.memory, ranks=self.ranks, rank=rank)
             staging = Staging(self.block, self.memory, clocks=self.rows.clocks, changes=changes)
             self._writers[rank] = changes, staging
         return self._writers[rank]
@@ -108,9 +165,8 @@ class Part:
         """Return a handle of this host's copy of other hosts' rows, which is made for the first
         rank that asks. Raises what allocating memory raises."""
         if self._copy is None:
-            places = len(self._meeting.places)
-            block = blocks.allocate(CopyMemory(self.layout, self.at, places).nbytes)
-            self._copy = CopyMemory(self.layout, self.at, places, block)
+            block = blocks.allocate(CopyMemory(self.layout, self.at, self._places).nbytes)
+            self._copy = CopyMemory(self.layout, self.at, self._places, block)
             self._copy.format()
         if self._copy.block is None:
             return b""
@@ -132,16 +188,18 @@ class Part:
             return []
         if not at_once and not sharding.is_due(self.layout.spec.consistency, now - self.told_at):
             return []
-        count, state = self.rows.clocks.count, self.ranks.state
-        current = (
-            News(rank, count(rank), GONE if rank in self._gone else state(rank))
+        count, state, marks = self.rows.clocks.count, self.ranks.state, self.rows.marks
+        current = [
+            News(rank, count(rank), GONE if gone else state(rank), marks.begun[rank] if gone else 0)
             for rank in self.told
-        )
+            for gone in (rank in self._gone,)
+        ]
         changed = sharding.news(current, self.told)
         for entry in changed:
             # it may have added before it left: read the count again
             if entry.state == GONE and count(entry.rank) != entry.adds:
                 return self.news(now, at_once=at_once)
+            marks.count(entry.rank, entry.counted)
             self.told[entry.rank] = entry
         self._seen = seen
         if changed:
@@ -151,13 +209,14 @@ class Part:
     def note(self, entry: News) -> None:
         """Write what another host tells of one of its ranks."""
         self.rows.clocks.note(entry.rank, entry.adds)
+        self.rows.marks.count(entry.rank, entry.counted)
         index = self.memory.word(entry.rank, STATE)
         if self.block.words[index] != GONE:
             self.block.words[index] = entry.state
         self.rows.clocks.wake(entry.rank)
 
     def note_lost_host(self, host: int) -> None:
-        for rank in self._meeting.placement.ranks_on(host):
+        for rank in self.group.placement.ranks_on(host):
             self.note(News(rank, self.rows.clocks.count(rank), GONE))
 
     def is_used(self, *, elsewhere: bool) -> bool:
@@ -171,17 +230,20 @@ class Part:
 
     # requests of other hosts' ranks
 
-    def carry_out(self, request: Request, body: Array, stream: Stream) -> Steps:
+    def carry_out(self, request: Request, body: Array) -> Steps:
         """Carry out a request; return a number, and how the answer's bytes are written."""
         kind = request.kind
         if kind in (lanes.GET_SOME, lanes.GET_RANGE):
             return (yield from self._get(request, body))
         if request.flags & lanes.STAGED:
             return (yield from self._stage(request, body))
-        if kind == lanes.ADD_RANGE:
-            return (yield from self._add_range(request, body))
-        if kind == lanes.ADD_SOME:
-            return (yield from self._add_some(request, body, stream))
+        if kind in (lanes.ADD_RANGE, lanes.ADD_SOME):
+            if request.serial <= self.rows.marks.serial[request.rank]:
+                if self._cut.get(request.rank) == request.serial:
+                    raise self._cut_error(request)
+                return 0, None  # it has come once more
+            add = self._add_range if kind == lanes.ADD_RANGE else self._add_some
+            return (yield from add(request, body))
         if kind == lanes.READ and self.rows.is_bsp:
             yield from self._advance(request.clock, *self.writer(request.rank))
         return self._access(request, body)
@@ -243,8 +305,13 @@ class Part:
             if exact:
                 yield from self._taking(alone)
             try:
-                changes.begin(request.low, request.high, None)
+                low = self._first_row(request, changes)
+                changes.serial = request.serial
+                changes.begin(low, request.high, None)
                 rows.add_stripe(request.number, delta)
+            except BaseException:
+                rows.marks.serial[request.rank] = request.serial - 1  # it may be made again
+                raise
             finally:
                 changes.write_done[request.rank] = changes.write_begun[request.rank]
                 if exact:
@@ -254,7 +321,31 @@ class Part:
                 table.leave_entered()
         return 0, None
 
-    def _add_some(self, request: Request, body: Array, stream: Stream) -> Steps:
+    def _first_row(self, request: Request, changes: Changes) -> int:
+        """Return the first row of this host that an add has changed, of which this part follows."""
+        words, word = self.block.words, self.memory.word
+        follows = changes.reached[request.rank] == request.add
+        changes.begin_add(request.add)
+        if follows and words[word(request.rank, COUNT)] == WHOLE:
+            return min(request.low, words[word(request.rank, LOWEST)])
+        return request.low
+
+    def _cut_error(self, request: Request) -> PeerLost:
+        name, low = self.layout.spec.name, self.layout.sharding.part(self.at)[0]
+        if request.kind == lanes.ADD_RANGE:
+            which = f"rows {low + request.low} to {low + request.high - 1}"
+        else:
+            which = f"{request.named} rows"
+        host = self.group.placement.names[self.group.host]
+        return PeerLost(
+            f"table {name!r}: the process that kept the rows of host {host} ended in the middle of "
+            f"this add; {which} of that host may have got it in part. Another process has taken "
+            "its place, and the table can be used",
+            [],
+            [],
+        )
+
+    def _add_some(self, request: Request, body: Array) -> Steps:
         rows, (changes, _) = self.rows, self.writer(request.rank)
         ids = _ids(body, request.named)
         delta = self._rows_in(body, request.named, request.named)
@@ -263,15 +354,28 @@ class Part:
         if exact:
             yield from self._taking(rows.table)
         try:
-            if request.flags & lanes.COUNTED:
-                rows.count_step()
-                stream.step = rows.added_steps
+            rows.marks.count(request.rank, request.counted)
             if ids.size:
-                rows.add_rows(delta, ids, prepared, changes, stream.step)
+                changes.begin_add(request.add)
+                named = self._names(request, ids)
+                changes.serial = request.serial
+                step = rows.added_steps
+                rows.add_rows(delta, ids, prepared, changes, step=step, named=named)
+        except BaseException:
+            rows.marks.serial[request.rank] = request.serial - 1  # it may be made again
+            raise
         finally:
             if exact:
                 rows.table.release_taken()
         return 0, None
+
+    def _names(self, request: Request, ids: Array) -> Array:
+        """Return the rows here that an add has changed and is about to change, as far as there is
+        room to note them."""
+        add, before = self._named.get(request.rank, (0, ids[:0]))
+        named = np.concatenate([before, ids]) if add == request.add else ids
+        self._named[request.rank] = request.add, named[:NAMED].copy()
+        return named
 
     def _stage(self, request: Request, body: Array) -> Steps:
         changes, staging = self.writer(request.rank)
@@ -391,63 +495,164 @@ class Stream:
     """The requests of one rank of another host, in order."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[int, int, Array]] = deque()
+        #: who has sent each, for which table
+        self.waiting: deque[tuple[int, Part, Array]] = deque()
         #: what is carried out now
         self.steps: Steps | None = None
-        #: of the add whose parts come: its number among all
-        self.step = 0
 
 
 @dataclass
 class LaneSet:
     """The lanes of the ranks of this host in one generation of a group."""
 
+    key: LaneKey
     memory: LaneMemory
-    #: the tag of the answers for the first slot of the first rank
-    first_tag: int
+    #: by host: the tag of its answers for the first slot of the first rank
+    first_tags: dict[int, int]
     #: by rank: how many requests were taken
     taken: list[int]
-    service: Service
     waiter: Any
     #: by rank and slot: the number of the request, and the host that is to answer
     under_way: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
-    @property
-    def last_tag(self) -> int:
-        return self.first_tag + len(self.taken) * WINDOW - 1
+    def tag(self, rank: int, slot: int, host: int) -> int:
+        """Return the tag of the answer of a host to the request in a rank's slot."""
+        return self.first_tags[host] + rank * WINDOW + slot
+
+    def waits_at(self, tag: int, host: int) -> tuple[int, int] | None:
+        """Return the rank and the slot that wait for an answer from a host; None if none does."""
+        at = tag - self.first_tags.get(host, tag + 1)
+        place = divmod(at, WINDOW)
+        waits = 0 <= at < len(self.taken) * WINDOW and self.under_way.get(place, (0, -1))[1] == host
+        return place if waits else None
 
 
 class Tables:
     """All tables over hosts that this agent keeps a part of."""
 
     def __init__(self, agent: Agent, messages: Messages) -> None:
-        self._agent, self._mail, self._messages = agent, agent.mail, messages
+        self.agent, self._mail, self._messages = agent, agent.mail, messages
         self._parts: dict[int, Part] = {}
-        self._lanes: list[LaneSet] = []
-        self._streams: dict[tuple[int, int], Stream] = {}
+        self._lanes: dict[LaneKey, LaneSet] = {}
+        self._streams: dict[tuple[LaneKey, int], Stream] = {}
+        #: by host: its agent, as a rank in MPI
+        self.agents = {host: self.speakers_on(host)[0] for host in {*agent.host_of}}
+        #: by host that has another agent: the one before, of which something may still come
+        self._before: dict[int, int] = {}
+        #: by rank in MPI: the bells of the other speakers of this host; and which of them map which
+        #: table
+        speakers = zip(self.speakers_on(agent.host), speakers_of(agent.roster), strict=True)
+        self._standbys = {rank: Bell(agent.roster, place) for rank, place in speakers}
+        self._kept: dict[int, set[int]] = {}
         #: what is to be sent in this turn, by agent
         self._requests: dict[int, list[tuple[int, Array]]] = {}
         self._answers: dict[int, list[tuple[int, Array]]] = {}
-        self._held = 0
         self._looked = 0.0
         self._failed = 0
 
-    def add_part(self, part: Part) -> None:
-        self._parts[part.key] = part
+    def speakers_on(self, host: int) -> list[int]:
+        """Return the ranks in MPI of a host's speakers."""
+        return [rank for rank, its in enumerate(self.agent.host_of) if its == host]
+
+    def add_part(self, kept: Kept, layout: Layout, block: Block) -> Part:
+        """Keep a table's part, and have the other speakers of this host map it."""
+        part = self._parts[kept.key] = Part(kept, layout, self, block)
+        self._kept[kept.key] = set()
+        self._to_standbys(KEEP, kept.encode())
+        return part
+
+    def is_kept(self, key: int) -> bool:
+        """Return whether all other speakers of this host that are there map a table."""
+        return self._kept.get(key, set()).issuperset(self._living_standbys())
 
     def drop_part(self, key: int) -> None:
-        self._parts.pop(key, None)
+        if self._parts.pop(key, None) is not None:
+            self._kept.pop(key, None)
+            self._to_standbys(DROP, key.to_bytes(8, "little"))
 
-    def open_lanes(self, service: Service, memory: LaneMemory) -> LaneSet:
+    def open_lanes(self, key: LaneKey, group: HostGroup, memory: LaneMemory) -> LaneSet:
         """Serve the lanes of the ranks of a group on this host."""
-        count = len(service.meeting.local)
-        first_tag = self._messages.reserve_tags(count * WINDOW)
-        waiter = service.meeting.waiter_of(
-            memory.block, memory.flags_at, memory.places, service.meeting.rank
+        count = len(group.members)
+        first = self._messages.reserve_tags(count * WINDOW)
+        waiter = RingingWaiter(
+            memory.block,
+            flags_at=memory.flags_at,
+            size=memory.places,
+            place=count,
+            free_cores=False,
         )
-        opened = LaneSet(memory, first_tag, [0] * count, service, waiter)
-        self._lanes.append(opened)
+        waiter.bell = self.agent.bell
+        first_tags = dict.fromkeys(group.placement.order, first)
+        opened = LaneSet(key, memory, first_tags, [0] * count, waiter)
+        self._lanes[key] = opened
         return opened
+
+    # other speakers of this host, and agents that take the place of others
+
+    def _living_standbys(self) -> list[int]:
+        places = {bell.agent: rank for rank, bell in self._standbys.items()}
+        later = [place for place in places if place > self.agent.place]
+        gone = self.agent.roster.gone(later)
+        return [places[place] for place in later if place not in gone]
+
+    def _to_standbys(self, kind: int, body: bytes) -> None:
+        for rank in self._living_standbys():
+            self._mail.send(rank, frame_of(kind, self.agent.session), body)
+            self._standbys[rank].ring()
+
+    def take_over(self, standby: Standby) -> None:
+        """Serve what an agent that has ended has kept."""
+        self.agents.update(standby.agents)
+        self.agents[self.agent.host] = self.agent.mpi_rank
+        for kept, block, lanes_block in standby.tables.values():
+            layout = layout_of(kept.spec(), kept.group.placement)
+            part = self._parts[kept.key] = Part(kept, layout, self, block)
+            self._kept[kept.key] = set(self._standbys)
+            part.repair()
+            if lanes_block is not None and kept.lane not in self._lanes:
+                room = layout.sharding.room
+                memory = LaneMemory(lanes_block, ranks=len(kept.group.members), room=room)
+                self.open_lanes(kept.lane, kept.group, memory)
+        for opened in self._lanes.values():
+            self._take_again(opened)
+        for rank, host in enumerate(self.agent.host_of):
+            if host != self.agent.host:
+                self._mail.send(rank, frame_of(HERE, self.agent.session), b"")
+
+    def _take_again(self, opened: LaneSet) -> None:
+        """Take the requests of this host's ranks that have no answer."""
+        memory = opened.memory
+        for rank in range(len(opened.taken)):
+            opened.taken[rank] = asked = memory.words[memory.asked_at(rank)]
+            for number in range(max(1, asked - WINDOW + 1), asked + 1):
+                if memory.words[memory.answered_at(rank, number)] < number:
+                    self._bring(opened, rank, number)
+
+    def _follow(self, agent: int) -> None:
+        """Have an agent that has taken another's place serve its host."""
+        host = self.agent.host_of[agent]
+        if self.agents[host] == agent:
+            return
+        self._before[host], self.agents[host] = self.agents[host], agent
+        for part in self._parts.values():
+            if host in part.hosts:
+                part.forget_told()
+
+    def _send_again(self) -> None:
+        """Send requests to agents that have taken another's place, once nothing of that one comes
+        any more into the slots of these requests."""
+        for host, before in list(self._before.items()):
+            if self._messages.comes_from(before):
+                continue
+            del self._before[host]
+            for opened in self._lanes.values():
+                if host not in opened.first_tags:
+                    continue
+                count = len(opened.taken) * WINDOW
+                opened.first_tags[host] = self._messages.reserve_tags(count)
+                for (rank, _), (number, its) in list(opened.under_way.items()):
+                    if its == host:
+                        self._bring(opened, rank, number)
 
     @property
     def is_needed(self) -> bool:
@@ -466,31 +671,30 @@ class Tables:
 
     def turn(self) -> bool:
         """Do what can be done now; return whether that was anything."""
-        if not self._parts and not self._lanes:
-            self._messages.poll(self._room_for)
-            return False
         now = time.monotonic()
         moved = self._note_failures()
         if now - self._looked >= _LOOK:
             self._looked = now
             self._look()
-        for opened in self._lanes:
+        if self._before:
+            self._send_again()
+        for opened in self._lanes.values():
             moved |= self._take_requests(opened)
         self._send_requests()
         for sender, tag, memory in self._messages.poll(self._room_for):
             moved = True
             if tag == Messages.REQUEST:
-                self._receive_request(sender, memory)
+                self._receive_request(sender, memory, now)
             elif tag == Messages.REQUESTS:
                 for _, request in lanes.split(memory):
-                    self._receive_request(sender, request)
+                    self._receive_request(sender, request, now)
             elif tag == Messages.ANSWERS:
                 for its_tag, answer in lanes.split(memory):
                     self._room_for(sender, its_tag, len(answer))[:] = answer
-                    self._receive_answer(its_tag)
+                    self._receive_answer(sender, its_tag)
             else:
-                self._receive_answer(tag)
-        moved |= self._advance_streams()
+                self._receive_answer(sender, tag)
+        moved |= self._advance_streams(now)
         self._send_answers()
         moved |= self.tell(now)
         return moved
@@ -504,21 +708,33 @@ class Tables:
                 record = _NEWS.pack(part.key, *entry)
                 for host in part.hosts:
                     if host != part.hosts[part.at]:
-                        bodies.setdefault(part.agents[host], bytearray()).extend(record)
-        frame = Frame(KEY, 0, 0, 0, 0)
+                        bodies.setdefault(self.agents[host], bytearray()).extend(record)
         for agent, body in bodies.items():
-            self._mail.send(agent, frame, bytes(body))
+            self._mail.send(agent, frame_of(NEWS, self.agent.session), bytes(body))
         return bool(bodies)
 
-    def receive_news(self, letter: Letter) -> None:
-        for key, *entry in _NEWS.iter_unpack(letter.body):
-            if key in self._parts:
-                self._parts[key].note(News(*entry))
+    def receive(self, letter: Letter) -> None:
+        """Take a message of another speaker."""
+        kind, session = letter.frame.kind, letter.frame.number
+        if session != self.agent.session:
+            return
+        if kind == NEWS:
+            for key, *entry in _NEWS.iter_unpack(letter.body):
+                if key in self._parts:
+                    self._parts[key].note(News(*entry))
+        elif kind == HERE:
+            self._follow(letter.sender)
+        elif kind == KEPT:
+            key = int.from_bytes(letter.body, "little")
+            self._kept.get(key, set()).add(letter.sender)
 
     def say_farewell(self) -> None:
         """Tell the other hosts what became of the ranks of this one, as the agent ends."""
         self._look()
         self.tell(at_once=True)
+        for stream in self._streams.values():
+            if stream.steps is not None:
+                stream.steps.close()  # release locks: another agent carries it out
 
     def _look(self) -> None:
         """Look who is gone, and free what nobody uses any more."""
@@ -526,22 +742,42 @@ class Tables:
             part.look_for_gone()
             if not part.is_used(elsewhere=False):
                 self.tell(at_once=True)
-                del self._parts[key]
+                self.drop_part(key)
+        for lane in self._lanes.keys() - {part.kept.lane for part in self._parts.values()}:
+            if not self.agent.serves(*lane[:2]):
+                del self._lanes[lane]
+        for its, stream in list(self._streams.items()):
+            if its[0] not in self._lanes and not stream.waiting:
+                del self._streams[its]
+        self._note_lost_hosts()
 
     def _note_failures(self) -> bool:
-        failed = self._mail.failed
-        if len(failed) == self._failed:
+        if len(self._mail.failed) == self._failed:
             return False
-        self._failed = len(failed)
-        for part in self._parts.values():
-            for host, agent in part.agents.items():
-                if agent in failed:
-                    part.note_lost_host(host)
-        for opened in self._lanes:
-            for (rank, slot), (number, host) in list(opened.under_way.items()):
-                if opened.service.agents[host] in failed:
-                    self._answer_lost(opened, rank, slot, number)
+        self._failed = len(self._mail.failed)
+        self._note_lost_hosts()
         return True
+
+    def _note_lost_hosts(self) -> None:
+        """Find the hosts of which no process is left that keeps tables. Where only the agent has
+        ended, what it was asked waits for the one that takes its place."""
+        failed = self._mail.failed
+        silent = {host for host, agent in self.agents.items() if agent in failed}
+        if not silent:
+            return
+        for part in self._parts.values():
+            for host in silent.intersection(part.hosts):
+                if part.is_lost(host, failed):
+                    part.note_lost_host(host)
+        for opened in self._lanes.values():
+            for (rank, slot), (number, host) in list(opened.under_way.items()):
+                if host in silent and self._is_lost(opened, rank, number, host):
+                    self._answer_lost(opened, rank, slot, number)
+
+    def _is_lost(self, opened: LaneSet, rank: int, number: int, host: int) -> bool:
+        """Return whether what a request asks for is lost."""
+        part = self._parts.get(lanes.read_request(opened.memory.slot(rank, number)).table)
+        return part is None or part.is_lost(host, self._mail.failed)
 
     # what the ranks of this host ask of others
 
@@ -580,21 +816,25 @@ class Tables:
     def _bring(self, opened: LaneSet, rank: int, number: int) -> None:
         slot = opened.memory.slot(rank, number)
         request = lanes.read_request(slot)
-        agent = opened.service.agents[request.host]
+        agent = self.agents[request.host]
         opened.under_way[rank, number % WINDOW] = number, request.host
         if request.kind == lanes.COPY:
             self._answer_copy(opened, rank, number, request)
             return
         if agent in self._mail.failed:
-            self._answer_lost(opened, rank, number % WINDOW, number)
+            if self._is_lost(opened, rank, number, request.host):
+                self._answer_lost(opened, rank, number % WINDOW, number)
             return
-        tag = opened.first_tag + rank * WINDOW + number % WINDOW
+        if request.host in self._before:
+            return  # it is sent with those that the agent before has not answered
+        tag = opened.tag(rank, number % WINDOW, request.host)
         lanes.write_tag(slot, tag)
         self._requests.setdefault(agent, []).append((tag, slot[: request.length]))
 
     def _answer_copy(self, opened: LaneSet, rank: int, number: int, request: Request) -> None:
         """Give a rank of this host a handle of the host's copy of other hosts' rows."""
-        slot, part = opened.memory.slot(rank, number), self._parts.get(request.table)
+        slot = lanes.answer_in(opened.memory.slot(rank, number), request)
+        part = self._parts.get(request.table)
         code, body = lanes.UNKNOWN, np.empty(0, np.uint8)
         if part is not None:
             try:
@@ -606,23 +846,28 @@ class Tables:
         self._publish(opened, rank, number % WINDOW)
 
     def _answer_lost(self, opened: LaneSet, rank: int, slot: int, number: int) -> None:
-        lanes.write_answer(opened.memory.slot(rank, number), Answer(lanes.LOST, 0, 0))
+        asked = opened.memory.slot(rank, number)
+        answered = lanes.answer_in(asked, lanes.read_request(asked))
+        lanes.write_answer(answered, Answer(lanes.LOST, 0, 0))
         self._publish(opened, rank, slot)
 
-    def _receive_answer(self, tag: int) -> None:
-        opened = self._lanes_of(tag)
-        if opened is not None:
-            self._publish(opened, *divmod(tag - opened.first_tag, WINDOW))
+    def _receive_answer(self, sender: int, tag: int) -> None:
+        found = self._waiting_for(sender, tag)
+        if found is not None:
+            opened, rank, slot = found
+            self._publish(opened, rank, slot)
 
     def _publish(self, opened: LaneSet, rank: int, slot: int) -> None:
         number, _ = opened.under_way.pop((rank, slot), (0, 0))
         if number:
             opened.waiter.publish(opened.memory.answered_at(rank, number), number)
 
-    def _lanes_of(self, tag: int) -> LaneSet | None:
-        for opened in self._lanes:
-            if opened.first_tag <= tag <= opened.last_tag:
-                return opened
+    def _waiting_for(self, sender: int, tag: int) -> tuple[LaneSet, int, int] | None:
+        """Return the rank and the slot of this host that wait for an answer; None if none do."""
+        host = self.agent.host_of[sender]
+        for opened in self._lanes.values():
+            if (place := opened.waits_at(tag, host)) is not None:
+                return opened, *place
         return None
 
     # what ranks of other hosts ask
@@ -630,24 +875,37 @@ class Tables:
     def _room_for(self, sender: int, tag: int, length: int) -> Any:
         """Return where a message goes: an answer into its slot, a request into fresh memory."""
         if tag in (Messages.REQUEST, Messages.REQUESTS):
-            held = self._held + self._messages.coming_bytes
+            held = self._held_bytes() + self._messages.coming_bytes
             if held and held + length > _MOST_HELD:
                 return None
             return np.empty(length, np.uint8)
-        opened = self._lanes_of(tag)
-        if opened is not None:
-            rank, slot = divmod(tag - opened.first_tag, WINDOW)
-            if (rank, slot) in opened.under_way:
-                return opened.memory.slot(rank, slot)[:length]
-        return np.empty(length, np.uint8)  # of a session that has ended
+        found = self._waiting_for(sender, tag)
+        if found is not None:
+            opened, rank, slot = found
+            asked = opened.memory.slot(rank, slot)
+            return lanes.answer_in(asked, lanes.read_request(asked))[:length]
+        # of a session that has ended, or an answer that another agent gives once more
+        return np.empty(length, np.uint8)
 
-    def _receive_request(self, sender: int, memory: Array) -> None:
-        tag = lanes.read_tag(memory)
-        stream = self._streams.setdefault((sender, tag // WINDOW), Stream())
-        stream.waiting.append((sender, tag, memory))
-        self._held += len(memory)
+    def _held_bytes(self) -> int:
+        """Return the bytes of requests that wait, but for those of tables of which none is carried
+        out, as somebody who holds a lock is stopped."""
+        since = time.monotonic() - _STUCK
+        return sum(part.held for part in self._parts.values() if part.moved > since)
 
-    def _advance_streams(self) -> bool:
+    def _receive_request(self, sender: int, memory: Array, now: float) -> None:
+        request = lanes.read_request(memory)
+        part = self._parts.get(request.table)
+        if part is None:
+            self._answer(sender, lanes.read_tag(memory), Answer(lanes.UNKNOWN, 0, 0))
+            return
+        if not part.held:
+            part.moved = now
+        part.held += len(memory)
+        stream = self._streams.setdefault((part.kept.lane, request.rank), Stream())
+        stream.waiting.append((sender, part, memory))
+
+    def _advance_streams(self, now: float) -> bool:
         moved = False
         for stream in list(self._streams.values()):
             while True:
@@ -655,13 +913,14 @@ class Tables:
                     # who takes no answers, as its link is cut, holds up only itself
                     if not stream.waiting or self._unsent(stream.waiting[0][0]) > _MOST_HELD:
                         break
-                    stream.steps = self._carry_out(stream, *stream.waiting[0])
+                    stream.steps = self._carry_out(*stream.waiting[0])
                 try:
                     next(stream.steps)
                     break
                 except StopIteration:
                     moved, stream.steps = True, None
-                    self._held -= len(stream.waiting.popleft()[2])
+                    _, part, memory = stream.waiting.popleft()
+                    part.held, part.moved = part.held - len(memory), now
         return moved
 
     def _unsent(self, agent: int) -> int:
@@ -669,25 +928,26 @@ class Tables:
         waiting = (memory for _, memory in self._answers.get(agent, ()))
         return self._messages.sending_bytes(agent) + sum(map(len, waiting))
 
-    def _carry_out(self, stream: Stream, sender: int, tag: int, memory: Array) -> Steps:
+    def _carry_out(self, sender: int, part: Part, memory: Array) -> Steps:
         """Carry out a request, and send what came of it."""
         request = lanes.read_request(memory)
-        part = self._parts.get(request.table)
         message: Array | None = None
         code, value = lanes.DONE, 0
-        if part is None:
-            code = lanes.UNKNOWN
-        else:
-            try:
-                value, message = yield from part.carry_out(request, memory, stream)
-            except Exception as error:
-                code, message = lanes.FAILED, _message_of(_pickled(error))
-            if message is not None and len(message) > lanes.slot_bytes(part.layout.sharding.room):
-                text = f"an answer of {len(message)} bytes, for which there is no room"
-                code, message = lanes.FAILED, _message_of(_pickled(RuntimeError(text)))
-        if message is None:
-            message = np.empty(lanes.HEADER, np.uint8)
-        lanes.write_answer(message, Answer(code, value, len(message) - lanes.HEADER))
+        try:
+            value, message = yield from part.carry_out(request, memory)
+        except Exception as error:
+            code, message = lanes.FAILED, _message_of(_pickled(error))
+        room = lanes.room_for_answer(part.layout.sharding.room, request)
+        if message is not None and len(message) > room:
+            text = f"an answer of {len(message)} bytes, for which there is no room"
+            code, message = lanes.FAILED, _message_of(_pickled(RuntimeError(text)))
+        length = 0 if message is None else len(message) - lanes.HEADER
+        self._answer(sender, lanes.read_tag(memory), Answer(code, value, length), message)
+
+    def _answer(self, sender: int, tag: int, answer: Answer, message: Array | None = None) -> None:
+        """Send an answer, with the message that it heads."""
+        message = np.empty(lanes.HEADER, np.uint8) if message is None else message
+        lanes.write_answer(message, answer)
         self._answers.setdefault(sender, []).append((tag, message))
 
 

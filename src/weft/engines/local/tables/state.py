@@ -4,7 +4,8 @@ TableMemory. The layout:
 
     words 0-7      applied | progress | unused
     for each rank  adds | interrupted | lowest | highest | ids | state | unused
-    write_begun    of all ranks side by side, and then write_done
+    write_begun    of all ranks side by side, and then write_done; over hosts also serial, reached,
+                   begun and counted (layout.py of the engine mpi)
     flags          sleepers' flags, one byte for each place
     locks          one for the table, one for each stripe
     steps          how many adds each stripe has had, and how many adds to some rows there were
@@ -102,6 +103,10 @@ class TableMemory:
         self._lines = self._take(8 * _LINE * size)
         self.write_begun_at = self._take(8 * size) // 8
         self.write_done_at = self._take(8 * size) // 8
+        self.serial_at = self._take(8 * size) // 8
+        self.reached_at = self._take(8 * size) // 8
+        self.begun_at = self._take(8 * size) // 8
+        self.counted_at = self._take(8 * size) // 8
         self.flags_at = self._take(self.places)
         lock_bytes = 8 * locks.words_for(self.places)
         self._locks = [self._take(lock_bytes) for _ in range(self.stripes + 1)]
@@ -340,9 +345,10 @@ class Changes:
         #: whose words `begin` writes
         self.rank = self._rank = ranks.rank if rank is None else rank
         self._words, self._own_ids = block.words, memory.ids(self.rank)
-        #: by rank
+        #: by rank; `reached` over hosts: the number of the add that its last change belongs to
         self.write_begun = self._words[memory.write_begun_at : memory.write_begun_at + memory.size]
         self.write_done = self._words[memory.write_done_at : memory.write_done_at + memory.size]
+        self.reached = self._words[memory.reached_at : memory.reached_at + memory.size]
 
     def begin(self, low: int, high: int, ids: Ids | None) -> None:
         """Note which rows are about to change. Afterwards the caller notes that the write is done:
@@ -361,12 +367,20 @@ class Changes:
             words[word(rank, COUNT)] = ids.size
         self.write_begun[rank] += 1
 
+    def begin_add(self, add: int) -> None:
+        """Note, over hosts, that changes of an add of this rank follow, unless some were made."""
+        if self.reached[self._rank] < add:
+            self._words[self._memory.word(self._rank, COUNT)] = 0
+            self.reached[self._rank] = add
+
     def interrupted(self) -> tuple[Interrupted, ...]:
-        """Return the writes that ranks had begun and not done when they died."""
+        """Return the writes that ranks had begun and not done when they died; over hosts also those
+        that are done, of adds that were not done on all hosts."""
         words, word = self._words, self._memory.word
         writes = []
         for rank in range(self._memory.size):
-            if not words[word(rank, INTERRUPTED)] and not self._died_within(rank):
+            marked = words[word(rank, INTERRUPTED)] or self._died_within(rank)
+            if not marked and not self._died_between(rank):
                 continue
             count = words[word(rank, COUNT)]
             if count == WHOLE:
@@ -383,6 +397,14 @@ class Changes:
             if self._died_within(rank):
                 self._words[self._memory.word(rank, INTERRUPTED)] = 1
                 self.write_done[rank] = self.write_begun[rank]
+
+    def _died_between(self, rank: int) -> bool:
+        """Return whether a rank has died before it counted an add that it has begun here."""
+        words, word = self._words, self._memory.word
+        if self.reached[rank] <= words[word(rank, ADDS)] or not words[word(rank, COUNT)]:
+            return False
+        gone = self._ranks.gone([rank])  # it may have counted it before
+        return bool(gone) and self.reached[rank] > words[word(rank, ADDS)]
 
     def _died_within(self, rank: int) -> bool:
         if rank == self._rank or self.write_begun[rank] == self.write_done[rank]:

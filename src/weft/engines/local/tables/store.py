@@ -147,6 +147,8 @@ class SharedRows:
         self.spec = spec = memory.spec
         self.rows, self.state = self._arrays = memory.rows, memory.state
         self._steps = memory.steps
+        #: by rank, over hosts: adds to some rows, wherever these are
+        self._counted = block.words[memory.counted_at : memory.counted_at + memory.size]
         lock = partial(
             Lock, roster=ranks.roster, recorder=recorder, members=ranks.members, timeout=timeout
         )
@@ -293,7 +295,7 @@ class SharedRows:
             faults.reach("table.adding")
         some = slice(*self.memory.range_of(stripe))
         self._steps[stripe] += 1
-        step = int(self._steps[stripe] + self._steps[-1])
+        step = int(self._steps[stripe]) + self._some_steps
         self.library.update(self._arrays, some, delta, self.spec.updater, step)
         if faults.armed:
             faults.reach("table.added")
@@ -309,7 +311,7 @@ class SharedRows:
             if not self.adds_rows:
                 self.count_step()
                 step = self.added_steps
-            self.add_rows(delta, ids, prepared, self.changes, step)
+            self.add_rows(delta, ids, prepared, self.changes, step=step)
 
     def prepare(self, delta: Array, ids: Ids) -> object:
         """Do what can be done for `add_rows` before the lock is taken."""
@@ -318,12 +320,20 @@ class SharedRows:
         return self._adder.prepare(self.rows, ids, delta, touch=self.spec.exact)
 
     def add_rows(
-        self, delta: Array, ids: Ids, prepared: object, changes: Changes, step: int
+        self,
+        delta: Array,
+        ids: Ids,
+        prepared: object,
+        changes: Changes,
+        *,
+        step: int,
+        named: Ids | None = None,
     ) -> None:
-        """Update some rows, as the `step`-th add. Only for the holder of the table's lock."""
+        """Update some rows, as the `step`-th add, and note `named` of the add, by default these.
+        Only for the holder of the table's lock."""
         rank = changes.rank
         try:
-            changes.begin(0, 0, ids)
+            changes.begin(0, 0, ids if named is None else named)
             if faults.armed:
                 faults.reach("table.adding")
             if self.adds_rows:
@@ -338,11 +348,6 @@ class SharedRows:
     def count_step(self) -> None:
         """Count an add to some rows. Only for the holder of the table's lock."""
         self._steps[-1] += 1
-
-    def count_add(self, deadline: float) -> None:
-        """Count an add to rows that are elsewhere."""
-        with self.table.exclusive(timeout=seconds_until(deadline)):
-            self.count_step()
 
     def apply_through(self, clock: int, deadline: float) -> None:
         """Wait until all ranks have made `clock` adds, and apply exactly these."""
@@ -381,7 +386,12 @@ class SharedRows:
     @property
     def added_steps(self) -> int:
         """Return how many adds have been applied to the rows, those that were staged aside."""
-        return int(self._steps[-1] + self._steps[:-1].max())
+        return self._some_steps + int(self._steps[:-1].max())
+
+    @property
+    def _some_steps(self) -> int:
+        """Return how many adds to some rows there were."""
+        return int(self._steps[-1]) + sum(self._counted)
 
     @property
     def steps(self) -> int:
@@ -390,7 +400,7 @@ class SharedRows:
 
     def set_steps(self, steps: int) -> None:
         self._steps[...] = 0
-        self._steps[-1] = steps - self._applied_adds()
+        self._steps[-1] = steps - self._applied_adds() - sum(self._counted)
 
     def _applied_adds(self) -> int:
         """Return how many adds the applied clocks have."""
