@@ -527,7 +527,57 @@ def test_an_agent_is_lost(two_hosts: Hosts, what: str, tmp_path: Path) -> None:
     assert outcome.out.count("has all") == (3 if what == "rank" else 4), outcome
     if what == "rank":
         steps = re.findall(r"restored, (\d+) steps", outcome.out)
-        assert len(steps) == 3 and len(set(steps)) == 1, outcome
+        assert len(steps) == 3, outcome
+        assert len(set(steps)) == 1, outcome
+
+
+HALF_DONE = """
+import os, signal, time
+import numpy as np, weft
+group = weft.init(timeout=60)
+def plus(rows, state, delta):
+    rows += delta  # an updater whose adds are counted
+table = weft.MatrixTable(8, 4, updater=plus)
+whole = weft.MatrixTable(300_000, 8)
+table.add(np.ones((2, 4)), [1, 6])
+group.barrier()
+if group.rank == 1:
+    lane, rank = table._store._lane, 1
+    memory = lane._memory
+
+    def update(*_):  # of the own host's rows, while the other host carries out the request
+        number = memory.words[memory.asked_at(rank)]
+        while memory.words[memory.answered_at(rank, number)] < number:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    table._store._own.update = whole._store._own.update = update
+    (whole.add(np.ones((300_000, 8))) if WHOLE else table.add(np.ones((3, 4)), [0, 5, 7]))
+subject = whole if WHOLE else table
+while not subject.interrupted:
+    time.sleep(0.001)
+(found,) = subject.interrupted
+print(f"rank {group.rank} found {found.rank} {found.rows}", flush=True)
+if not WHOLE:
+    assert (table.get([5, 7]) == 1).all()
+table.add(np.ones((1, 4)), [0])
+while table._store.steps != (5 if WHOLE else 6):  # three, the half one, and the two since
+    time.sleep(0.001)
+assert subject.interrupted == (found,)
+print("equal", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("whole", "rows"), [(False, "(5, 7)"), (True, "range(150000, 300000)")])
+def test_an_add_that_reached_one_host(two_hosts: Hosts, whole: bool, rows: str) -> None:
+    """With ULFM: a rank that dies when one host has its add and the others have not: it is listed
+    as interrupted, everywhere alike, and the updater's steps are the same on all hosts."""
+    program = HALF_DONE.replace("WHOLE", str(whole))
+    outcome = two_hosts.launch(program, (2, 1), ft=True, timeout=90)
+    assert sorted(re.findall(r"(rank \d found .*)", outcome.out)) == [
+        f"rank {rank} found 1 {rows}" for rank in (0, 2)
+    ], outcome
+    assert outcome.out.count("equal") == 2, outcome
 
 
 def test_a_rank_is_killed_without_ulfm(two_hosts: Hosts, tmp_path: Path) -> None:

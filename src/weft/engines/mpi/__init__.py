@@ -13,6 +13,7 @@ service.py       what the agent does for one group: its steps, its losses, its n
 exchange.py      the agent's part in a collective
 lanes.py         the memory through which a rank asks its agent for rows of other hosts
 layout.py        a table's memory on each host, and what is known of its ranks
+standby.py       what the other speakers of a host keep of tables, to take their agent's place
 tables.py        the agent's part in tables: the rows of its host, and requests of other hosts
 store.py         a table as a rank sees it
 copies.py        a host's copy of rows that other hosts keep

@@ -486,12 +486,12 @@ class Voice:
             host: placed.placement.world[placed.placement.ranks_on(host)[0]]
             for host in placed.placement.order
         }
-        self._mail = self._mail or Mail(self._comm)
+        self._mail = mail = self._mail or Mail(self._comm)
         if placed.local_rank == 0:
-            self._be_agent(placed, joined, host_agents, session=number)
+            self._be_agent(placed, joined, host_agents, mail, session=number)
             roster.leave()
             return
-        standby, bell = Standby(self._mail, number), Bell(roster, roster.rank)
+        standby, bell = Standby(mail, number), Bell(roster, roster.rank)
         own_rank, earlier = [placed.local_rank], range(size, size + placed.local_rank)
         while not roster.gone(own_rank) and not self._must_leave():
             is_first = len(roster.gone(earlier)) == len(earlier)
@@ -500,7 +500,9 @@ class Voice:
                 continue
             if is_first:
                 bell.end_nap()
-                self._be_agent(placed, joined, host_agents, session=number, standby=standby)
+                self._be_agent(
+                    *(placed, joined, host_agents, mail), session=number, standby=standby
+                )
                 break
             bell.nap(seen, _PAUSE)
         roster.leave()
@@ -510,6 +512,7 @@ class Voice:
         placed: Placed,
         joined: Any,
         host_agents: dict[int, int],
+        mail: Mail,
         *,
         session: int,
         standby: Standby | None = None,
@@ -521,10 +524,9 @@ class Voice:
         from weft.engines.mpi.service import Service
 
         size, placement = placed.local_size, placed.placement
-        assert self._mail is not None
-        self._messages = self._messages or Messages(*self._tables_comms, self._mail)
+        self._messages = self._messages or Messages(*self._tables_comms, mail)
         agent = Agent(
-            self._mail,
+            mail,
             self._messages,
             joined.roster,
             session=session,
