@@ -239,9 +239,10 @@ def _known_gpus(driver: Path) -> list[str]:
 
 def _identify(entry: str, present: int, known: Sequence[str]) -> str | None:
     """Return what tells an entry's GPU from others; None if it names none. Names that cannot be
-    looked up are taken."""
-    if entry.isdecimal():
-        return str(int(entry)) if int(entry) < present else None
+    looked up are taken. Of a number CUDA reads the digits that it begins with."""
+    digits = entry[: len(entry) - len(entry.lstrip("0123456789"))]
+    if digits:
+        return str(int(digits)) if int(digits) < present else None
     if not entry.startswith(("GPU-", "MIG-")):
         return None
     if not known or entry.startswith("MIG-"):

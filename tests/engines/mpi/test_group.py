@@ -24,8 +24,8 @@ print(type(here).__name__, here.hosts, here.all_reduce(1), flush=True)
 
 
 def test_tensors(two_hosts: Hosts) -> None:
-    """Go over hosts from CPU memory; of others, as those on a GPU, the error says what to do, and
-    on which rank; the other ranks are told."""
+    """Go over hosts from CPU memory; of those without values the error says what to do, and on
+    which rank; the other ranks are told."""
     script = """
 import torch, weft
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ group = weft.init(timeout=60)
 assert torch.equal(group.all_reduce(torch.full((3, 2), 1.5)), torch.full((3, 2), 3.0))
 large = torch.arange(300_000, dtype=torch.bfloat16)
 assert torch.equal(group.broadcast(large if group.rank else None, root=1), large)
-elsewhere = torch.ones(3, device="meta" if group.rank else "cpu")  # as "cuda", where there is none
+elsewhere = torch.ones(3, device="meta" if group.rank else "cpu")
 try:
     group.all_reduce(elsewhere)
 except weft.WeftError as error:
@@ -44,7 +44,7 @@ print(group.all_reduce(torch.ones(1)), flush=True)
     assert outcome.code == 0, outcome
     assert "[1] InvalidType ['on rank 1 of 2, on host host2']" in outcome.out, outcome
     assert "[0] Disagreement the ranks of group 'world' made different calls" in outcome.out
-    told = "a tensor on meta: tensors on a GPU cannot be used yet; pass tensor.cpu()"
+    told = "a tensor on meta, which has no values; make it on a device that has"
     assert told in outcome.out, outcome.out
     assert outcome.out.count("tensor([2.])") == 2, outcome
 
