@@ -15,7 +15,7 @@ from weft._core.hosts import Host
 from weft._version import __version__
 from weft.engines import registry
 from weft.engines.base import Command
-from weft.errors import InvalidValue, LaunchError, WeftError
+from weft.errors import InvalidValue, LaunchError, NoSuchPipe, WeftError
 
 #: on one machine; more is taken for a typing error
 _MOST_RANKS = 1024
@@ -222,6 +222,8 @@ def _close(options: argparse.Namespace) -> int:
         print(f"weft: this machine, {address}, has left its cluster")
         if not _engine().has_pipe(True):
             return 0
+    elif options.pipe is None and not _engine().has_pipe(True):
+        raise NoSuchPipe("this machine is in no cluster, and no pipe is open: nothing to close")
     print(f"weft: the pipe {_engine().close_pipe(options.pipe or True)!r} is closed")
     return 0
 

@@ -618,6 +618,12 @@ def validate_machines(
         )
     if any(not name.strip() for name in names):
         raise InvalidValue(f"machines={machines!r}: expected names of machines, got an empty one")
+    if with_port := [name for name in names if ":" in name]:
+        raise InvalidValue(
+            f"machines={machines!r}: expected names without a port, as port= is for all of them:\n"
+            f"    machines=[{with_port[0].partition(':')[0]!r}, ...], "
+            f"port={with_port[0].partition(':')[2] or 2718}"
+        )
     if names and engine not in (None, "ray"):
         raise InvalidValue(
             f"machines={machines!r} with engine={engine!r}: other machines are used by the engine "

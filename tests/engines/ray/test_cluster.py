@@ -187,6 +187,35 @@ def test_all_that_is_wrong_is_one_table(opened: tuple[Hosts, Outcome]) -> None:
     assert seconds < within(10)
 
 
+def test_what_is_told_besides(opened: tuple[Hosts, Outcome]) -> None:
+    """How a cluster begins where there is none, that ports are no part of names, and that there is
+    nothing to close."""
+    hosts, _ = opened
+    program = """
+import weft
+for machines, port in ((["host3:2718"], None), (["host3"], 2900)):
+    try:
+        weft.map(abs, [1], machines=machines, port=port)
+    except weft.WeftError as error:
+        print(type(error).__name__, error)
+"""
+    key = {"WEFT_KEY": "a key of many letters"}
+    told = hosts.run_on(3, python(program), env=key).out
+    assert told == (
+        "InvalidValue machines=['host3:2718']: expected names without a port, as port= is for all "
+        "of them:\n    machines=['host3', ...], port=2718\n"
+        "MachineUnavailable these machines cannot take part:\n"
+        "  host3  -          runs no node: weft open --join HOST:2900\n"
+        "  host3  10.78.0.3  runs no node: weft open --join HOST:2900\n"
+        "one machine begins the cluster, HOST: weft open --port 2900\n"
+    )
+    closed = hosts.run_on(3, weft("close"), env=key)
+    assert closed.code == 1
+    assert (
+        closed.err == "weft: this machine is in no cluster, and no pipe is open: nothing to close\n"
+    )
+
+
 def test_a_machine_that_is_no_node(opened: tuple[Hosts, Outcome]) -> None:
     """Is told how to join, with its key or without; it does not hang."""
     hosts, _ = opened
@@ -381,6 +410,7 @@ def test_a_port_in_use(opened: tuple[Hosts, Outcome]) -> None:
     server.wait()
     assert refused.code == 2
     assert "port 2901 of this machine cannot be used (Address already in use)" in refused.err
+    assert refused.err.endswith("for example\n    weft open --port 2960\n")
     assert not hosts.processes(3)
 
 

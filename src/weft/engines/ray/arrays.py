@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from weft._core import pickling
 from weft.engines.interruption import by_signal_handler
 from weft.engines.ray.messages import SentArray
-from weft.engines.ray.wire import LARGE, sendable, store_size
+from weft.engines.ray.wire import LARGE, sendable
 from weft.errors import OutOfMemory, format_bytes
 
 if TYPE_CHECKING:
@@ -68,20 +68,20 @@ class Placed:
     def ndim(self) -> int:
         return int(self.array.ndim)
 
-    def send(self) -> SentArray:
+    def send(self, store: int) -> SentArray:
         """Return it as a host fetches it; the first call puts it into Ray's store. Raises
-        OutOfMemory."""
+        OutOfMemory if it has more bytes than the smallest `store`."""
         array = self.array
         readonly = self._readonly or (self._copied and not array.flags.writeable)
         if self._reference is None:
             import ray
 
-            if array.nbytes > store_size():
+            if array.nbytes > store:
                 raise OutOfMemory(
                     f"an array of shape {array.shape} that the items share has "
-                    f"{format_bytes(array.nbytes)}, and Ray's store on this host, through which it "
-                    f"goes to the others, {format_bytes(store_size())}; share a part, or the name "
-                    "of a file from which the function reads it"
+                    f"{format_bytes(array.nbytes)}, and the smallest of Ray's stores, through "
+                    f"which it goes to other machines, {format_bytes(store)}; share a part, or the "
+                    "name of a file from which the function reads it"
                 )
             self._reference = ray.put(sendable(array))
         return SentArray([self._reference], readonly, self._copied)

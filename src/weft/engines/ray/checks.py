@@ -27,6 +27,8 @@ class Member:
     cores: int
     gpus: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: bytes that Ray's store there has room for
+    store: int = 0
 
     @property
     def versions(self) -> dict[str, str]:

@@ -58,6 +58,8 @@ class Node:
     gpus: int
     #: whether this process runs on it
     is_this: bool
+    #: bytes that Ray's store there has room for: what is larger it writes to disk, without a word
+    store: int = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def reach(machines: Sequence[str], port: int | None, *, timeout: float = 10.0) -
     answers = [here, *others]
     found = checks.problems(answers, members, versions, asked.join)
     if found or own is None or members is None:
-        raise MachineUnavailable(f"these machines cannot take part:\n{checks.table(found)}")
+        raise MachineUnavailable(
+            f"these machines cannot take part:\n{checks.table(found)}{asked.how_to_begin(members)}"
+        )
     chosen = [member for answer in answers if (member := checks.find(members, answer))]
     return of_members(own.cluster, chosen, token, own.address)
 
@@ -189,6 +193,12 @@ class _Asked:
         #: what nodes join
         self.join = own.cluster if own is not None else f"HOST:{port}"
 
+    def how_to_begin(self, members: Sequence[Member] | None) -> str:
+        """Return how to begin a cluster, if none of the machines has a node."""
+        if self._own is not None or members is not None:
+            return ""
+        return f"\none machine begins the cluster, HOST: weft open --port {self._port}"
+
     def others(self, machines: Sequence[str]) -> list[Answer]:
         """Return how each of the other machines answers."""
         answers = _at_once(self._ask, machines, self._until)
@@ -281,6 +291,7 @@ def read_members(address: str, token: str | None, timeout: float = _ANSWER) -> l
             cores=int(info.resources_total.get("CPU", 0)),
             gpus=int(info.resources_total.get("GPU", 0)),
             labels=dict(info.labels),
+            store=int(info.resources_total.get("object_store_memory", sys.maxsize)),
         )
         for info in infos
     ]
@@ -297,6 +308,7 @@ def _ask_ray(ray: Any) -> tuple[Node, ...]:
             cores=int(found["Resources"].get("CPU", 0)),
             gpus=int(found["Resources"].get("GPU", 0)),
             is_this=found["NodeID"] == own,
+            store=int(found["Resources"].get("object_store_memory", sys.maxsize)),
         )
         for found in ray.nodes()
         if found["Alive"]
@@ -305,7 +317,15 @@ def _ask_ray(ray: Any) -> tuple[Node, ...]:
 
 def _node(member: Member, own: str) -> Node:
     is_this = member.address == own
-    return Node(member.node_id, member.name, member.address, member.cores, member.gpus, is_this)
+    return Node(
+        member.node_id,
+        member.name,
+        member.address,
+        member.cores,
+        member.gpus,
+        is_this,
+        member.store,
+    )
 
 
 def _at_once(ask: Callable[[str], Any], machines: Sequence[str], until: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from weft.engines.ray import arrays
 from weft.engines.ray.messages import Begin, Part, Report, Request
 from weft.engines.ray.modules import Adopted
 from weft.engines.ray.status import RunningMap
-from weft.engines.ray.wire import Packed, Sent, pack_values, send_error, store_size
+from weft.engines.ray.wire import Packed, Sent, pack_values, send_error
 from weft.errors import (
     Cancelled,
     EngineUnavailable,
@@ -273,7 +273,7 @@ class HostJob:
             ended = self._ended and not self._finished
             error = self._error if ended else None
             unbegun = tuple(self._supply.spans())
-        parts, values = _pack(finished)
+        parts, values = _pack(finished, self._begin.store)
         sent = None if error is None else send_error(error, host_name())
         return Report(parts, values, unbegun, self.outdated, outlet.take(), sent, ended)
 
@@ -384,9 +384,10 @@ def _gpus(
         chosen = [gpu for gpu in given if gpu in visible]
     if len(chosen) < begin.gpus:
         raise EngineUnavailable(
-            f"{host_name()} was to use {begin.gpus} GPUs, and has {', '.join(given) or 'none'}, of "
-            f"which this program may use {', '.join(chosen) or 'none'}: CUDA_VISIBLE_DEVICES has "
-            "to name them here as it did for weft open"
+            f"{begin.gpus} of the GPUs of {host_name()} were to be used; it has "
+            f"{', '.join(given) or 'none'}, of which this program may use "
+            f"{', '.join(chosen) or 'none'}: CUDA_VISIBLE_DEVICES has to name them here as it did "
+            "for weft open"
         )
     return chosen[: begin.gpus]
 
@@ -395,16 +396,17 @@ def _decoded(environment: Mapping[bytes, bytes]) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
 
 
-def _pack(finished: list[Finished]) -> tuple[tuple[Part, ...], Packed | None]:
-    """Return chunks that have ended, and the values of all of them as one."""
+def _pack(finished: list[Finished], store: int) -> tuple[tuple[Part, ...], Packed | None]:
+    """Return chunks that have ended, and the values of all of them as one; results of more bytes
+    than the `store` become failures."""
     host = host_name()
     failures: list[dict[int, Sent]] = [
         {index: send_error(error, host) for index, error in one.failures.items()}
         for one in finished
     ]
     for position, one in enumerate(finished):
-        if one.received > store_size():
-            error = _too_large(one)
+        if one.received > store:
+            error = _too_large(one, store)
             failures[position] = dict.fromkeys(_indexes(one), send_error(error, host))
             one.values[:] = [None] * len(one.values)
     values = [one.values for one in finished]
@@ -442,7 +444,7 @@ def _indexes(one: Finished) -> range:
     return range(one.first, one.first + len(one.values))
 
 
-def _too_large(one: Finished) -> OutOfMemory:
+def _too_large(one: Finished, store: int) -> OutOfMemory:
     indexes = _indexes(one)
     which = (
         f"item {indexes[0]} has"
@@ -450,9 +452,9 @@ def _too_large(one: Finished) -> OutOfMemory:
         else f"items {indexes[0]} to {indexes[-1]} have"
     )
     return OutOfMemory(
-        f"the result of {which} {format_bytes(one.received)}, and Ray's store on {host_name()}, "
-        f"through which it would go to the driver, {format_bytes(store_size())}; return a part, or "
-        "write it to a file"
+        f"the result of {which} {format_bytes(one.received)}, and the smallest of Ray's stores, "
+        f"through which it would go from {host_name()} to the driver, {format_bytes(store)}; "
+        "return a part, or write it to a file"
     )
 
 

@@ -53,6 +53,8 @@ class Begin(NamedTuple):
     #: the digest of the modules that it is to be run with, and these, unless they are there
     modules: str
     archive: Archive | None
+    #: bytes of the smallest of Ray's stores
+    store: int
 
 
 class Batch(NamedTuple):

@@ -212,8 +212,14 @@ def _validate_ports(options: NodeOptions) -> None:
                     f"port {port} of this machine cannot be used ({error.strerror}): a node needs "
                     f"{options.port} to {last}, and its workers {options.port + node.WORKERS[0]} "
                     f"to {options.port + node.WORKERS[1]}; choose another port for the whole "
-                    "cluster, for example\n    weft open --port 2900"
+                    f"cluster, for example\n    weft open --port {_another(options.port)}"
                 ) from None
+
+
+def _another(port: int) -> int:
+    """Return a port whose node has no port in common with one at this port."""
+    after = port + node.WORKERS[1] + 1
+    return after if after + node.WORKERS[1] < 1 << 16 else cluster.DEFAULT_PORT
 
 
 def own_address() -> str:

@@ -53,7 +53,6 @@ from weft.engines.ray.wire import (
     pack_function,
     pack_values,
     receive_error,
-    store_size,
 )
 from weft.engines.refusals import forked_error
 from weft.errors import Loss, OutOfMemory, Stalled, WorkerLost, format_bytes
@@ -88,19 +87,20 @@ class Prepared:
     #: Ray's reference to a large one, once it was sent
     reference: Any = None
 
-    def send(self) -> Packed | list[Any]:
-        """Return it as hosts get it; the first call puts a large one into Ray's store."""
+    def send(self, store: int) -> Packed | list[Any]:
+        """Return it as hosts get it; the first call puts a large one into Ray's store. Raises
+        OutOfMemory if it has more bytes than the smallest `store`."""
         if self.packed.nbytes < LARGE:
             return self.packed
         if self.reference is None:
             import ray
 
-            if self.packed.nbytes > store_size():
+            if self.packed.nbytes > store:
                 raise OutOfMemory(
                     f"the function {self.name!r}, with what it refers to, has "
-                    f"{format_bytes(self.packed.nbytes)}, and Ray's store on this host, through "
-                    f"which it goes to the others, {format_bytes(store_size())}; give it a part, "
-                    "or the name of a file that it reads"
+                    f"{format_bytes(self.packed.nbytes)}, and the smallest of Ray's stores, "
+                    f"through which it goes to other machines, {format_bytes(store)}; give it a "
+                    "part, or the name of a file that it reads"
                 )
             self.reference = ray.put(self.packed)
         return [self.reference]
@@ -182,7 +182,8 @@ class Run:
         self._began = time.monotonic()
         self._number = actors.next_job()
         self._connection = connection.number
-        self._store = store_size()
+        #: bytes of the smallest of Ray's stores: of this host, and of those that are used
+        self._store = min(node.store for node in (*actors.cluster.nodes, *(p.node for p in places)))
         self._items = Items(job, self._limits, lambda: sum(p.workers for p in places))
         self._repeated = Repeated()
         self._shares = Shares(self._items.known, retries=job.retries)
@@ -249,6 +250,7 @@ class Run:
         if place in self._places:
             before = self._places[: self._places.index(place)]
             offset = sum(one.workers for one in before)
+        self._store = min(self._store, place.node.store)
         actor = actor or self._actors.take(place)
         host = _Host(place, actor, offset)
         self._hosts[actor.key] = host
@@ -428,9 +430,9 @@ class Run:
 
     def _too_large(self, index: int) -> _Unsendable:
         error = OutOfMemory(
-            f"items[{index}] has more bytes than Ray's store on this host, "
-            f"{format_bytes(self._store)}, through which it would go to another host; send a part, "
-            "or a name from which the function reads it"
+            f"items[{index}] has more bytes than the smallest of Ray's stores, "
+            f"{format_bytes(self._store)}, through which it would go to another machine; send a "
+            "part, or a name from which the function reads it"
         )
         return _Unsendable([Finished(index, [None], {index: error}, worker=-1, pid=0)])
 
@@ -466,7 +468,7 @@ class Run:
         begin = None if host.begun else self._begin(host)
         known = host.actor.arrays
         new = {
-            number: placed.send()
+            number: placed.send(self._store)
             for number, placed in {**self._function.arrays, **arrays}.items()
             if number not in known
         }
@@ -495,7 +497,7 @@ class Run:
             self._function.name,
             f"{host_name()} pid {os.getpid()}",
             node.address,
-            self._function.send(),
+            self._function.send(self._store),
             retry_on,
             workers=host.place.workers,
             gpus=host.place.gpus,
@@ -512,6 +514,7 @@ class Run:
             variables={} if node.is_this else own_variables(),
             modules=self._archive.digest,
             archive=archive,
+            store=self._store,
         )
 
     def _take_for(self, key: str) -> None:

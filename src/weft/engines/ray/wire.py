@@ -13,7 +13,6 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft._core.failures import Failure, describe, restore
@@ -26,22 +25,6 @@ if TYPE_CHECKING:
 
 #: bytes from which on an array travels beside the pickle
 LARGE = 1 << 16
-
-
-def store_size() -> int:
-    """Return how many bytes Ray's store on this host has room for. What is larger Ray would write
-    to disk, without a word."""
-    import ray
-
-    return _store_size_of(ray.get_runtime_context().get_node_id())
-
-
-@cache
-def _store_size_of(node_id: str) -> int:
-    import ray
-
-    (node,) = (one for one in ray.nodes() if one["NodeID"] == node_id)
-    return int(node["Resources"].get("object_store_memory", sys.maxsize))
 
 
 class Packed(NamedTuple):

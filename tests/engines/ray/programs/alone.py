@@ -32,10 +32,31 @@ assert weft.map(lambda _: os.environ["OMP_NUM_THREADS"], [0], **threads) == here
 made = weft.map(lambda n: np.ones(n << 17), [1, 150, 2], engine="ray", on_error="return")
 assert [type(one).__name__ for one in made] == ["ndarray", "OutOfMemory", "ndarray"]
 assert "the result of item 1 has 157 MB" in str(made[1])
+ray_, data = {"engine": "ray"}, {"shared_data": {"a": np.ones(150 << 17)}}
+shared = lambda _, shared_data: 1  # noqa: E731
 items = [np.ones(3), np.ones(150 << 17), np.ones(4)]
 sizes = weft.map(len, items, engine="ray", on_error="return")
 assert [sizes[0], sizes[2]] == [3, 4]
-assert "items[1] has more bytes than Ray's store on this host, 100 MB" in str(sizes[1])
+assert "items[1] has more bytes than the smallest of Ray's stores, 100 MB" in str(sizes[1])
+large = np.ones(150 << 17)
+
+
+def uses(_):
+    return large
+
+
+for words, call in (
+    ("an array of shape (19660800,) that the items", lambda: weft.map(len, [large] * 2, **ray_)),
+    ("an array of shape (19660800,) that the items", lambda: weft.map(shared, [1], **ray_, **data)),
+    ("the function 'uses', with what it refers to,", lambda: weft.map(uses, [1], **ray_)),
+):
+    try:
+        call()
+    except weft.OutOfMemory as error:
+        assert str(error).startswith(words), error
+        assert "157 MB, and the smallest of Ray's stores" in str(error), error
+    else:
+        raise AssertionError(words)
 # several that have together are sent one after the other
 assert set(weft.map(np.sum, [np.ones(10 << 17)] * 20, engine="ray")) == {10.0 * (1 << 17)}
 
