@@ -231,8 +231,9 @@ def _children() -> Iterator[int]:
 
 # the daemon of a driver
 
-#: this process's daemon
+#: this process's daemon, and what the variables of its clients were before
 _own: Daemon | None = None
+_before: dict[str, str | None] = {}
 
 
 def use() -> None:
@@ -249,6 +250,7 @@ def use() -> None:
         )
     end()
     _own = start()
+    _before.update({name: os.environ.get(name) for name in _own.variables})
     os.environ.update(_own.variables)
 
 
@@ -258,8 +260,11 @@ def end() -> None:
     if _own is None or cuda.is_initialized():
         return
     daemon, _own = _own, None
-    for name in daemon.variables:
-        os.environ.pop(name, None)
+    for name, value in _before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     daemon.close()
 
 
