@@ -20,10 +20,11 @@ def options(
     roles: Iterable[str] = (),
     flags: Iterable[str] = (),
     choices: Mapping[str, Sequence[str]] | None = None,
+    seconds: float | None = None,
 ) -> argparse.Namespace:
-    """What the user asks for: quick, rounds, peers and results, and of `choices` one each, by
-    default the first; or, where a benchmark has started itself again, role and place, and the flags
-    that it gave itself."""
+    """What the user asks for: quick, rounds, peers and results, of `choices` one each, by default
+    the first, and how many `seconds` it may take, if it can be told; or, where a benchmark has
+    started itself again, role and place, and the flags that it gave itself."""
     known = list(peers)
     parser = argparse.ArgumentParser(description=(document or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help=f"rounds: {quick_rounds}, less each")
@@ -39,6 +40,9 @@ def options(
     for name, values in (choices or {}).items():
         told = f"one of {', '.join(values)} (default: {values[0]})"
         parser.add_argument(f"--{name}", choices=values, default=values[0], help=told)
+    if seconds is not None:
+        told = "begin nothing after so many (default: %(default)s)"
+        parser.add_argument("--seconds", type=float, default=seconds, help=told)
     for flag in flags:
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--role", choices=list(roles), help=argparse.SUPPRESS)
@@ -64,11 +68,24 @@ def finish(
     skipped: Sequence[str] = (),
     machine: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the lines, and keep them with the date, the machine and the packages' versions.
-    `machine` is what a benchmark knows of it besides."""
+    """Print the lines, and keep them."""
     print(comparison.table(lines))
     for line in skipped:
         print(f"skipped: {line}")
+    keep(name, lines, given, packages=packages, skipped=skipped, machine=machine)
+
+
+def keep(
+    name: str,
+    lines: Sequence[Line],
+    given: argparse.Namespace,
+    *,
+    packages: Iterable[str],
+    skipped: Sequence[str] = (),
+    machine: Mapping[str, Any] | None = None,
+) -> None:
+    """Keep the lines with the date, the machine and the packages' versions. `machine` is what a
+    benchmark knows of it besides."""
     results = Results(
         lines=lines,
         date=comparison.now(),

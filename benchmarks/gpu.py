@@ -1,7 +1,8 @@
 """GPUs: collectives, tables and training of ranks that share one GPU.
 
     python benchmarks/gpu.py                       all of it, in about four minutes
-    python benchmarks/gpu.py --quick               half the repetitions, and no arrays of 1 GB
+    python benchmarks/gpu.py --quick               half the repetitions, and nothing very large
+    python benchmarks/gpu.py --seconds 100         what was asked comes first; then as much as fits
     python benchmarks/gpu.py --only collectives    or tables, or training
     python benchmarks/gpu.py --device cpu          only to try the program where there is no GPU:
                                                    small, and to be kept with --results elsewhere
@@ -46,7 +47,8 @@ from gpu_jobs import NOT_AVAILABLE, PATH, Found, step_of, sync_of
 from weft.resources import visible_gpus
 
 HERE = Path(__file__)
-LONGEST_JOB = 120.0  # seconds
+LONGEST_RUN, LONGEST_JOB = 240.0, 60.0  # seconds
+PACKAGES = ("torch",)
 
 PARTS = ("collectives", "tables", "training")
 #: how ranks share a GPU
@@ -90,7 +92,7 @@ def section(part: str, ranks: int, how: str = "") -> str:
 
 
 def jobs(only: str, *, is_gpu: bool) -> Iterator[Job]:
-    """All jobs of a round, those of a section one after the other."""
+    """All jobs of a round, in the order of the report."""
     ways = (TURNS, MPS) if is_gpu else (TURNS,)
     shared = [(ranks, how) for ranks in (2, 4) for how in ways]
     for part, role in (("collectives", "collectives"), ("tables", "tables"), ("training", "alone")):
@@ -119,8 +121,11 @@ ASKED: dict[str, dict[str, dict[str, float]]] = {
     section("tables", 1): {
         "get all": {"own": 0.85},
         "add all": {"own": 0.85},
-        "get rows": {"own": 0.7},
-        "add rows": {"own": 0.7},
+        **{
+            f"{what} rows{ids}": {"own": 0.7}
+            for what in ("get", "add")
+            for ids in ("", ", ids on the host")
+        },
     },
     section("training", 1): {
         name(count): {party: 1 / 1.02}
@@ -144,6 +149,12 @@ LIMITS: dict[str, dict[str, float]] = {
 Results = dict[str, dict[str, dict[str, list[float]]]]
 
 
+def was_asked(job: Job) -> bool:
+    """Whether there are figures that it is to reach."""
+    rows = {**ASKED.get(job.section, {}), **LIMITS.get(job.section, {})}
+    return any(not job.path or name.endswith(PATHS[job.path]) for name in rows)
+
+
 def main() -> None:
     given = command.options(
         __doc__,
@@ -151,6 +162,7 @@ def main() -> None:
         quick_rounds=1,
         roles=ROLES,
         choices={"only": ("all", *PARTS), "device": ("cuda", "cpu")},
+        seconds=LONGEST_RUN,
     )
     if given.role:
         ROLES[given.role](*given.place, device=given.device, quick=given.quick)
@@ -160,29 +172,35 @@ def main() -> None:
         print(f"gpu.py has measured nothing: {machine}", file=sys.stderr)
         return
     skipped: list[str] = []
-    results = measured(given, skipped)
-    command.finish(
-        "gpu", lines(results), given, packages=("torch",), skipped=skipped, machine=machine
-    )
+    found: list[Line] = []
+    for results in measured(given, skipped):
+        found = lines(results)  # kept at once: the machine may be there for some minutes only
+        command.keep("gpu", found, given, packages=PACKAGES, skipped=skipped, machine=machine)
+    command.finish("gpu", found, given, packages=PACKAGES, skipped=skipped, machine=machine)
 
 
 # the conductor: starts jobs, puts together what they print
 
 
-def measured(given: Any, skipped: list[str]) -> Results:
-    """What was found; what could not be measured goes to `skipped`."""
-    results: Results = {}
+def measured(given: Any, skipped: list[str]) -> Iterator[Results]:
+    """What was found so far, after each job; what could not be measured goes to `skipped`."""
+    in_order = list(jobs(given.only, is_gpu=given.device == "cuda"))
+    results: Results = {job.section: {} for job in in_order}
+    end = time.monotonic() + given.seconds
     for _ in range(given.rounds):
-        for job in jobs(given.only, is_gpu=given.device == "cuda"):
+        for job in sorted(in_order, key=was_asked, reverse=True):
+            told = ", ".join(filter(None, (job.section, job.role, PATHS.get(job.path))))
             began = time.monotonic()
+            if began > end:
+                skipped.append(f"{told}: no time left")
+                continue
             found = answer(job, given.device, quick=given.quick)
-            told = f"{job.section}: {job.role} {PATHS.get(job.path, '')}".strip()
-            print(f"{told}, {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+            print(f"{told}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
             if isinstance(found, str):
                 skipped.append(f"{told}: {found}")
             else:
-                add(results.setdefault(job.section, {}), found, job.path)
-    return results
+                add(results[job.section], found, job.path)
+            yield results
 
 
 def add(rows: dict[str, dict[str, list[float]]], found: Found, path: str) -> None:

@@ -223,7 +223,8 @@ def tables_job(meet: str, *, device: str, quick: bool) -> None:
     rows_delta = torch.ones_like(rows_out)
     generator = torch.Generator().manual_seed(group.rank)
     drawn = [torch.randperm(shapes[1][0], generator=generator)[:NAMED] for _ in range(ROW_SETS)]
-    sets = itertools.cycle([rows.to(place.device) for rows in drawn])
+    ids = itertools.cycle([rows.to(place.device) for rows in drawn])
+    ids_on_host = itertools.cycle([rows.numpy() for rows in drawn])
     g = (lambda tensor: tensor) if place.is_gpu else (lambda tensor: tensor.numpy())
     calls: dict[str, dict[str, Call]] = {
         "get all": {
@@ -234,15 +235,23 @@ def tables_job(meet: str, *, device: str, quick: bool) -> None:
             "weft": lambda: whole.add(g(all_delta)),
             "own": lambda: own_whole.add_(all_delta),
         },
-        "get rows": {
-            "weft": lambda: matrix.get(g(next(sets)), out=g(rows_out)),
-            "own": lambda: torch.index_select(own_matrix, 0, next(sets), out=rows_out),
-        },
-        "add rows": {
-            "weft": lambda: matrix.add(g(rows_delta), g(next(sets))),
-            "own": lambda: own_matrix.index_add_(0, next(sets), rows_delta),
-        },
     }
+    for name, given, sent in (
+        ("rows", lambda: g(next(ids)), lambda: next(ids)),
+        (
+            "rows, ids on the host",
+            lambda: next(ids_on_host),
+            lambda: torch.from_numpy(next(ids_on_host)).to(place.device),
+        ),
+    ):
+        calls[f"get {name}"] = {
+            "weft": lambda given=given: matrix.get(given(), out=g(rows_out)),
+            "own": lambda sent=sent: torch.index_select(own_matrix, 0, sent(), out=rows_out),
+        }
+        calls[f"add {name}"] = {
+            "weft": lambda given=given: matrix.add(g(rows_delta), given()),
+            "own": lambda sent=sent: own_matrix.index_add_(0, sent(), rows_delta),
+        }
     check_tables(whole, matrix, place, meeting)
     found = {}
     for name, row in calls.items():
@@ -355,10 +364,12 @@ def reading(step: Callable[[], Tensor]) -> Call:
     return lambda: step().item()
 
 
-def batches(place: Place, ranks: int) -> dict[int, int]:
+def batches(place: Place, ranks: int, quick: bool) -> dict[int, int]:
+    """How many images, and how many steps one call has."""
     if not place.is_gpu:
         return {16: 1}
-    return {count: steps for count, steps in BATCHES.items() if ranks <= 2 or count > 128}
+    only_large = ranks > 2 or (quick and ranks > 1)
+    return {count: steps for count, steps in BATCHES.items() if count > 128 or not only_large}
 
 
 def trained(
@@ -382,7 +393,7 @@ def alone_job(*, device: str, quick: bool) -> None:
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder, weft.Team(1) as team:
         meeting = Meeting(Path(folder) / "meet", 0, 1)
-        for count, steps in batches(place, 1).items():
+        for count, steps in batches(place, 1, quick).items():
             x, y = batch_of(place, count)
             step = weft.train_step(loss, *network(place), team=team)
             calls = {
@@ -411,7 +422,7 @@ def team_job(ranks: str, how: str, *, device: str, quick: bool) -> None:
     ):
         place, meeting = Place(device), Meeting(Path(folder) / "meet", 0, 1)
         warnings.simplefilter("ignore")  # each rank normalises its own rows, as DDP does
-        for count, steps in batches(place, team.size).items():
+        for count, steps in batches(place, team.size, quick).items():
             on_device = batch_of(place, count)
             on_host = [weft.share(tensor.cpu().numpy()) for tensor in on_device]
             for name, given in ((step_of(count), on_device), (from_host(count), on_host)):
@@ -430,7 +441,7 @@ def ranks_job(meet: str, *, device: str, quick: bool) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     found: Found = {}
-    for count, steps in batches(place, group.size).items():
+    for count, steps in batches(place, group.size, quick).items():
         whole = batch_of(place, count)
         mine = [part.chunk(group.size)[group.rank].clone() for part in whole]
         calls = {

@@ -131,19 +131,21 @@ def test_gpu() -> None:
 
 
 def test_jobs_of_gpu() -> None:
-    """Paths are forced and MPS is used where there is a GPU; every section has what was asked."""
+    """Paths are forced and MPS is used where there is a GPU; what was asked is measured first."""
     on_gpu, on_cpu = (list(gpu.jobs("all", is_gpu=is_gpu)) for is_gpu in (True, False))
     assert {job.path for job in on_gpu} == {"", *gpu.PATHS}
     assert {job.how for job in on_cpu} == {"", gpu.TURNS}
     assert {job.part for job in gpu.jobs("tables", is_gpu=True)} == {"tables"}
-    assert {*gpu.ASKED, *gpu.LIMITS} <= {job.section for job in on_gpu}
+    asked = [job for job in on_gpu if gpu.was_asked(job)]
+    assert {job.section for job in asked} == {*gpu.ASKED, *gpu.LIMITS}
+    assert {job.path for job in asked} == {"", "host"}
 
 
 def test_gpu_measures_where_there_is_none(tmp_path: Path) -> None:
-    """Its programs work on the CPU, too, and check what they measure; without `--device cpu` it
-    says why it has measured nothing, and leaves the results as they are."""
+    """Its programs work on the CPU, too, and check what they measure; it stops where it has no time
+    left. Without `--device cpu` it says why it has measured nothing, and leaves the results."""
     program = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--results", str(tmp_path)]
-    only = ["--device", "cpu", "--quick", "--only", "tables"]
+    only = ["--device", "cpu", "--quick", "--only", "tables", "--seconds", "0.01"]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     for options in ([], only):
         done = subprocess.run(
@@ -153,10 +155,9 @@ def test_gpu_measures_where_there_is_none(tmp_path: Path) -> None:
         if not options:
             assert "measured nothing: no GPU that PyTorch can use" in done.stderr
             assert not (tmp_path / "gpu.json").exists()
-    assert {line.section for line in comparison.load(tmp_path / "gpu.json").lines} == {
-        "tables, 1 rank",
-        "tables, 2 ranks, by turns",
-    }
+    results = comparison.load(tmp_path / "gpu.json")
+    assert {line.section for line in results.lines} == {"tables, 1 rank"}
+    assert results.skipped == ["tables, 2 ranks, by turns, tables: no time left"]
 
 
 def test_map() -> None:
