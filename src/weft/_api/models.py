@@ -6,7 +6,8 @@ latest values.
             the table            --get-->                            current, and last
             current              --copy, unless they live there-->   the model
 
-All values of one dtype lie in one flat array, so a sync is one add and one get, however many
+The values are NumPy's arrays or, where a torch model is on a GPU, tensors there, and so is the
+table. All values of one dtype lie in one flat array, so a sync is one add and one get, however many
 parameters there are. Where the framework allows it, the parameters live in `current` and nothing is
 copied. In a group of one they then live in the table itself, and a sync costs nothing.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import ModuleType
 from typing import Any
@@ -23,11 +24,12 @@ from typing import Any
 import numpy as np
 
 from weft._api import session
-from weft._api.tables import ArrayTable, validate_name
+from weft._api.tables import ArrayTable, validate_device, validate_name
 from weft._core import updaters
 from weft._core.arguments import validate_seconds, whole
-from weft._core.arithmetic import Array, address
+from weft._core.arithmetic import Array
 from weft._core.failures import warn_caller
+from weft._core.model_values import values_of
 from weft._core.updaters import Updater
 from weft.adapters import containers, lookup
 from weft.engines.base import Store
@@ -56,6 +58,8 @@ class ModelTable:
     updater      what is done with a change. An optimizer's rule takes it for a step against the
                  gradient; integers are always added.
     consistency  as in `ArrayTable`.
+    device       where the table is: by default on the GPU where a torch model is, else "cpu". With
+                 "cpu" the values of a model on a GPU go through the host.
     name         for errors and files; by default "model" and a number.
 
     The arrays in a list or dict are read anew at every sync. Where a library makes new arrays
@@ -79,6 +83,7 @@ class ModelTable:
         every: int = 1,
         updater: Any = "add",
         consistency: Any = "async",
+        device: str | None = None,
         name: str | None = None,
     ) -> None:
         group = session.group()
@@ -88,24 +93,31 @@ class ModelTable:
                 raise InvalidType(f"every={every!r}: expected a whole number of calls")
             if calls < 1:
                 raise InvalidValue(f"every={every}: expected 1 or more calls for each exchange")
-            adapter, values = _read(model)
+            adapter = _adapter(model)
+            where = _device(adapter, model, device, default=group.has_device_tables)
+            self._values = values_of(adapter, where)
+            values = self._values.read(model)
+            if not values:
+                raise InvalidValue(f"a model of type {type(model).__name__} without parameters")
             rule = updaters.resolve(updater)
-            checksum = _checksum(adapter.names(model), values)
+            described = [self._values.describe(value) for value in values]
+            checksum = _checksum(adapter.names(model), described)
             label = f"{validate_name(name, 'model')} ({len(values)} arrays, {checksum:08x})"
         except Exception as error:
             group.refuse("ModelTable", error)
             raise
         self._model, self._adapter, self._every, self._calls = model, adapter, calls, 0
-        self._forms = [(value.shape, value.dtype.kind) for value in values]
-        kinds = list(dict.fromkeys(_stored_as(value.dtype) for value in values))
+        self._forms = [self._values.form(value) for value in values]
+        kinds = dict.fromkeys(self._values.stored_as(value) for value in values)
+        options = {"consistency": consistency, "device": where}
         self._parts = [
-            _Part(values, dtype, f"{label} {dtype}", rule, consistency) for dtype in kinds
+            _Part(self._values, values, dtype, rule, {"name": f"{label} {dtype}", **options})
+            for dtype in kinds
         ]
         group.barrier()  # nobody adds before all have their first values
         self._views = _in_order(self._parts, len(values))
-        self._write(values)
-        alike = all(v.dtype == value.dtype for v, value in zip(self._views, values, strict=True))
-        if not (alike and adapter.live_in(model, self._views)):
+        self._values.write(model, self._views, values)
+        if not self._values.live_in(model, self._views, values):
             for part in self._parts:
                 part.keep_apart()
             self._views = _in_order(self._parts, len(values))
@@ -128,16 +140,15 @@ class ModelTable:
         if self._calls % self._every:
             return False
         lone = dict(_lone_arrays(vars(self), "_model"))
-        values = self._adapter.read(self._model)
+        values = self._values.read(self._model)
         self._validate_forms(values)
         self._refuse_replaced(lone, values)
         apart = [
             (view, value)
             for view, value in zip(self._views, values, strict=True)
-            if address(view) != address(value)
+            if not self._values.same_memory(view, value)
         ]
-        for view, value in apart:
-            np.copyto(view, value, casting="unsafe")
+        self._values.copy([view for view, _ in apart], [value for _, value in apart])
         changed = [part for part in self._parts if part.has_changes(timeout)]
         if changed:
             first = changed[0].table._store
@@ -145,13 +156,13 @@ class ModelTable:
         for part in changed:
             part.take()
         if apart:
-            self._write(values)
+            self._values.write(self._model, self._views, values)
         return True
 
-    def _validate_forms(self, values: Sequence[Array]) -> None:
+    def _validate_forms(self, values: Sequence[Any]) -> None:
         """Raise InvalidValue if the model has other arrays than at first: another number of them,
         or others of another shape or kind of numbers."""
-        forms = [(value.shape, value.dtype.kind) for value in values]
+        forms = [self._values.form(value) for value in values]
         if forms != self._forms:
             pairs = enumerate(zip_longest(forms, self._forms))
             index, (now, before) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
@@ -160,7 +171,7 @@ class ModelTable:
                 f"{before} when its ModelTable was made; make a new ModelTable for another model"
             )
 
-    def _refuse_replaced(self, lone: dict[str, bool], values: Sequence[Array]) -> None:
+    def _refuse_replaced(self, lone: dict[str, bool], values: Sequence[Any]) -> None:
         """Raise InvalidValue for an array that the program cannot have changed, since only weft
         still has it. Warn once of one that something besides the model had, and has no more, if it
         has not changed since the last sync."""
@@ -187,11 +198,6 @@ class ModelTable:
                     + remedy
                 )
 
-    def _write(self, like: Sequence[Array]) -> None:
-        """Write the current values to the model."""
-        pairs = zip(self._views, like, strict=True)
-        self._adapter.write(self._model, [view.astype(a.dtype, copy=False) for view, a in pairs])
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Refuse: NumPy would make an array of one Python object. Raises InvalidType."""
         raise InvalidType(
@@ -215,23 +221,20 @@ class _Part:
 
     def __init__(
         self,
-        values: Sequence[Array],
+        library: Any,
+        values: Sequence[Any],
         dtype: np.dtype[Any],
-        name: str,
         updater: Updater,
-        consistency: Any,
+        options: Mapping[str, Any],
     ) -> None:
-        mine = {i: value for i, value in enumerate(values) if _stored_as(value.dtype) == dtype}
-        sizes = [value.size for value in mine.values()]
-        flat = np.zeros(max(1, sum(sizes)), dtype)  # a table has at least one element
-        self.views = _cut(flat, mine)
-        for index, value in mine.items():
-            np.copyto(self.views[index], value, casting="unsafe")
+        self._library = library
+        mine = {i: one for i, one in enumerate(values) if library.stored_as(one) == dtype}
+        flat = library.zeros(mine, dtype)
+        self.views = library.cut(flat, mine)
+        library.copy([self.views[index] for index in mine], list(mine.values()))
         if dtype.kind in "iu":
             updater = updaters.add()
-        self.table = ArrayTable(
-            flat, dtype=dtype, updater=updater, consistency=consistency, name=name
-        )
+        self.table = ArrayTable(flat, dtype=dtype, updater=updater, **options)
         #: whether the updater subtracts the deltas it is given, as optimizers do with gradients
         self._against = (
             updater.name != "add" and updaters.from_saved(updater.name, updater.options) is not None
@@ -239,20 +242,23 @@ class _Part:
         rows = self.table._store.exclusive_rows() if updater.name == "add" else None
         self._alone = rows is not None
         if rows is not None:
-            self._current = rows
-            self.views = _cut(rows, mine)
+            self._current: Any = rows
+            self.views = library.cut(rows, mine)
             return
-        self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
-        self.table.get(out=self._current)
-        np.copyto(self._last, self._current)
+        self.table.get(out=flat)
+        self._keep(flat)
+
+    def _keep(self, current: Any) -> None:
+        clone = self._library.clone
+        self._current, self._last, self._change = current, clone(current), clone(current)
 
     def keep_apart(self) -> None:
         """Keep the model's values apart from the table, in which they cannot live, so that what is
         added to the table itself is not lost to the next exchange."""
         if self._alone:
-            flat, self._alone = self._current.copy(), False
-            self._current, self._last, self._change = flat, flat.copy(), np.empty_like(flat)
-            self.views = _cut(flat, self.views)
+            self._alone = False
+            self._keep(self._library.clone(self._current))
+            self.views = self._library.cut(self._current, self.views)
 
     def has_changes(self, timeout: float | None) -> bool:
         """Return whether there is anything to exchange: not where the values live in the table."""
@@ -268,12 +274,12 @@ class _Part:
         array for the latest values."""
         self.table.finish()
         old, new = (self._current, self._last) if self._against else (self._last, self._current)
-        np.subtract(new, old, out=self._change)
+        self._library.subtract(new, old, self._change)
         return self.table._store, self._change, self._current
 
     def take(self) -> None:
         """Note the latest values."""
-        np.copyto(self._last, self._current)
+        self._library.copy([self._last], [self._current])
 
 
 def _lone_arrays(
@@ -313,7 +319,24 @@ _HOLDER = {"array": np.empty(0)}
 _ONE = sys.getrefcount(_HOLDER["array"])
 
 
-def _read(model: Any) -> tuple[ModuleType, list[Array]]:
+def _device(adapter: ModuleType, model: Any, given: Any, *, default: bool) -> str:
+    """Return the device of a model's tables: the given one, or where the model is. Raises
+    InvalidValue if the model is elsewhere."""
+    on_devices = hasattr(adapter, "device_of")
+    if given is None:
+        return str(adapter.device_of(model)) if on_devices and default else "cpu"
+    device = validate_device(given)
+    if device != "cpu":
+        if not on_devices:
+            raise InvalidValue(
+                f"ModelTable(device={given!r}) of a model of {adapter.NAME}: only torch's are kept "
+                "on a device; leave device= out"
+            )
+        adapter.validate_on(model, device)
+    return device
+
+
+def _adapter(model: Any) -> ModuleType:
     adapter = lookup.of_model(model)
     if adapter is None:
         raise InvalidType(
@@ -321,10 +344,7 @@ def _read(model: Any) -> tuple[ModuleType, list[Array]]:
             "PyTensor shared variables, a weft.Holder of a JAX pytree, NumPy arrays or tensors, or "
             "a list, tuple or dict of these"
         )
-    values = adapter.read(model)
-    if not values:
-        raise InvalidValue(f"a model of type {type(model).__name__} without parameters")
-    return adapter, values
+    return adapter
 
 
 def _describe(model: Any) -> str:
@@ -336,26 +356,12 @@ def _describe(model: Any) -> str:
     return f"of type {type(model).__name__} {parts}"
 
 
-def _stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the table for parameters of this dtype: int8 for booleans."""
-    return np.dtype(np.int8) if dtype.kind == "b" else dtype
-
-
-def _checksum(names: Sequence[str], values: Sequence[Array]) -> int:
+def _checksum(names: Sequence[str], described: Sequence[tuple[Any, str]]) -> int:
     """Return a checksum of the parameters' names, shapes and dtypes."""
-    described = [(n, v.shape, v.dtype.name) for n, v in zip(names, values, strict=True)]
-    return zlib.crc32(repr(described).encode())
+    pairs = zip(names, described, strict=True)
+    return zlib.crc32(repr([(name, *one) for name, one in pairs]).encode())
 
 
-def _cut(flat: Array, values: dict[int, Array]) -> dict[int, Array]:
-    """Return views of a flat array, one for each value, of its shape."""
-    views, start = {}, 0
-    for index, value in values.items():
-        views[index] = flat[start : start + value.size].reshape(value.shape)
-        start += value.size
-    return views
-
-
-def _in_order(parts: Sequence[_Part], count: int) -> list[Array]:
+def _in_order(parts: Sequence[_Part], count: int) -> list[Any]:
     views = {index: view for part in parts for index, view in part.views.items()}
     return [views[index] for index in range(count)]

@@ -439,7 +439,7 @@ def _spec(
 ) -> tuple[TableSpec, Array | None]:
     """Return the specification of a table, and the values it starts with. Raises for what is
     wrong in the options."""
-    device = _device(options.device)
+    device = validate_device(options.device)
     for option in ("exact", "check_finite"):
         if not isinstance(getattr(options, option), bool):
             raise InvalidType(f"{option}={getattr(options, option)!r}: expected True or False")
@@ -454,7 +454,7 @@ def _spec(
     return spec, None if start is None else as_delta(start, shape, dtype, what=_START)
 
 
-def _device(given: Any) -> str:
+def validate_device(given: Any) -> str:
     """Return the device of a table: "cpu", or one of this process with its number. Raises
     InvalidType, InvalidValue, MissingPackage."""
     if given == "cpu":

@@ -26,6 +26,7 @@ updaters.py     what `add` does: built-in rules, or a user's function
 tables.py       what a table is, what may be given to it, and which rank waits for which
 rows.py         some rows of a table, read and updated
 device_rows.py  the same for rows on a device
+model_values.py a model's values, on the host or on a device
 sharding.py     which host has which rows, what is sent to whom, and when
 checkpoint.py   a table as a safetensors file
 

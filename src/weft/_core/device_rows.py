@@ -129,15 +129,20 @@ def update(
     delta: Tensor,
     updater: Updater,
     step: int,
+    *,
+    out: Tensor | None = None,
 ) -> None:
-    """Update some rows of a table, given with its state: those of a range, or with these ids, none
-    of which is repeated."""
+    """Update some rows of a table, given with its state: those of a range, which are then copied to
+    `out`, or with these ids, none of which is repeated."""
     table, state = arrays
     device = str(table.device)
     try:
         if isinstance(ids, slice):
             beside = {name: array[ids] for name, array in state.items()}
-            _apply(updater, table[ids], beside, delta, step)
+            some = table[ids]
+            _apply(updater, some, beside, delta, step)
+            if out is not None:
+                torch_rows.copy(out, some)
             return
         index = torch_rows.send(ids, device)
         some = torch_rows.take(table, index)

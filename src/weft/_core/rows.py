@@ -165,13 +165,18 @@ def update(
     delta: Array,
     updater: Updater,
     step: int,
+    *,
+    out: Array | None = None,
 ) -> None:
-    """Update some rows of a table, given with its state: those of a range, or with these ids, none
-    of which is repeated."""
+    """Update some rows of a table, given with its state: those of a range, which are then copied to
+    `out`, or with these ids, none of which is repeated."""
     table, state = arrays
     if isinstance(ids, slice):
         beside = {name: array[ids] for name, array in state.items()}
-        updater.update(table[ids], beside, delta, step)
+        some = table[ids]
+        updater.update(some, beside, delta, step)
+        if out is not None:
+            np.copyto(out, some)
         return
     rows = table.take(ids, 0)
     beside = {name: array.take(ids, 0) for name, array in state.items()}

@@ -117,6 +117,27 @@ def parts(model: Any) -> list[Any]:
     return list(_parameters(model).values())
 
 
+def device_of(model: Any) -> str:
+    """Return the GPU on which all of a model lies; "cpu" if there is none."""
+    from weft.adapters import torch_values
+
+    return torch_values.device_of(model)
+
+
+def values_on(device: str) -> Any:
+    """Return what reads and writes a model's values as tensors on a device."""
+    from weft.adapters import torch_values
+
+    return torch_values.DeviceValues(device)
+
+
+def validate_on(model: Any, device: str) -> None:
+    """Raise InvalidValue unless all of a model lies on a device."""
+    from weft.adapters import torch_values
+
+    torch_values.validate_on(model, device)
+
+
 def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
     for tensor, array in zip(parts(model), arrays, strict=True):
         tensor.data = torch.tensor(array, dtype=tensor.dtype, device=tensor.device)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -237,17 +237,20 @@ class SharedRows:
         ids, delta = self.library.merge(ids, delta)
         return delta, ids
 
-    def update(self, delta: Array, ids: Ids | None, deadline: float) -> None:
-        """Apply the updater to all rows, or to these; under bsp stage the delta."""
+    def update(
+        self, delta: Array, ids: Ids | None, deadline: float, out: Array | None = None
+    ) -> None:
+        """Apply the updater to all rows, or to these; under bsp stage the delta. Not under bsp, and
+        for all rows, they can be copied to `out` on the way."""
         self.library.await_ready(self.spec.device)
         if self.is_bsp:
             self.staging.stage(delta, ids)
         elif ids is None:
-            self._add_all(delta, deadline)
+            self._add_all(delta, deadline, out)
         else:
             self._add_rows(delta, ids, deadline)
 
-    def _add_all(self, delta: Array, deadline: float) -> None:
+    def _add_all(self, delta: Array, deadline: float, out: Array | None) -> None:
         """Update every stripe. Ranks begin at different ones, to keep out of each other's way. Once
         begun, it continues to the end, even past the call's own deadline."""
         count, rank, changes = len(self.stripes), self.ranks.rank, self.changes
@@ -259,7 +262,8 @@ class SharedRows:
                     if turn == 0:
                         changes.begin(0, self.spec.n_rows, None)
                         deadline = deadline_after(None, self.timeout)
-                    self.add_stripe(stripe, delta[slice(*self.memory.range_of(stripe))])
+                    some = slice(*self.memory.range_of(stripe))
+                    self.add_stripe(stripe, delta[some], None if out is None else out[some])
                     if turn == count - 1:
                         changes.write_done[rank] = changes.write_begun[rank]
         except Stalled as stalled:
@@ -289,14 +293,14 @@ class SharedRows:
             ):
                 yield
 
-    def add_stripe(self, stripe: int, delta: Array) -> None:
-        """Update a stripe. Only for the holder of its lock."""
+    def add_stripe(self, stripe: int, delta: Array, out: Array | None = None) -> None:
+        """Update a stripe, and copy it to `out`. Only for the holder of its lock."""
         if faults.armed:
             faults.reach("table.adding")
         some = slice(*self.memory.range_of(stripe))
         self._steps[stripe] += 1
         step = int(self._steps[stripe]) + self._some_steps
-        self.library.update(self._arrays, some, delta, self.spec.updater, step)
+        self.library.update(self._arrays, some, delta, self.spec.updater, step, out=out)
         if faults.armed:
             faults.reach("table.added")
 
@@ -470,13 +474,30 @@ class LocalStore(Store):
                 self._in_turn = 0
 
     def add(self, delta: Array, ids: Ids | None, *, timeout: float | None = None) -> None:
+        self._add_and_read(delta, ids, None, timeout)
+
+    @classmethod
+    def exchange(
+        cls, parts: Sequence[tuple[Store, Array, Array]], *, timeout: float | None = None
+    ) -> None:
+        """Do both at once, each stripe while its lock is held; under bsp one after the other."""
+        staged = [part for part in parts if part[0].spec.consistency.name == "bsp"]
+        for store, delta, out in parts:
+            if isinstance(store, LocalStore) and store.spec.consistency.name != "bsp":
+                store._add_and_read(delta, None, out, timeout)
+                store.staleness = store._rows.clocks.staleness()
+        super().exchange(staged, timeout=timeout)
+
+    def _add_and_read(
+        self, delta: Array, ids: Ids | None, out: Array | None, timeout: float | None
+    ) -> None:
         self._rows.validate_use()
         delta, ids = self._rows.merge(delta, ids)
         with self._turn:
             self._validate_turn()
             try:
                 self._in_turn = threading.get_ident()
-                self._add(delta, ids, deadline_after(timeout, self._rows.timeout))
+                self._add(delta, ids, deadline_after(timeout, self._rows.timeout), out)
                 self._rows.clocks.tick()
             except BaseException:
                 self._rows.release_locks()
@@ -484,13 +505,13 @@ class LocalStore(Store):
             finally:
                 self._in_turn = 0
 
-    def _add(self, delta: Array, ids: Ids | None, deadline: float) -> None:
+    def _add(self, delta: Array, ids: Ids | None, deadline: float, out: Array | None) -> None:
         needed = self.spec.consistency.before_add(self._rows.clocks.own)
         if self._rows.is_bsp:
             self._rows.apply_through(needed, deadline)
         else:
             self._rows.clocks.await_others(needed, deadline)
-        self._rows.update(delta, ids, deadline)
+        self._rows.update(delta, ids, deadline, out)
 
     def _validate_turn(self) -> None:
         """Raise if this thread is in the middle of another call, as in a signal handler."""
