@@ -153,6 +153,8 @@ class _TrainStep:
         for number in numbers:
             weakref.finalize(self, team.backend.drop, number).atexit = False
         self._numbers = number_of_model, *numbers
+        #: what the framework has noted of values on a device
+        self._on_device: Any = None
         self._values = self._fingerprint()
 
     def __repr__(self) -> str:
@@ -238,9 +240,11 @@ class _TrainStep:
         if self.team.size == 1:
             return None
         scaler = self._options.scaler
-        arrays, on_device, others = self._framework.values(self._model, self._optimizer)
+        arrays, self._on_device, others = self._framework.values(
+            self._model, self._optimizer, self._on_device
+        )
         states = others, None if scaler is None else scaler.state_dict()
-        return fingerprint(states, arrays=arrays), on_device
+        return fingerprint(states, arrays=arrays), self._on_device
 
     def _send_values(self) -> None:
         """Send the values of the driver's model and optimizer to the workers."""
@@ -261,8 +265,9 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
                                           an option cannot be had
     settings(model, optimizer, options)   what a program changes of both between two steps
     parameters(model)                     what a step may change of the model, to read and assign
-    values(model, optimizer)              what differs if the values of either do: arrays that are
-                                          contiguous, those on a device, and anything else
+    values(model, optimizer, before)      what differs if the values of either do: arrays that are
+                                          contiguous, those on a device, and anything else; of
+                                          those on a device `before` is the last answer
     constants(model)                      what of the model computing a loss does not change
     evaluate(loss, model, batch, named)   the loss, computed with a copy of the model
     batchnorm(model)                      a layer that normalises by the batch's statistics, or None

@@ -204,7 +204,7 @@ def _is_flat(view: Array, device: str | None) -> bool:
 
 def _delivered(leaf: Leaf, view: Array) -> Any:
     if not is_on_host(view):
-        return view
+        return lookup.named(leaf.adapter).deliver_tensor(view)
     if leaf.device != "cpu" and leaf.adapter == "torch":
         return _torch().deliver(view, leaf.element, leaf.device)
     return lookup.named(leaf.adapter).deliver(view, leaf.element)

@@ -1,4 +1,4 @@
-"""JAX arrays on the CPU, and pytrees of them on any device."""
+"""JAX arrays, and pytrees of them, on any device."""
 
 from __future__ import annotations
 
@@ -42,14 +42,27 @@ def describe(value: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], str]:
 
 
 def view(value: Any) -> tuple[NDArray[Any], str]:
-    """Return a read-only view: no JAX array can be written to."""
-    element, dtype, _, device = describe(value)
-    if device != "cpu":
-        raise InvalidType(
-            f"a JAX array on {device}: arrays on a GPU cannot be used yet; "
-            "pass jax.device_get(array)"
-        )
+    """Return a read-only view, as no JAX array can be written to; of one on a device a copy."""
+    element, dtype, _, _ = describe(value)
     return np.asarray(value).view(dtype), element
+
+
+def on_device(value: Any) -> Any:
+    """Return a JAX array on a GPU as a tensor over the same memory, if torch can use it there, else
+    None: then it is copied to the host."""
+    _validate_memory(value)
+    if len(value.devices()) != 1 or next(iter(value.devices())).platform == "cpu":
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.from_dlpack(value) if torch.cuda.is_available() else None
+
+
+def deliver_tensor(tensor: Any) -> Any:
+    """Return an array over the memory of a tensor that weft made on a device."""
+    return jnp.from_dlpack(tensor)
 
 
 def deliver(array: NDArray[Any], element: str) -> Any:

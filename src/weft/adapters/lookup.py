@@ -9,6 +9,12 @@ An adapter is loaded at the first sight of its type. One that knows arrays has
     view(value)               the same memory as a NumPy array, and the name of its elements
     deliver(array, element)   a NumPy array that weft made, as this library's
 
+and one whose arrays may be on a GPU
+
+    on_device(value)          the same memory as a tensor of torch's there; None if it is not on a
+                              GPU that torch can use: then `view` is a copy on the host
+    deliver_tensor(tensor)    a tensor that weft made there, as this library's
+
 bfloat16, which NumPy does not have, is viewed as uint16 under its own name.
 
 One whose values are not to be compared by their pickles, because that would take long or differ

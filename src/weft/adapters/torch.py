@@ -60,6 +60,10 @@ def on_device(value: Any) -> Any:
     return dense(value) if value.device.type in DEVICES else None
 
 
+def deliver_tensor(tensor: Any) -> Any:
+    return tensor
+
+
 def dense(value: Any) -> Any:
     """Return a tensor without its gradient. Raise InvalidType unless all its numbers are there."""
     tensor = value.detach()

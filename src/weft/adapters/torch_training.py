@@ -79,37 +79,47 @@ def parameters(model: Any) -> list[Any]:
     return [*parts.parameters, *parts.buffers]
 
 
-def values(model: Any, optimizer: Any) -> tuple[list[Any], Any, Any]:
-    """Return their values: parameters, buffers, and what the optimizer has for each parameter."""
+def values(model: Any, optimizer: Any, before: Any) -> tuple[list[Any], Any, Any]:
+    """Return their values: parameters, buffers, and what the optimizer has for each parameter.
+    `before` is what this returned of those on a device the last time."""
     states = getattr(optimizer, "state", {}).values()
     held = [*parameters(model), *(value for state in states for value in state.values())]
     arrays, on_device, others = [], [], []
     for value in held:
-        if _is_plain(value):
+        if isinstance(value, torch.Tensor) and value.is_cuda and not value.is_sparse:
+            on_device.append(value)
+        elif _is_plain(value):
             arrays.append(value.detach().numpy())
-        elif isinstance(value, torch.Tensor) and value.is_cuda and not value.is_sparse:
-            on_device.append(value.detach())
         else:
             others.append(value)
-    kept = _Copies(on_device) if on_device else None
-    return arrays, kept, (others, [list(state) for state in states])
+    copies = Copies(on_device, before) if on_device else None
+    return arrays, copies, (others, [list(state) for state in states])
 
 
-class _Copies:
+class Copies:
     """Copies of tensors on devices, joined by device and dtype: equal if all their bits are."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        groups: dict[Any, list[Any]] = {}
-        for tensor in tensors:
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.reshape(-1))
+    def __init__(self, tensors: Sequence[Any], before: Copies | None) -> None:
+        self._places = [(id(tensor), tensor.data_ptr()) for tensor in tensors]
+        #: the tensors, flat, by device and dtype: views, while nobody has replaced a tensor
+        self._groups: dict[Any, list[Any]] = {}
+        if before is not None and before._places == self._places:
+            self._groups = before._groups
+        else:
+            for tensor in tensors:
+                group = self._groups.setdefault((tensor.device, tensor.dtype), [])
+                group.append(tensor.detach().reshape(-1))
         self._joined = {
-            key: torch_arrays.as_bytes(torch.cat(group)) for key, group in groups.items()
+            key: torch_arrays.as_bytes(torch.cat(group)) for key, group in self._groups.items()
         }
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Copies) or self._joined.keys() != other._joined.keys():
+        if not isinstance(other, Copies) or self._joined.keys() != other._joined.keys():
             return False
-        return all(torch.equal(mine, other._joined[key]) for key, mine in self._joined.items())
+        return all(
+            mine.shape == other._joined[key].shape and torch.equal(mine, other._joined[key])
+            for key, mine in self._joined.items()
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -260,15 +270,13 @@ def _average_buffers(model: Any, group: Any, fraction: float) -> None:
     buffers = [buffer for buffer in Parts.of(model).buffers if buffer.numel()]
     if not buffers:
         return
-    if not all(buffer.is_cuda for buffer in buffers):
-        group.all_reduce(buffers, "mean", weight=fraction, out=buffers)
-        return
-    by_dtype: dict[Any, list[Any]] = {}
+    # those of a dtype joined, as what is done for each of many takes longer than to copy them
+    alike: dict[Any, list[Any]] = {}
     for buffer in buffers:
-        by_dtype.setdefault(buffer.dtype, []).append(buffer)
-    joined = [torch.cat([b.reshape(-1) for b in some]) for some in by_dtype.values()]
+        alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    joined = [torch.cat([b.reshape(-1) for b in some]) for some in alike.values()]
     averaged = group.all_reduce(joined, "mean", weight=fraction)
-    for some, values in zip(by_dtype.values(), averaged, strict=True):
+    for some, values in zip(alike.values(), averaged, strict=True):
         parts = values.split([b.numel() for b in some])
         torch._foreach_copy_(some, [p.view(b.shape) for p, b in zip(parts, some, strict=True)])
 

@@ -112,10 +112,8 @@ class Elsewhere:
         return {type("Device", (), {"platform": "gpu", "__str__": lambda self: "cuda:0"})()}
 
 
-def test_arrays_on_other_devices_and_hosts_are_refused() -> None:
-    """The message says where it lies and what to pass."""
-    with pytest.raises(InvalidType, match=r"on cuda:0.*pass jax\.device_get\(array\)"):
-        adapter.view(Elsewhere())
+def test_arrays_on_other_hosts_are_refused() -> None:
+    """Those on a device are described with it."""
     assert adapter.describe(Elsewhere()) == ("float32", np.dtype("f4"), (2,), "cuda:0")
     scattered = Elsewhere()
     scattered.is_fully_addressable = False
