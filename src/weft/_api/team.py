@@ -293,6 +293,8 @@ class Team:
         """Call a remote function in the ranks that have arguments of their own, after their random
         generators were seeded. Return the results in rank order."""
         chosen = seeds or self._seeds
+        if chosen is None and self.size == 1:  # the driver's generators are its own
+            return self.backend.call(function, own, common=common)
         call = (function, (chosen or self._states).next())
         seeded = [None if mine is None else (*call, *mine) for mine in own]
         results = self.backend.call(_call_seeded, seeded, common=common)

@@ -173,7 +173,9 @@ class _TrainStep:
         if self._differs or self._fingerprint() != self._values:
             self._send_values()
         numbers = (self._loss.number(), *self._numbers)
-        settings = self._framework.settings(self._model, self._optimizer, self._options)
+        settings = self._framework.settings(
+            self._model, self._optimizer, self._options, alone=self.team.size == 1
+        )
         arguments = [
             (numbers, settings, self._micro_batches(batch, named, own, count(rows)))
             for own in parts
@@ -263,7 +265,9 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
 
     validate(model, optimizer, options)   raise InvalidValue if no step would change anything, or
                                           an option cannot be had
-    settings(model, optimizer, options)   what a program changes of both between two steps
+    settings(model, optimizer, options, alone=)
+                                          what a program changes of both between two steps, for
+                                          workers, unless the driver is `alone`
     parameters(model)                     what a step may change of the model, to read and assign
     values(model, optimizer, before)      what differs if the values of either do: arrays that are
                                           contiguous, those on a device, and anything else; of

@@ -27,7 +27,7 @@ def validate(model: Any, optimizer: Any, options: Any) -> None:
         )
 
 
-def settings(model: Any, optimizer: Any, options: Any) -> None:
+def settings(model: Any, optimizer: Any, options: Any, *, alone: bool) -> None:
     """Return nothing: a function of parameters and gradients has no settings of its own."""
 
 

@@ -146,14 +146,17 @@ class Settings(NamedTuple):
     clip: float | None
 
 
-def settings(model: Any, optimizer: Any, options: Any) -> Settings:
-    """Return the settings. Raises InvalidValue for hooks, which workers would not call."""
+def settings(model: Any, optimizer: Any, options: Any, *, alone: bool) -> Settings:
+    """Return the settings; `alone` without what only workers need. Raises InvalidValue for hooks,
+    which workers would not call."""
     hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     if any(getattr(optimizer, name, None) for name in hooks):
         raise InvalidValue(
             f"the {type(optimizer).__name__} has hooks, which torch does not send along, so they "
             "would be called in the driver only; override step() in a class of your own instead"
         )
+    if alone:
+        return Settings([], [], [], options.sync_batchnorm, options.clip)
     parts = Parts.of(model)
     return Settings(
         [module.training for module in parts.modules],
