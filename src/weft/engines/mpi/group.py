@@ -127,6 +127,7 @@ class MpiGroup(LocalGroup):
             following = self._meeting.following(places, self._meeting.without_lost(places))
             set_up(following, deadline, before=self._meeting)
             self._meeting.superseded = True
+            self._meeting.lanes.clear()  # its tables have theirs, and no other is made
             successor = MpiGroup(following, self._recorder, timeout=self.timeout, world=self._world)
             self._succeed(successor)
             return successor
