@@ -16,8 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import reduce
-from itertools import accumulate
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,7 +232,8 @@ def step(member: Any, numbers: Sequence[int], settings: Settings, parts: Sequenc
     if gradients is not None:
         gradients.sum_in_place(member.group)
         own = gradients.take(parameters)
-        _average_buffers(model, member.group, sum(fraction for _, _, fraction in parts))
+        fraction = sum(fraction for _, _, fraction in parts)
+        _average_buffers(Parts.of(model).buffers, member.group, fraction)
     _update(optimizer, scaler, parameters, settings.clip)
     return float(own)
 
@@ -268,20 +268,27 @@ class _Sum:
         return float(self._total.real if isinstance(self._total, torch.Tensor) else self._total)
 
 
-def _average_buffers(model: Any, group: Any, fraction: float) -> None:
-    """Average means over rows, such as those of batch normalisation; other buffers are equal."""
-    buffers = [buffer for buffer in Parts.of(model).buffers if buffer.numel()]
-    if not buffers:
-        return
+def _average_buffers(buffers: Sequence[Any], group: Any, fraction: float) -> None:
+    """Average means over rows, such as those of batch normalisation, weighted by rows, in double
+    precision: buffers that are equal on all ranks stay as they are."""
     # those of a dtype joined, as what is done for each of many takes longer than to copy them
     alike: dict[Any, list[Any]] = {}
     for buffer in buffers:
-        alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    joined = [torch.cat([b.reshape(-1) for b in some]) for some in alike.values()]
-    averaged = group.all_reduce(joined, "mean", weight=fraction)
-    for some, values in zip(alike.values(), averaged, strict=True):
-        parts = values.split([b.numel() for b in some])
-        torch._foreach_copy_(some, [p.view(b.shape) for p, b in zip(parts, some, strict=True)])
+        if buffer.numel():
+            alike.setdefault(buffer.dtype, []).append(buffer)
+    if not alike:
+        return
+    wide = reduce(torch.promote_types, alike, torch.float64)
+    joined = [torch.cat([b.reshape(-1) for b in some]).to(wide) for some in alike.values()]
+    whole = torch.cat(joined)
+    # zeros, as the statistics of no rows are often NaN
+    averaged = group.all_reduce(whole.mul_(fraction) if fraction else whole.zero_())
+    for some, values in zip(
+        alike.values(), averaged.split([j.numel() for j in joined]), strict=True
+    ):
+        rounded = values if some[0].is_floating_point() or wide.is_complex else values.round()
+        pieces = rounded.to(some[0].dtype).split([b.numel() for b in some])
+        torch._foreach_copy_(some, [p.view(b.shape) for p, b in zip(pieces, some, strict=True)])
 
 
 def _update(optimizer: Any, scaler: Any, parameters: Sequence[Any], clip: float | None) -> None:
@@ -346,14 +353,8 @@ class Gradients:
         # half precision is summed in float32
         self._dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
         first = -(-(1 + len(parameters)) // _LINE) * _LINE
-        *starts, size = accumulate((p.numel() for p in parameters), initial=first)
+        self._forms, size = _forms(tuple((p.shape, p.stride()) for p in parameters), first)
         self._flat = group.allocate(size, torch.empty(0, dtype=self._dtype).numpy().dtype)
-        #: shape, strides and start of each gradient, laid out as torch would, on which some
-        #: optimizers rely
-        self._forms = [
-            (p.shape, torch.empty_like(p, device="meta").stride(), start)
-            for p, start in zip(parameters, starts, strict=True)
-        ]
         self._parts: list[Any] = []
         #: a weak reference to the array under all gradients handed out: alive while one of them is
         self._given: Callable[[], Any] = lambda: None
@@ -391,6 +392,20 @@ class Gradients:
         return float(self._flat[0].real)  # complex parameters make the array complex
 
 
+@lru_cache(maxsize=64)
+def _forms(
+    parameters: tuple[tuple[Any, Any], ...], first: int = 0
+) -> tuple[list[tuple[Any, Any, int]], int]:
+    """Return shape, strides and start of each gradient in a flat array, given shape and strides of
+    each parameter: laid out as torch would, on which some optimizers rely. And the array's size."""
+    forms, start = [], first
+    for shape, stride in parameters:
+        like = torch.empty_like(torch.empty_strided(shape, stride, device="meta"))
+        forms.append((shape, like.stride(), start))
+        start += like.numel()
+    return forms, max(start, 1)
+
+
 class GradientsOnDevice:
     """The gradients for some parameters on a device, in one tensor there, and the loss beside it:
     what the host has to know is on the host."""
@@ -398,12 +413,9 @@ class GradientsOnDevice:
     def __init__(self, parameters: Sequence[Any]) -> None:
         # half precision is summed in float32
         dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
-        *starts, size = accumulate((p.numel() for p in parameters), initial=0)
-        self._flat = torch.empty(max(size, 1), dtype=dtype, device=parameters[0].device)
-        self._parts = [
-            self._flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), start)
-            for p, start in zip(parameters, starts, strict=True)
-        ]
+        forms, size = _forms(tuple((p.shape, p.stride()) for p in parameters))
+        self._flat = torch.empty(size, dtype=dtype, device=parameters[0].device)
+        self._parts = [self._flat.as_strided(*form) for form in forms]
         #: the loss, and which parameters it depends on
         self._head = np.zeros(1 + len(parameters))
 
