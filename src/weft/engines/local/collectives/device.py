@@ -63,7 +63,7 @@ _FIRST, _LARGEST = 4 << 20, 256 << 20
 _STAGED_RATE, _STAGED_CALL = 6e9, 40e-6
 _TRIES = 5
 #: persistent reductions that are kept
-_MOST_REDUCTIONS = 256
+_MOST_REDUCTIONS = 64
 
 
 class Path(Enum):
