@@ -360,8 +360,8 @@ def test_what_two_ranks_measure() -> None:
     assert gpus.measured(trial) == {
         "small work, alone": Fact("14 us", "one rank, a kernel and its end"),
         "small work, both": Fact("289 us", "two ranks on one GPU, which use it by turns"),
-        "all_reduce, 1 kB": Fact("39 us", "through the host's memory"),
-        "all_reduce, 100 MB": Fact("1.50 ms", "through the GPU's memory"),
+        "all_reduce, 1 kB": Fact("39 us", "added up on the host"),
+        "all_reduce, 100 MB": Fact("1.50 ms", "added up on the GPU"),
     }
     each = gpus.measured({**trial, "uuids": ["a", "b"], "mps": True})
     assert each["small work, both"].why == "two ranks, a GPU each"
@@ -549,7 +549,7 @@ def test_a_trial_on_a_gpu() -> None:
     print(outcome.out)  # for the log
     assert "two ranks on one GPU, which use it by turns" in outcome.out
     for size in ("1 kB", "1 MB", "100 MB"):
-        assert re.search(rf"all_reduce, {size} +\d.* [um]s +\(through the ", outcome.out), outcome
+        assert re.search(rf"all_reduce, {size} +\d.* [um]s +\(added up on the ", outcome.out), outcome
     assert "NVIDIA's driver " in outcome.out
     assert "CUDA's library          yes           (libcuda.so.1)\n" in outcome.out
 

@@ -144,7 +144,7 @@ def measured(trial: Mapping[str, Any]) -> dict[str, Fact[Any]]:
         "small work, both": Fact(_time(trial["together"]), where),
     }
     for size, seconds, on_device in trial["all_reduce"]:
-        path = "through the GPU's memory" if on_device else "through the host's memory"
+        path = "added up on the GPU" if on_device else "added up on the host"
         found[f"all_reduce, {_size(size)}"] = Fact(_time(seconds), path)
     return found
 
