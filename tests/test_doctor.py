@@ -549,7 +549,8 @@ def test_a_trial_on_a_gpu() -> None:
     print(outcome.out)  # for the log
     assert "two ranks on one GPU, which use it by turns" in outcome.out
     for size in ("1 kB", "1 MB", "100 MB"):
-        assert re.search(rf"all_reduce, {size} +\d.* [um]s +\(added up on the ", outcome.out), outcome
+        line = rf"all_reduce, {size} +\d.* [um]s +\(added up on the "
+        assert re.search(line, outcome.out), outcome
     assert "NVIDIA's driver " in outcome.out
     assert "CUDA's library          yes           (libcuda.so.1)\n" in outcome.out
 
