@@ -131,7 +131,7 @@ class DeviceCollectives:
         #: how many times the slots were used, by any rank
         self.turn = 0
         self._order: Any = None
-        #: what keeps the slots on the host registered
+        #: what keeps the slots on the host registered; False: they cannot be
         self._registered: Any = None
         #: by operation, dtype, shape and device
         self._persistent: dict[tuple[Any, ...], PersistentOnDevice | PersistentStaged] = {}
@@ -377,7 +377,7 @@ class DeviceCollectives:
                     transport.slots.block, _torch().number_of(str(like.device))
                 )
             except cuda.CudaError:  # then copies take longer
-                self._registered = cuda.CudaError
+                self._registered = False
 
     def _keep(self, key: Any, reduction: PersistentOnDevice | PersistentStaged) -> None:
         if len(self._persistent) >= _MOST_REDUCTIONS:

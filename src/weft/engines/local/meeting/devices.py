@@ -27,7 +27,7 @@ from weft.engines.local.meeting.meeting import (
 )
 from weft.engines.local.memory.cuda import DeviceSegment, identity
 from weft.engines.local.processes.channel import Channel, DeviceMemory, Listener
-from weft.errors import EngineUnavailable, InvalidValue, OutOfMemory, SetupError, WeftError
+from weft.errors import DeviceUnavailable, InvalidValue, OutOfMemory, SetupError, WeftError
 
 #: what making or mapping memory of a device may raise
 TROUBLES = (WeftError, OSError, RuntimeError)
@@ -62,7 +62,7 @@ def share_segments(
         for rank, (descriptor, length) in received.items():
             segments[rank] = DeviceSegment(descriptor, length, device)
     except TROUBLES as error:
-        if isinstance(error, WeftError) and not isinstance(error, EngineUnavailable | OutOfMemory):
+        if isinstance(error, WeftError) and not isinstance(error, DeviceUnavailable | OutOfMemory):
             raise  # of the meeting
         trouble = in_words(error)
     raise_any(meeting, trouble, deadline)
@@ -141,7 +141,7 @@ def _exchange(
     meeting: Meeting, mine: tuple[int, int] | None, deadline: float
 ) -> Mapping[int, tuple[int, int]]:
     """Send every other rank the descriptor and the size of this rank's segment, if it has one.
-    Return what the others have sent. Raises EngineUnavailable for what went wrong here."""
+    Return what the others have sent. Raises DeviceUnavailable for what went wrong here."""
     name = f"{os.geteuid()}/device/{os.urandom(8).hex()}"
     listener, trouble = Listener(name), ""
     channels: list[Channel] = []
@@ -163,7 +163,7 @@ def _exchange(
             rank, descriptor, size = _take(listener)
             received[rank] = descriptor, size
         if trouble:
-            raise EngineUnavailable(trouble)
+            raise DeviceUnavailable(trouble)
         return received
     finally:
         _close(listener, channels)
@@ -172,7 +172,7 @@ def _exchange(
 def _take(listener: Listener) -> tuple[int, int, int]:
     channel = listener.accept()
     if channel is None:
-        raise EngineUnavailable("the descriptor of another rank's device memory did not arrive")
+        raise DeviceUnavailable("the descriptor of another rank's device memory did not arrive")
     try:
         message, descriptors = channel.receive(DeviceMemory)
         return message.rank, descriptors[0], message.size

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from weft.engines.local.memory.segment import Block
-from weft.errors import EngineUnavailable, OutOfMemory
+from weft.errors import DeviceUnavailable, OutOfMemory
 
 #: what the driver's calls return
 _OUT_OF_MEMORY = 2
@@ -33,7 +33,7 @@ _MPS = 133
 _FOR_DEVICES = 3
 
 
-class CudaError(EngineUnavailable):
+class CudaError(DeviceUnavailable):
     """A call of CUDA's driver that failed."""
 
     def __init__(self, call: str, code: int) -> None:
@@ -48,7 +48,7 @@ def _library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise EngineUnavailable(
+        raise DeviceUnavailable(
             f"CUDA's driver cannot be loaded ({error}); install NVIDIA's driver, or use tensors on "
             "the CPU"
         ) from error
