@@ -1,8 +1,8 @@
 """Rows of a table that are tensors on a device: what `rows.py` does with those of the host.
 
-Row ids stay on the host, where they are validated, named in errors and searched for repeats; the
-device gets a copy. Each function returns when the device has done it, as others may use the rows
-then, however it ends.
+Row ids on the host are validated and searched for repeats there; the device gets a copy. Those on
+the device are used there (`DeviceIds`), as long as nothing is wrong with them. Each function
+returns when the device has done it, as others may use the rows then, however it ends.
 
 A device adds to the rows of a list in any order, so ids that are repeated would have other sums in
 each run. They are added turn by turn, each id once in a turn, in the order of the list:
@@ -23,9 +23,9 @@ import numpy as np
 
 from weft._core import rows
 from weft._core.arithmetic import Array
-from weft._core.tables import Ids, TableSpec, as_delta, as_out
+from weft._core.tables import Ids, TableSpec, as_delta, as_ids, as_out
 from weft._core.updaters import RULES, Updater, call_user, computed_in
-from weft.adapters import lookup, torch_rows
+from weft.adapters import lookup, torch_row_ids, torch_rows
 from weft.errors import InvalidType, InvalidValue
 
 #: a tensor
@@ -37,6 +37,37 @@ _TURNS = 64
 _BLOCK = 16 << 20
 #: rows of the largest table for which 4 bytes per row are kept to find repeated ids
 _SCRATCH = 16 << 20
+
+
+class DeviceIds:
+    """Row ids on the device, which are validated as they are used. They have as much of an array of
+    ids on the host as stores use."""
+
+    ndim = 1
+
+    def __init__(self, tensor: Tensor, n_rows: int) -> None:
+        self.tensor, self._n_rows = tensor, n_rows
+        self.size = int(tensor.numel())
+        self.shape = (self.size,)
+        self._names: Ids | None = None
+
+    def copy(self) -> DeviceIds:
+        return DeviceIds(self.tensor.clone(), self._n_rows)
+
+    def __getitem__(self, some: slice) -> Ids:
+        """Return the first ids, which are on the host once they were checked."""
+        return self.on_host()[some] if self._names is None else self._names[some]
+
+    def on_host(self) -> Ids:
+        """Return a copy on the host. Raises InvalidValue for what is no row."""
+        return as_ids(self.tensor, self._n_rows)
+
+    def are_distinct(self, checker: torch_row_ids.Checker) -> bool:
+        """Return whether none is repeated. Raises InvalidValue for what is no row."""
+        valid, repeated, self._names = checker.check(self.tensor)
+        if not valid:
+            self.on_host()  # raises
+        return not repeated
 
 
 # memory
@@ -86,9 +117,11 @@ def await_done(device: str) -> None:
 # reading and updating
 
 
-def read(table: Tensor, ids: Ids | None, out: Tensor | None) -> Tensor:
+def read(table: Tensor, ids: Ids | DeviceIds | None, out: Tensor | None) -> Tensor:
     """Copy all rows of a table, or some."""
     device = str(table.device)
+    if isinstance(ids, DeviceIds):
+        return _read_by_device_ids(table, ids, out)
     try:
         if ids is None:
             copied = torch_rows.like(table) if out is None else out
@@ -104,8 +137,18 @@ def read(table: Tensor, ids: Ids | None, out: Tensor | None) -> Tensor:
         torch_rows.finish(device)
 
 
-def merge(ids: Ids, delta: Tensor) -> tuple[Ids, Tensor]:
+def _read_by_device_ids(table: Tensor, ids: DeviceIds, out: Tensor | None) -> Tensor:
+    if out is None:
+        out = torch_rows.empty((ids.size, *table.shape[1:]), table)
+    if not torch_row_ids.take(table, ids.tensor, out):
+        ids.on_host()  # raises
+    return out
+
+
+def merge(ids: Ids | DeviceIds, delta: Tensor) -> tuple[Ids, Tensor]:
     """Return each id once, with the sum of its deltas, added in the order of `rows.merge`."""
+    if isinstance(ids, DeviceIds):
+        ids = ids.on_host()
     repeated = rows.repeats(ids)
     if repeated is None:
         return ids, delta
@@ -242,9 +285,16 @@ class DeviceAdder:
     def __init__(self, n_rows: int) -> None:
         self._n_rows = n_rows
         self._scratch: Array | None = None
+        self._checker: torch_row_ids.Checker | None = None
 
-    def prepare(self, table: Tensor, ids: Ids, delta: Tensor, *, touch: bool) -> _Turns:
+    def prepare(self, table: Tensor, ids: Ids | DeviceIds, delta: Tensor, *, touch: bool) -> _Turns:
         """Bring to the device what `add` needs, in turns in which no id is repeated."""
+        if isinstance(ids, DeviceIds):
+            if self._checker is None:
+                self._checker = torch_row_ids.Checker(self._n_rows, str(table.device))
+            if ids.are_distinct(self._checker):
+                return _Turns([(ids.tensor, delta)], None)
+            ids = ids.on_host()
         if self._scratch is None and self._n_rows <= _SCRATCH:
             self._scratch = np.zeros(self._n_rows, np.int32)
         device = str(table.device)
@@ -263,6 +313,17 @@ class DeviceAdder:
 
 
 # what users give
+
+
+def as_row_ids(rows: Any, spec: TableSpec) -> Ids | DeviceIds:
+    """Return row ids: those on the device as they are, if the table has so few rows that each can
+    have a stamp there. Raises what `as_ids` raises."""
+    adapter = lookup.of(rows)
+    if adapter is not None and adapter.NAME == "torch" and spec.n_rows <= _SCRATCH:
+        ids = rows.detach()
+        if torch_row_ids.are_ids(ids, spec.device):
+            return DeviceIds(ids, spec.n_rows)
+    return as_ids(rows, spec.n_rows)
 
 
 def as_tensor(

@@ -19,6 +19,7 @@ holder.py       `weft.Holder`: a place for a value that cannot be changed itself
 containers.py   lists, tuples and dicts of arrays or models, taken apart and put together
 torch_arrays.py tensors on a device, as the arrays of a collective
 torch_rows.py   some rows of a tensor, for tables on a device
+torch_row_ids.py row ids on a device, validated there
 torch_values.py  a model's values as tensors on a device
 models.py       an object's values, whichever library it is from
 

@@ -134,6 +134,13 @@ def finish(device: str) -> None:
         raise raised
 
 
+def empty(shape: Sequence[int], like: Any) -> Any:
+    """Return a tensor of any values, of the dtype and on the device of another."""
+    return torch_arrays.allocated(
+        lambda: torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+    )
+
+
 def like(tensor: Any) -> Any:
     """Return a tensor of any values. Raises OutOfMemory."""
     return torch_arrays.allocated(lambda: torch.empty_like(tensor))

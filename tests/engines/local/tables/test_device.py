@@ -42,7 +42,7 @@ def same_as_on_the_cpu(group: Any, device: str) -> bool:
     """Whatever is added in the same order gives the same bits."""
     import torch
 
-    rank, size = group.rank, group.size
+    rank, size, kind = group.rank, group.size, torch.device(device).type
 
     def given(shape: Any, dtype: str, seed: int) -> Any:
         generator = np.random.default_rng((seed, rank))
@@ -59,16 +59,22 @@ def same_as_on_the_cpu(group: Any, device: str) -> bool:
         near, far = tables
         group.barrier()
 
-        def add(*arguments: Any, near: Any = near, far: Any = far) -> None:
+        def there(ids: Any, dtype: str = dtype) -> Any:
+            """Row ids: on the device with some dtypes."""
+            if ids is None or isinstance(ids, slice | int | np.integer) or "int" in dtype:
+                return ids
+            return torch.tensor(list(ids), dtype=torch.int64, device=kind)
+
+        def add(delta: Any, ids: Any = None, near: Any = near, far: Any = far) -> None:
             for turn in range(size):  # one after the other: sums of floats depend on the order
                 if turn == rank:
-                    near.add(*arguments)
-                    far.add(*arguments)
+                    near.add(delta, ids)
+                    far.add(delta, there(ids))
                 group.barrier()
 
         def same(ids: Any = None, near: Any = near, far: Any = far) -> None:
-            expected, found = near.get(ids), far.get(ids)
-            assert found.device.type == torch.device(device).type, found.device
+            expected, found = near.get(ids), far.get(there(ids))
+            assert found.device.type == kind, found.device
             assert tuple(found.shape) == expected.shape
             assert str(found.dtype) == f"torch.{near.dtype}"
             assert bits(found.cpu().numpy()) == bits(expected), (near.dtype, ids)
@@ -87,6 +93,24 @@ def same_as_on_the_cpu(group: Any, device: str) -> bool:
         add(given(3, dtype, 3), 11)
         same(11)
         same(np.int64(4))
+    # many wide rows
+    start = given((3000, 256), "float32", 5)
+    tables = [weft.MatrixTable(start, device=one) for one in ("cpu", device)]
+    near, far = tables
+    ids = torch.randperm(3000, generator=torch.Generator().manual_seed(rank))[:2000]
+    delta = given((2000, 256), "float32", 6)
+    group.barrier()
+    for turn in range(size):
+        if turn == rank:
+            near.add(delta, ids)
+            near.add(delta, ids % 700)
+            for some in (ids, ids % 700):
+                far.add(torch.from_numpy(delta).to(kind), some.to(kind))
+        group.barrier()
+    for some in (ids, ids % 7):
+        found = far.get(some.to(kind))
+        assert bits(found.cpu().numpy()) == bits(near.get(some))
+    group.barrier()
     # numbers of one dimension, and large ones
     for length in (1, 300_001):
         tables = [weft.ArrayTable(length, device=one) for one in ("cpu", device)]
@@ -165,6 +189,10 @@ def deltas_and_results_of_every_kind(group: Any, device: str) -> bool:
     refused(lambda: table.get(out=[1]), InvalidType, "expected a tensor or an array")
     refused(lambda: table.get([6]), InvalidValue, "row 6 is not in this table")
     refused(lambda: table.get(torch.tensor([-1], device=kind)), InvalidValue, "row -1")
+    refused(lambda: table.add(far[:1], torch.tensor([6], device=kind)), InvalidValue, "row 6")
+    refused(lambda: table.get(torch.tensor([2.0], device=kind)), InvalidType, "whole numbers")
+    refused(lambda: table.get(torch.zeros(2, 2, device=kind).long()), InvalidValue, "one row id")
+    assert table.get(torch.tensor([2, 1], device=kind).int()).shape == (2, 4)
     refused(lambda: table.add(far[:5]), InvalidValue, "of shape")
     refused(lambda: table.add(far.T), InvalidValue, "of shape")
     refused(lambda: table.add(far.to_sparse()), InvalidType, "to_dense")
