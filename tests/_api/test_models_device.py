@@ -78,10 +78,10 @@ def same_as_through_the_host(group: Any, device: str) -> None:
                         assert table.sync()
                     group.barrier()
         group.barrier()
-        for net, table in zip((near, far), tables, strict=True):
-            if consistency != "bsp":
-                assert table.sync(), net
-        group.barrier()
+        for one in range(group.size) if consistency != "bsp" else ():
+            if one == group.rank:
+                assert all(table.sync() for table in tables)
+            group.barrier()
         for name, expected in near.state_dict().items():
             found = far.state_dict()[name]
             assert (found.dtype, found.device) == (expected.dtype, expected.device), name

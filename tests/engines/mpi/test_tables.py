@@ -134,6 +134,7 @@ raised(lambda: weft.MatrixTable(10**9, 10**4), weft.OutOfMemory)
 lock = threading.Lock()
 raised(lambda: weft.ArrayTable(4, updater=lambda rows, state, delta: lock), weft.InvalidType)
 raised(lambda: weft.ArrayTable(3 + group.rank), weft.Disagreement)
+raised(lambda: weft.ArrayTable(4, device="cpu:0"), weft.InvalidValue)
 table = weft.MatrixTable(3, 2)
 raised(lambda: table.add([[1, 2, 3]], [2]), weft.InvalidValue)
 raised(lambda: table.get([3]), weft.InvalidValue)
@@ -160,6 +161,7 @@ def test_what_is_refused(two_hosts: Hosts) -> None:
     assert re.search(needs, memory[0][1]), memory
     assert outcome.out.count("InvalidType ArrayTable(4,") == 3
     assert "cannot be sent" in outcome.out
+    assert outcome.out.count("InvalidValue device='cpu:0' in a group over hosts") == 3
     assert outcome.out.count("Disagreement the ranks of group 'world' made different calls") == 3
     assert all(f"ArrayTable({3 + rank}," in outcome.out for rank in range(3))
 
