@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -88,6 +89,9 @@ class Table:
         self._library = lookup.of(like) or _NUMPY
         #: how deltas and results are taken where rows are on a device; None where they are not
         self._on_device: Any = rows_on(spec.device) if spec.on_device else None
+        self._as_ids: Callable[[Any], Ids] = partial(as_ids, n_rows=spec.n_rows)
+        if self._on_device is not None:
+            self._as_ids = partial(self._on_device.as_row_ids, spec=spec)
         self._store = group.make_store(spec, values)
         self._background = Background(f"table {spec.name!r}")
         self._group = group
@@ -235,7 +239,7 @@ class Table:
     def _prepare_get(self, rows: Any, out: Any) -> tuple[Ids | None, Array | None]:
         """Return which rows, and the array to write them to; None for new memory."""
         spec = self._spec
-        ids = None if rows is None else self._ids(rows)
+        ids = None if rows is None else self._as_ids(rows)
         if out is None:
             return ids, None
         shape = spec.shape if ids is None else ids.shape + spec.row_shape
@@ -246,12 +250,6 @@ class Table:
             return ids, out  # the usual case
         view = as_out(out, shape, spec.dtype)
         return ids, view if view.flags.c_contiguous and view.flags.aligned else None
-
-    def _ids(self, rows: Any) -> Ids:
-        if self._on_device is None:
-            return as_ids(rows, self._spec.n_rows)
-        ids: Ids = self._on_device.as_row_ids(rows, self._spec)  # or the like on the device
-        return ids
 
     def _deliver(self, values: Array, out: Any) -> Any:
         """Return the values in `out`, or as an array of the table's library."""
@@ -271,7 +269,7 @@ class Table:
 
     def _prepare_add(self, delta: Any, rows: Any) -> tuple[Array, Ids | None]:
         spec = self._spec
-        ids = None if rows is None else self._ids(rows)
+        ids = None if rows is None else self._as_ids(rows)
         shape = spec.shape if ids is None else ids.shape + spec.row_shape
         if self._on_device is not None:
             valid = self._on_device.as_tensor(delta, shape, spec, check_finite=self._check_finite)

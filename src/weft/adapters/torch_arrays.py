@@ -346,6 +346,11 @@ class Order:
         if self._device is not None:
             self._work, self._reads = (torch.cuda.Event(blocking=True) for _ in range(2))
 
+    def is_done(self) -> bool:
+        """Return whether all that was queued on the current stream is done, without a wait for a
+        turn on the device."""
+        return self._device is None or bool(torch.cuda.current_stream(self._device).query())
+
     def synchronize(self) -> None:
         """Return when all that was queued on the current stream is done."""
         if self._device is not None:

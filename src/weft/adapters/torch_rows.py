@@ -108,7 +108,8 @@ class Orders(threading.local):
         order = self._orders.get(device)
         if order is None:
             order = self._orders[device] = torch_arrays.Order(device)
-        order.synchronize()
+        if not order.is_done():
+            order.synchronize()
 
 
 _orders = Orders()
