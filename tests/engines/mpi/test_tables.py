@@ -655,6 +655,47 @@ def test_an_add_that_reached_one_host(two_hosts: Hosts, whole: bool, rows: str) 
     assert outcome.out.count("equal") == 2, outcome
 
 
+CUT_SHORT = """
+import time
+import numpy as np, weft
+group = weft.init(timeout=60)
+table = weft.MatrixTable(8, 4)
+whole = weft.MatrixTable(8, 4)
+group.barrier()
+if group.rank == 0:
+    adds = 0
+    for subject, rows in ((table, [0, 7]), (table, [0, 7]), (TABLE, ROWS)):
+        try:
+            subject.add(np.ones((8 if rows is None else len(rows), 4)), rows)
+            adds += 1
+        except weft.PeerLost as error:
+            print("told", str(error).splitlines()[0], flush=True)
+    for _ in range(2):  # by another agent, who goes on
+        table.add(np.ones((2, 4)), [0, 7])
+    assert adds == 2
+    assert (table.get([7]) == 4).all(), table.get()
+    print("went on", flush=True)
+while table.get([7])[0, 0] < 4:  # a host whose ranks have left has nobody to take over
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "told"),
+    [("table", "[3, 5, 6]", "2 rows of that host"), ("whole", "None", "rows 4 to 7 of that host")],
+)
+def test_an_agent_ends_in_the_middle_of_an_add(
+    two_hosts: Hosts, table: str, rows: str, told: str
+) -> None:
+    """With ULFM: who has made the add is told which rows may have got it; the next agent makes it
+    no second time, and serves what follows."""
+    program = CUT_SHORT.replace("TABLE", table).replace("ROWS", rows)
+    fault = {"WEFT_FAULT": "table.adding@3:-1:kill"}  # no rank is -1: only in agents
+    outcome = two_hosts.launch(program, (1, 2), env=fault, ft=True, timeout=90)
+    assert re.search(rf"told table .* host host2 ended in the middle .*{told}", outcome.out), outcome
+    assert outcome.out.count("went on") == 1, outcome
+
+
 def test_a_rank_is_killed_without_ulfm(two_hosts: Hosts, tmp_path: Path) -> None:
     """The job ends, not with 0, and the checkpoint that was complete loads."""
     path = tmp_path / "saved"
