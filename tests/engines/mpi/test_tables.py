@@ -692,7 +692,8 @@ def test_an_agent_ends_in_the_middle_of_an_add(
     program = CUT_SHORT.replace("TABLE", table).replace("ROWS", rows)
     fault = {"WEFT_FAULT": "table.adding@3:-1:kill"}  # no rank is -1: only in agents
     outcome = two_hosts.launch(program, (1, 2), env=fault, ft=True, timeout=90)
-    assert re.search(rf"told table .* host host2 ended in the middle .*{told}", outcome.out), outcome
+    words = rf"told table .* host host2 ended in the middle .*{told}"
+    assert re.search(words, outcome.out), outcome
     assert outcome.out.count("went on") == 1, outcome
 
 
