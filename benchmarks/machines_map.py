@@ -11,8 +11,10 @@ workers of its own. In each round each peer runs each row some times, in turn:
 
     row, repetition 1: weft, tasks, Pool, Dask    repetition 2: tasks, Pool, Dask, weft    ...
 
-A round's time is the median over repetitions, after one that is not counted. Ratios are taken
-within a round; above 1, weft is faster. Results are checked each time.
+Each call begins when the machine has little to do, or a second after the last: what a peer leaves
+to others is not the next one's. A round's time is the median over repetitions, after one that is
+not counted. Ratios are taken within a round; above 1, weft is faster. Results are checked each
+time.
 
 "in and out": two arrays of 100 MB, one for each host, and as much back; Ray's are put into its
 store in the call. "shared": one array for 16 items, put into it in the call as well. "one host":
@@ -55,6 +57,7 @@ OWN = {"WEFT_KEY": "for the benchmark of machines", "OMP_NUM_THREADS": "1"}
 OPEN = (sys.executable, "-m", "weft", "open", "--max-cpu", "2", "--max-gpu", "0")
 SCHEDULER = "10.78.0.1:8786"
 LONGEST_JOB = 600.0  # seconds
+QUIET = 0.05  # seconds in which the machine has next to nothing to do
 TRIVIAL, UNEVEN, BIG, SHARED, ONE = (
     "1,000 trivial items",
     "64 uneven items",
@@ -291,6 +294,22 @@ def connected(chosen: list[str]) -> dict[str, Any]:
     return here
 
 
+def settle() -> None:
+    """Wait until the machine has little to do, a second at most: what the call before has left to
+    others, as a thousand tasks leave to Ray, is not the next one's."""
+    for _ in range(50):
+        before = idle_seconds()
+        time.sleep(QUIET)
+        if idle_seconds() - before > 0.8 * QUIET * (os.cpu_count() or 1):
+            return
+
+
+def idle_seconds() -> float:
+    """Return for how long the machine's processors have had nothing to do."""
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
+
+
 def in_turn(
     calls: dict[str, Callable[[], Any]], holds: Callable[[Any], bool], repetitions: int
 ) -> dict[str, float]:
@@ -299,6 +318,7 @@ def in_turn(
     order = list(calls)
     for _ in range(repetitions + 1):
         for peer in order:
+            settle()
             began = time.perf_counter()
             result = calls[peer]()
             times[peer].append(time.perf_counter() - began)

@@ -347,7 +347,8 @@ class Run:
         """Send each host that is not being asked what it is to run, and ask how far it is."""
         idle = [key for key, host in self._hosts.items() if host.exchange is None]
         given = {} if self._over else {key: self._next(key) for key in idle}
-        for key in idle:
+        # to this host last: its part travels less far
+        for key in sorted(idle, key=lambda key: self._hosts[key].place.node.is_this):
             host = self._hosts[key]
             batches, arrays, failed = self._batches(key, given.get(key, []))
             yield from failed
