@@ -155,14 +155,17 @@ class Repeated:
 
         def reducer_of(kind: type) -> Callable[[Any], Any]:
             otherwise = plain.get(kind, _reduce)
+            is_array = _is_array(kind)
 
             def reduce(value: Any) -> Any:
+                if is_array and value.nbytes < LARGE:
+                    return otherwise(value)
                 found = self._placed.get(id(value))
                 if found is None:
                     self.met_others = self.met_others or _is_large(value)
                     return otherwise(value)
                 placed = found[1]
-                return placed.__reduce__() if _is_array(value) else (AsTensor, (placed,))
+                return placed.__reduce__() if is_array else (AsTensor, (placed,))
 
             return reduce
 
@@ -250,15 +253,13 @@ def _kinds() -> tuple[type, ...]:
     return (*KINDS, sys.modules["torch"].Tensor) if "torch" in sys.modules else KINDS
 
 
-def _is_array(value: Any) -> bool:
-    import numpy as np
-
-    return isinstance(value, np.ndarray)
+def _is_array(kind: type) -> bool:
+    return issubclass(kind, sys.modules["numpy"].ndarray)
 
 
 def _as_array(value: Any) -> Any:
     """Return an array, or that over the memory of a tensor; None if it has none."""
-    if _is_array(value):
+    if _is_array(type(value)):
         return value
     from weft.engines.local.pool.payload_arrays import as_tensor, reduce_tensor
 
