@@ -162,7 +162,7 @@ def test_matrices_that_cannot_be(
         ({"consistency": 3}, InvalidType, ("consistency=3", "weft.ssp(k)")),
         ({"exact": 1}, InvalidType, ("exact=1", "True or False")),
         ({"exact": None}, InvalidType, ("exact=None", "True or False")),
-        ({"device": "cuda"}, InvalidValue, ("device='cuda'", "'cpu'")),
+        ({"device": "cuda:77"}, InvalidValue, ("device='cuda:77'", "'cpu'")),
         ({"name": ""}, InvalidValue, ("name=''", "up to 100 printable characters")),
         ({"name": "n" * 101}, InvalidValue, ("up to 100 printable characters",)),
         ({"name": "a\nb"}, InvalidValue, ("name='a\\nb'", "printable")),

@@ -228,5 +228,7 @@ def device_of_table(given: Any) -> str:
     if device.type != "cuda":
         raise InvalidValue(f"device={given!r}: tables are on the 'cpu' or on 'cuda'")
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidValue(f"device={given!r}: {torch_arrays.devices_in_words()}")
+        raise InvalidValue(
+            f"device={given!r}: {torch_arrays.devices_in_words()}; expected one of these, or 'cpu'"
+        )
     return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
