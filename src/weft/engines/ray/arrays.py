@@ -86,6 +86,19 @@ class Placed:
             self._reference = ray.put(sendable(array))
         return SentArray([self._reference], readonly, self._copied)
 
+    def is_current(self) -> bool:
+        """Return whether the array still has the values that were sent, if it was."""
+        if self._reference is None:
+            return True
+        import numpy as np
+        import ray
+
+        now, sent = self.array, ray.get(self._reference)
+        plain = isinstance(sent, np.ndarray) and sent.flags.c_contiguous
+        if not plain or not now.flags.c_contiguous or now.shape != sent.shape:
+            return False
+        return bool(np.array_equal(_as_bytes(now), _as_bytes(sent)))
+
     def __reduce__(self) -> Any:
         mentioned: dict[int, Placed] | None = getattr(_noted, "mentioned", None)
         if mentioned is not None:
@@ -117,9 +130,12 @@ class Noting:
 
 
 class Repeated:
-    """The large arrays, and tensors, that several items of a map use: by identity."""
+    """The large arrays, and tensors, that several items of a map use: by identity. Those of a
+    stream may have other values each time, as where a generator writes to one array again and
+    again: then they are sent anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, streamed: bool = False) -> None:
+        self._streamed = streamed
         #: those that one item has used so far, and those that several have
         self._once: dict[int, weakref.ref[Any]] = {}
         self._placed: dict[int, tuple[weakref.ref[Any], Placed]] = {}
@@ -165,6 +181,9 @@ class Repeated:
                     self.met_others = self.met_others or _is_large(value)
                     return otherwise(value)
                 placed = found[1]
+                if self._streamed and not placed.is_current():
+                    placed = Placed.repeated(found[0])
+                    self._placed[id(value)] = found[0], placed
                 return placed.__reduce__() if is_array else (AsTensor, (placed,))
 
             return reduce
@@ -182,6 +201,10 @@ class AsTensor:
         from weft.engines.local.pool.payload_arrays import as_tensor
 
         return as_tensor, (self._array,)
+
+
+def _as_bytes(array: Any) -> Any:
+    return array.view(sys.modules["numpy"].ndarray).reshape(-1).view("u1")
 
 
 def _reduce(array: Any) -> Any:

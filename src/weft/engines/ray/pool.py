@@ -185,7 +185,7 @@ class Run:
         #: bytes of the smallest of Ray's stores: of this host, and of those that are used
         self._store = min(node.store for node in (*actors.cluster.nodes, *(p.node for p in places)))
         self._items = Items(job, self._limits, lambda: sum(p.workers for p in places))
-        self._repeated = Repeated()
+        self._repeated = Repeated(streamed=self._items.known is None)
         self._shares = Shares(self._items.known, retries=job.retries)
         self._places = list(places)
         self._hosts: dict[str, _Host] = {}

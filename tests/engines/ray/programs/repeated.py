@@ -86,5 +86,17 @@ assert [one.sum() for one in weft.map(lambda one: one[:5] + 1, [shared] * 9, **B
 assert weft.map(len, [BIG] * 3 + [BIG[::2]] * 3, **BOTH) == [len(BIG)] * 3 + [len(BIG) // 2] * 3
 failed = weft.map(lambda pair: 1, [(BIG, 1), (BIG, signal.signal)], on_error="return", **BOTH)
 assert failed[0] == 1
+
+
+def written_again():
+    buffer = np.zeros(100_000)
+    for number in range(40):
+        buffer[:] = number
+        yield buffer
+
+
+# one array that a generator writes to again and again: each item has what it was when it was sent
+seen = list(weft.imap(lambda one: float(one[0] + 0 * one.sum()), written_again(), ahead=1, **BOTH))
+assert seen == [float(number) for number in range(40)], seen
 print("done", flush=True)
 signal.pause()
