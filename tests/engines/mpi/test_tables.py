@@ -576,7 +576,9 @@ for done in range(TURNS):
 found = large.get()
 assert (found[:, group.rank] == TURNS).all(), found
 assert (small.get([0, 1, 2, 5, 6, 7])[:, group.rank] == TURNS).all()
-assert (clock.get()[:, group.rank] == TURNS).all()
+rows = clock.get()[:, group.rank]
+# who ends while it applies a clock for all may take a part of it along, and that is told
+assert (rows == TURNS).all() or clock.interrupted, rows
 if what == "rank":
     returned, lost = int(os.pread(returned, 4, 0)), found[:, FIRST]
     assert returned <= lost.min() and lost.max() <= returned + 1, (returned, lost)

@@ -144,13 +144,14 @@ class HostChanges(Changes):
     def __init__(self, block: Block, memory: TableMemory, *, ranks: Ranks, rank: int) -> None:
         super().__init__(block, memory, ranks=ranks, rank=rank)
         self._marks = Marks(memory, block)
-        #: the number of the request that is carried out
+        #: the number of the request that is carried out; 0 under bsp, where it only stages
         self.serial = 0
 
     def begin(self, low: int, high: int, ids: Ids | None) -> None:
         # the serial last: what was begun and not done is seen
         super().begin(low, high, ids)
-        self._marks.serial[self.rank] = self.serial
+        if self.serial:
+            self._marks.serial[self.rank] = self.serial
 
 
 class HostRows(SharedRows):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from mpi4py import MPI
 #: of messages; chunks have the tags of their groups, from FIRST_TAG on
 _TAG, FIRST_TAG = 1, 16
 _FRAME = struct.Struct("=QIHHQ")
+#: seconds that a request is kept after its message has gone
+_LINGERING = 1.0
 #: what MPI says of a peer that has ended, where it goes on (ULFM)
 _FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
@@ -63,6 +66,10 @@ class Mail:
         self._coming: deque[tuple[int, Any, bytearray]] = deque()
         #: chunks that nobody waits for any more, and what has their memory
         self._kept: list[tuple[Any, int, Any]] = []
+        #: messages that have gone, as far as MPI tells, since when, and to whom. Open MPI ends the
+        #: process if it finds later that one has not, as its receiver has failed, and the request
+        #: was freed, as Test does
+        self._gone: deque[tuple[float, Any, int]] = deque()
         #: memory of what a peer's failure has ended. What that peer had sent before may still come,
         #: and MPI then writes it there, though it has ended the request
         self._lost: list[Any] = []
@@ -80,7 +87,9 @@ class Mail:
     def poll(self) -> list[Letter]:
         """Return the messages that have come, and let those go on that are under way."""
         if self._sending:
-            self._sending = [e for e in self._sending if not self.has_ended(e[0], e[2], e[1])]
+            self._sending = [entry for entry in self._sending if not self.has_gone(*entry)]
+        if self._gone:
+            self._free_requests()
         if self._kept:
             self._kept = [entry for entry in self._kept if not self.has_ended(*entry)]
         with contextlib.suppress(PeerFailed):  # told once; the next poll goes on
@@ -152,6 +161,26 @@ class Mail:
             self.keep_for_good(memory)
             return True
 
+    def has_gone(self, request: Any, memory: Any, peer: int) -> bool:
+        """Return whether a message needs its memory no more."""
+        if peer in self.failed:
+            self.keep_for_good((request, memory))
+            return True
+        if not request.Get_status():
+            return False
+        self._gone.append((time.monotonic(), request, peer))
+        return True
+
+    def _free_requests(self) -> None:
+        """Free the requests of messages that went some time ago."""
+        since = time.monotonic() - _LINGERING
+        while self._gone and self._gone[0][0] < since:
+            _, request, peer = self._gone.popleft()
+            if peer in self.failed:
+                self.keep_for_good(request)
+            else:
+                self.has_ended(request, peer, None)
+
     def keep_for_good(self, memory: Any) -> None:
         """Keep the memory of a request that a peer's failure has ended."""
         self._lost.append(memory)
@@ -212,8 +241,7 @@ class Messages:
         """Return the messages that have come: sender, tag and memory. `room_for` gives memory for
         one, by its sender, tag and length; None if it has to wait."""
         if self._sending:
-            has_ended = self._mail.has_ended
-            self._sending = [e for e in self._sending if not has_ended(e[0], e[2], e[1])]
+            self._sending = [entry for entry in self._sending if not self._mail.has_gone(*entry)]
         for comm in (self._answers, self._comm):
             while (message := self._probe(comm, room_for)) is not None:
                 self._coming.append(message)

@@ -44,6 +44,7 @@ from weft.engines.local.memory.segment import Block
 from weft.engines.local.tables.state import (
     ADDS,
     COUNT,
+    INTERRUPTED,
     LOWEST,
     NAMED,
     STATE,
@@ -136,6 +137,8 @@ class Part:
         for rank in range(self.layout.ranks):
             if rank not in self.told and changes.write_begun[rank] != changes.write_done[rank]:
                 self._cut[rank] = marks.serial[rank]
+                if self.rows.is_bsp:  # it applied a clock: no call of a rank could be told
+                    self.block.words[self.memory.word(rank, INTERRUPTED)] = 1
                 changes.write_done[rank] = changes.write_begun[rank]
 
     def is_lost(self, host: int, failed: set[int]) -> bool:
@@ -379,6 +382,9 @@ class Part:
 
     def _stage(self, request: Request, body: Array) -> Steps:
         changes, staging = self.writer(request.rank)
+        serial = self.rows.marks.serial
+        if request.serial <= serial[request.rank]:
+            return 0, None  # it has come once more
         if request.flags & lanes.FIRST:
             yield from self._advance(request.clock, changes, staging)
         if request.kind == lanes.ADD_RANGE:
@@ -386,6 +392,7 @@ class Part:
         else:
             delta = self._rows_in(body, request.named, request.named)
             staging.stage_some(request.number, delta, _ids(body, request.named))
+        serial[request.rank] = request.serial
         return 0, None
 
     def _access(self, request: Request, body: Array) -> tuple[int, Array | None]:
