@@ -548,9 +548,18 @@ column = np.zeros((300_000, 4), np.float32)
 column[:, group.rank] = 1
 group.barrier()
 
+told = {large: 0, small: 0}
+
+def add(table, *arguments):
+    try:
+        table.add(*arguments)
+    except weft.PeerLost as error:  # the agent was killed in the middle of just this add
+        assert "in the middle of this add" in str(error)
+        told[table] += 1
+
 def turn():
-    large.add(column)
-    small.add(column[:6], [0, 1, 2, 5, 6, 7])
+    add(large, column)
+    add(small, column[:6], [0, 1, 2, 5, 6, 7])
     clock.add(column[:8])
     clock.get()
     large.get([0, 299_999])
@@ -574,8 +583,10 @@ for done in range(TURNS):
     if group.rank == FIRST:
         os.pwrite(returned, f"{done + 1:4}".encode(), 0)
 found = large.get()
-assert (found[:, group.rank] == TURNS).all(), found
-assert (small.get([0, 1, 2, 5, 6, 7])[:, group.rank] == TURNS).all()
+assert sum(told.values()) <= 1
+for table, rows in ((large, found), (small, small.get([0, 1, 2, 5, 6, 7]))):
+    mine = rows[:, group.rank]
+    assert TURNS - told[table] <= mine.min() and mine.max() <= TURNS, (told, mine)
 rows = clock.get()[:, group.rank]
 # who ends while it applies a clock for all may take a part of it along, and that is told
 assert (rows == TURNS).all() or clock.interrupted, rows
