@@ -153,8 +153,6 @@ class _TrainStep:
         for number in numbers:
             weakref.finalize(self, team.backend.drop, number).atexit = False
         self._numbers = number_of_model, *numbers
-        #: what the framework has noted of values on a device
-        self._on_device: Any = None
         self._values = self._fingerprint()
 
     def __repr__(self) -> str:
@@ -242,11 +240,9 @@ class _TrainStep:
         if self.team.size == 1:
             return None
         scaler = self._options.scaler
-        arrays, self._on_device, others = self._framework.values(
-            self._model, self._optimizer, self._on_device
-        )
+        arrays, on_device, others = self._framework.values(self._model, self._optimizer)
         states = others, None if scaler is None else scaler.state_dict()
-        return fingerprint(states, arrays=arrays), self._on_device
+        return fingerprint(states, arrays=arrays), on_device
 
     def _send_values(self) -> None:
         """Send the values of the driver's model and optimizer to the workers."""
@@ -269,9 +265,8 @@ def _framework_of(model: Any, optimizer: Any) -> ModuleType:
                                           what a program changes of both between two steps, for
                                           workers, unless the driver is `alone`
     parameters(model)                     what a step may change of the model, to read and assign
-    values(model, optimizer, before)      what differs if the values of either do: arrays that are
-                                          contiguous, those on a device, and anything else; of
-                                          those on a device `before` is the last answer
+    values(model, optimizer)              what differs if the values of either do: arrays that are
+                                          contiguous, those on a device, and anything else
     constants(model)                      what of the model computing a loss does not change
     evaluate(loss, model, batch, named)   the loss, computed with a copy of the model
     batchnorm(model)                      a layer that normalises by the batch's statistics, or None

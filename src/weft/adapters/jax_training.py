@@ -55,7 +55,7 @@ def parameters(model: Any) -> Any:
     return model
 
 
-def values(model: Any, optimizer: Any, _: None) -> tuple[list[Any], None, Any]:
+def values(model: Any, optimizer: Any) -> tuple[list[Any], None, Any]:
     """Return the parameters."""
     return [], None, model.value
 

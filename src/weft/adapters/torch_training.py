@@ -14,7 +14,7 @@ If somebody holds a gradient for longer than that, the next step uses another ar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
@@ -42,18 +42,16 @@ def validate(model: Any, optimizer: Any, options: Any) -> None:
         )
 
 
-class Parts(NamedTuple):
+class Parts:
     """The modules, parameters and buffers of a model, each once."""
 
-    modules: list[Any]
-    parameters: list[Any]
-    buffers: list[Any]
-
-    @classmethod
-    def of(cls, model: Any) -> Parts:
-        """Return a model's, in one walk: those of torch, one for each kind, take ten times as long,
-        several times in each step."""
-        parts = cls([], [], [])
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.modules: list[Any] = []
+        self.parameters: list[Any] = []
+        self.buffers: list[Any] = []
+        #: what holds them, and what each held
+        self._held: list[tuple[Any, list[int]]] = []
         seen: set[int] = set()
         waiting = [model]
         while waiting:
@@ -61,55 +59,100 @@ class Parts(NamedTuple):
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            parts.modules.append(module)
-            own = (parts.parameters, module._parameters), (parts.buffers, module._buffers)
+            self.modules.append(module)
+            for holder in (module._parameters, module._buffers, module._modules):
+                self._held.append((holder, [*map(id, holder.values())]))
+            own = (self.parameters, module._parameters), (self.buffers, module._buffers)
             for found, tensors in own:
                 for tensor in tensors.values():
                     if tensor is not None and id(tensor) not in seen:
                         seen.add(id(tensor))
                         found.append(tensor)
             waiting.extend(child for child in module._modules.values() if child is not None)
-        return parts
+
+    def is_still(self, model: Any) -> bool:
+        """Return whether they are all that a model has now."""
+        if model is not self.model:
+            return False
+        for holder, held in self._held:  # noqa: SIM110  in a third of the time of all()
+            if [*map(id, holder.values())] != held:
+                return False
+        return True
+
+
+def parts_of(model: Any, optimizer: Any) -> Parts:
+    """Return a model's parts. They are kept while the optimizer lives: each step asks several
+    times, and to see that nothing has changed takes less than to walk through a model."""
+    parts = _parts.get(optimizer)
+    if parts is None or not parts.is_still(model):
+        parts = _parts[optimizer] = Parts(model)
+    return parts
+
+
+#: weak, since they end with the optimizer
+_parts: weakref.WeakKeyDictionary[Any, Parts] = weakref.WeakKeyDictionary()
 
 
 def parameters(model: Any) -> list[Any]:
     """Return the model's parameters and buffers, also those that `state_dict` leaves out."""
-    parts = Parts.of(model)
+    parts = Parts(model)
     return [*parts.parameters, *parts.buffers]
 
 
-def values(model: Any, optimizer: Any, before: Any) -> tuple[list[Any], Any, Any]:
-    """Return their values: parameters, buffers, and what the optimizer has for each parameter.
-    `before` is what this returned of those on a device the last time."""
-    states = getattr(optimizer, "state", {}).values()
-    held = [*parameters(model), *(value for state in states for value in state.values())]
-    arrays, on_device, others = [], [], []
-    for value in held:
-        if isinstance(value, torch.Tensor) and value.is_cuda and not value.is_sparse:
-            on_device.append(value)
-        elif _is_plain(value):
-            arrays.append(value.detach().numpy())
-        else:
-            others.append(value)
-    copies = Copies(on_device, before) if on_device else None
-    return arrays, copies, (others, [list(state) for state in states])
+def values(model: Any, optimizer: Any) -> tuple[list[Any], Any, Any]:
+    """Return their values: parameters, buffers, and what the optimizer has for each parameter."""
+    parts, states = parts_of(model, optimizer), [*getattr(optimizer, "state", {}).values()]
+    held = [*parts.parameters, *parts.buffers]
+    for state in states:
+        held += state.values()
+    seen = _seen.get(optimizer)
+    if seen is None or not seen.are(held):
+        seen = _seen[optimizer] = _Values(held)
+    return seen.arrays, seen.copies(), (seen.others, [list(state) for state in states])
+
+
+class _Values:
+    """Values of a model and its optimizer, told apart: to do that takes longer than to see that
+    they are the same objects, with the same memory, as before."""
+
+    def __init__(self, held: Sequence[Any]) -> None:
+        self._held = held
+        self._tensors = [value for value in held if isinstance(value, torch.Tensor)]
+        self._places = [tensor.data_ptr() for tensor in self._tensors if not tensor.is_sparse]
+        self.arrays: list[Any] = []
+        self.others: list[Any] = []
+        #: those on devices, flat, by device and dtype
+        self._groups: dict[Any, list[Any]] = {}
+        for value in held:
+            if isinstance(value, torch.Tensor) and value.is_cuda and not value.is_sparse:
+                group = self._groups.setdefault((value.device, value.dtype), [])
+                group.append(value.detach().reshape(-1))
+            elif _is_plain(value):
+                self.arrays.append(value.detach().numpy())
+            else:
+                self.others.append(value)
+
+    def are(self, held: Sequence[Any]) -> bool:
+        """Return whether these are the same objects, with the same memory."""
+        if [*map(id, held)] != [*map(id, self._held)]:
+            return False
+        return self._places == [one.data_ptr() for one in self._tensors if not one.is_sparse]
+
+    def copies(self) -> Copies | None:
+        """Return copies of those on devices; None if there are none."""
+        return Copies(self._groups) if self._groups else None
+
+
+#: weak, since they end with the optimizer
+_seen: weakref.WeakKeyDictionary[Any, _Values] = weakref.WeakKeyDictionary()
 
 
 class Copies:
     """Copies of tensors on devices, joined by device and dtype: equal if all their bits are."""
 
-    def __init__(self, tensors: Sequence[Any], before: Copies | None) -> None:
-        self._places = [(id(tensor), tensor.data_ptr()) for tensor in tensors]
-        #: the tensors, flat, by device and dtype: views, while nobody has replaced a tensor
-        self._groups: dict[Any, list[Any]] = {}
-        if before is not None and before._places == self._places:
-            self._groups = before._groups
-        else:
-            for tensor in tensors:
-                group = self._groups.setdefault((tensor.device, tensor.dtype), [])
-                group.append(tensor.detach().reshape(-1))
+    def __init__(self, groups: Mapping[Any, Sequence[Any]]) -> None:
         self._joined = {
-            key: torch_arrays.as_bytes(torch.cat(group)) for key, group in self._groups.items()
+            key: torch_arrays.as_bytes(torch.cat([*group])) for key, group in groups.items()
         }
 
     def __eq__(self, other: object) -> bool:
@@ -156,7 +199,7 @@ def settings(model: Any, optimizer: Any, options: Any, *, alone: bool) -> Settin
         )
     if alone:
         return Settings([], [], [], options.sync_batchnorm, options.clip)
-    parts = Parts.of(model)
+    parts = parts_of(model, optimizer)
     return Settings(
         [module.training for module in parts.modules],
         [parameter.requires_grad for parameter in parts.parameters],
@@ -192,7 +235,7 @@ def batchnorm(model: Any) -> str | None:
 
 
 def _apply_settings(model: Any, optimizer: Any, settings: Settings) -> None:
-    parts = Parts.of(model)
+    parts = parts_of(model, optimizer)
     for module, training in zip(parts.modules, settings.training, strict=True):
         module.training = training
     for parameter, trainable in zip(parts.parameters, settings.trainable, strict=True):
@@ -233,7 +276,7 @@ def step(member: Any, numbers: Sequence[int], settings: Settings, parts: Sequenc
         gradients.sum_in_place(member.group)
         own = gradients.take(parameters)
         fraction = sum(fraction for _, _, fraction in parts)
-        _average_buffers(Parts.of(model).buffers, member.group, fraction)
+        _average_buffers(parts_of(model, optimizer).buffers, member.group, fraction)
     _update(optimizer, scaler, parameters, settings.clip)
     return float(own)
 
