@@ -98,7 +98,7 @@ def where_it_lives(group: Any, device: str) -> None:
 
     kind = torch.device(device).type
     net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 1)).to(kind)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001)  # four ranks' steps add up
     memory = [parameter.data_ptr() for parameter in net.parameters()]
     table = made(net, device, every=2)
     lives = [parameter.data_ptr() for parameter in net.parameters()]

@@ -614,6 +614,7 @@ def fill_the_gpu(group: Any) -> list[str]:
         weft.ArrayTable(total // 12, updater="adam", consistency="bsp", device="cuda")
     del caught  # and what its frames hold
     gc.collect()
+    torch.cuda.empty_cache()
     if group.rank == 0:
         free = torch.cuda.mem_get_info()[0]
         held = torch.empty(free - (500 << 20), dtype=torch.uint8, device="cuda")
