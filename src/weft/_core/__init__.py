@@ -33,6 +33,7 @@ checkpoint.py   a table as a safetensors file
 Of map and functions:
 
 items.py        a job and its results; how a function is called with an item
+drawn.py        items that their iterator may still change
 schedule.py     which chunk is sent next
 shares.py       which host runs which items
 own_modules.py  which modules are the user's, and which of them code refers to

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
+from weft._core.drawn import draw
 from weft._core.items import Supply, Window, at_hand
 
 #: seconds that a chunk should take: some thirty times what sending it costs
@@ -78,11 +79,17 @@ UNKNOWN = Cost(math.inf)
 def draw_some(
     items: Iterator[Any], size: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[Any]:
-    """Draw at most so many items; fewer if they are slow to come, so that these can be run."""
-    drawn, deadline = [], clock() + _SECONDS
-    for item in itertools.islice(items, size):
+    """Draw at most so many items; fewer if they are slow to come, so that these can be run, or if
+    the next one might change them."""
+    drawn: list[Any] = []
+    deadline = clock() + _SECONDS
+    while len(drawn) < size:
+        try:
+            item, is_safe = draw(items)
+        except StopIteration:
+            break
         drawn.append(item)
-        if clock() > deadline:
+        if not is_safe or clock() > deadline:
             break
     return drawn
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from weft._core.items import (
@@ -753,7 +754,7 @@ class Items:
         if self._feed is not None:
             items = self._feed.draw(most)
         elif at_hand(self._job.items):
-            items = draw_some(self._iterator, most)
+            items = [*islice(self._iterator, most)]
         else:
             items = self._limits.run_until_deadline(lambda: draw_some(self._iterator, most), where)
         self.waiting = items is None

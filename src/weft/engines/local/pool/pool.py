@@ -41,6 +41,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from weft._core.drawn import draw
 from weft._core.failures import INTERRUPTED, Failure, restore
 from weft._core.items import (
     Finished,
@@ -771,6 +772,8 @@ class Feed:
         self._changed = threading.Condition()
         self._requested = 0
         self._drawn: deque[Any] = deque()
+        #: whether the next item may be drawn before the last one is taken
+        self._safe = True
         self._ended = self._closed = False
         self._error: BaseException | None = None
         interruption.start(threading.Thread(target=self._run, name="weft items", daemon=True))
@@ -784,7 +787,7 @@ class Feed:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._is_requested(), _AT_ONCE)
             if self._drawn:
-                self._requested = 0
+                self._requested, self._safe = 0, True
                 return [self._drawn.popleft() for _ in range(min(size, len(self._drawn)))]
             if self._error is not None:
                 raise self._error
@@ -804,7 +807,9 @@ class Feed:
                 self._changed.wait_for(lambda: self._closed or self._is_requested())
             try:
                 while self._is_requested():
-                    self._drawn.append(next(self._items))
+                    item, self._safe = draw(self._items)
+                    self._drawn.append(item)
+                    del item
                     if len(self._drawn) == 1:
                         self._wake()  # now: the next item may be slow to come
             except StopIteration:
@@ -814,7 +819,8 @@ class Feed:
             self._wake()
 
     def _is_requested(self) -> bool:
-        return len(self._drawn) < self._requested and not self._ended and not self._closed
+        wanted = self._safe and len(self._drawn) < self._requested
+        return wanted and not self._ended and not self._closed
 
     def _wake(self) -> None:
         with self._changed:
