@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 #: what takes more than some ten seconds, the longest first: whatever begins last should be short
 SLOW = (
+    "engines/ray/test_pool.py",
     "engines/mpi/test_service.py",
+    "engines/mpi/test_tables.py",
     "engines/ray/test_cluster.py",
     "engines/ray/test_node.py",
     "test_documents.py",
@@ -51,6 +53,10 @@ SLOW = (
     "seeds/test_multiverso.py",
     "seeds/test_playdoh.py",
     "_api/test_training.py",
+    "engines/ray/test_placement.py",
+    "engines/ray/test_arrays.py",
+    "engines/local/tables/test_store_device.py",
+    "_api/test_training_device.py",
     "_api/test_models.py",
     "engines/local/tables/test_store.py",
     "failures/test_interrupts.py",

@@ -98,10 +98,15 @@ class HostStore(Store):
                 return self._get_copied(ids, out, slack, deadline)
             copied = self._get(ids, out, deadline)
         except BaseException:
-            if self._in_turn != threading.get_ident():
-                self._own.release_locks()
-            if self._copy is not None:
-                self._copy.lock.release_held()
+            while True:  # the first exception is the one that is raised
+                try:
+                    if self._in_turn != threading.get_ident():
+                        self._own.release_locks()
+                    if self._copy is not None:
+                        self._copy.lock.release_held()
+                    break
+                except BaseException:
+                    continue
             raise
         self.staleness = self._own.clocks.staleness()
         return copied
@@ -253,7 +258,12 @@ class HostStore(Store):
                     self._add_some(delta, ids, needed, deadline)
                 own.clocks.tick()
             except BaseException:
-                own.release_locks()
+                while True:
+                    try:
+                        own.release_locks()
+                        break
+                    except BaseException:
+                        continue
                 raise
             finally:
                 self._in_turn = 0
@@ -303,7 +313,12 @@ class HostStore(Store):
                 self._in_turn = threading.get_ident()
                 yield
             except BaseException:
-                self._own.release_locks()
+                while True:
+                    try:
+                        self._own.release_locks()
+                        break
+                    except BaseException:
+                        continue
                 raise
             finally:
                 self._in_turn = 0

@@ -411,15 +411,10 @@ class SharedRows:
         return self.staging.applied * self.memory.size if self.is_bsp else 0
 
     def release_locks(self) -> None:
-        """Release the locks that this thread still holds after an interrupt hit a `with`. Another
-        signal may come meanwhile: the first exception is the one that is raised."""
-        while True:
-            try:
-                for lock in (self.table, *self.stripes):
-                    lock.release_held()
-                break
-            except BaseException:
-                continue
+        """Release the locks that this thread still holds after an interrupt hit a `with`. If
+        another signal comes meanwhile, be it before the first line, call it again."""
+        for lock in (self.table, *self.stripes):
+            lock.release_held()
 
     def validate_use(self) -> None:
         """Raise if this process has left the launch, or is a forked child."""
@@ -455,8 +450,13 @@ class LocalStore(Store):
         try:
             copied = self._get(ids, out, timeout) if self._is_bsp else self._read(ids, out, timeout)
         except BaseException:
-            if self._in_turn != threading.get_ident():
-                self._rows.release_locks()
+            while True:  # the first exception is the one that is raised
+                try:
+                    if self._in_turn != threading.get_ident():
+                        self._rows.release_locks()
+                    break
+                except BaseException:
+                    continue
             raise
         self.staleness = self._rows.clocks.staleness()
         return copied
@@ -500,7 +500,12 @@ class LocalStore(Store):
                 self._add(delta, ids, deadline_after(timeout, self._rows.timeout), out)
                 self._rows.clocks.tick()
             except BaseException:
-                self._rows.release_locks()
+                while True:
+                    try:
+                        self._rows.release_locks()
+                        break
+                    except BaseException:
+                        continue
                 raise
             finally:
                 self._in_turn = 0
