@@ -42,7 +42,7 @@ _OWN_WORDS = (
 
 
 def in_own_words(call: Callable[P, T]) -> Callable[P, T]:
-    """Have the errors of a call advise what this package has, not what weft has. A wrong keyword is
+    """Make the errors of a call advise what this package has, not what weft has. A wrong keyword is
     told with the nearest one that exists."""
 
     @wraps(call)

@@ -27,7 +27,7 @@ def also(
     is_early: Callable[[Sequence[Any]], bool] | None = None,
     **spellings: str,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Have a function take arguments by other names: `also(vars="shared_vars")`.
+    """Make a function take arguments by other names: `also(vars="shared_vars")`.
 
     `early` is the order of its arguments in February 2017, and `is_early` says whether those given
     by position are in that. By default they are where functions come second: one, or a list of

@@ -287,7 +287,7 @@ class WorkerLost(WeftError, RuntimeError):
 
 @dataclass(frozen=True)
 class Loss:
-    """How a worker ended."""
+    """Tell how a worker ended."""
 
     #: the index of the item; of a team's worker, its rank
     item: int

@@ -129,7 +129,7 @@ def pipelined_past_cache(work: PipelinedState) -> bool:
 
 
 def pipelined_use_cache(memory: int, rank: int) -> None:
-    """Have a rank measure again, in this memory, whether cores share a cache."""
+    """Make a rank measure again, in this memory, whether cores share a cache."""
     _library.joint_use_cache(_POINTER(memory), _NUMBER(rank))
 
 

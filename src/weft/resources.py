@@ -313,12 +313,12 @@ def narrow(gpus: Sequence[str], rank: int, ranks: int) -> dict[str, str]:
 
 
 def prefer_own_gpu() -> None:
-    """Have torch, if it is loaded, use this worker's GPU of those that it sees."""
+    """Make torch, if it is loaded, use this worker's GPU of those that it sees."""
     prefer_gpu(worker_number % (count_gpus(os.environ) or 1))
 
 
 def prefer_gpu(index: int) -> None:
-    """Have torch, if it is loaded, use this GPU where the program names none. Nothing is
+    """Make torch, if it is loaded, use this GPU where the program names none. Nothing is
     initialised for it: torch is told now, or does it when it initialises CUDA."""
     global _preferred
     call = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_lazy_call", None)

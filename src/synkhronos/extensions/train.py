@@ -23,7 +23,7 @@ UpdateRule = Callable[..., tuple[Any, Any, Any]]
 
 
 def _or_of_parts(make: Callable[..., TrainFunction]) -> Callable[..., TrainFunction]:
-    """Have it take a graph of any inputs and outputs, with the updates that a rule has returned."""
+    """Make it take a graph of any inputs and outputs, with the updates that a rule has returned."""
 
     @functools.wraps(make)
     def call(*arguments: Any, **keywords: Any) -> TrainFunction:

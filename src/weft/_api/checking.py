@@ -35,8 +35,8 @@ _TRIALS, _SOME, _LONGEST = 40, 8, 1.0
 
 
 class Schedule:
-    """Which calls are checked: with `check=True` all, with None none. With False the first of each
-    shape, and the 2nd, 4th, 8th, ... until a check has settled the matter: zeros fit any mode,
+    """Tell which calls are checked: with `check=True` all, with None none. With False the first of
+    each shape, and the 2nd, 4th, 8th, ... until a check has settled the matter: zeros fit any mode,
     and what is made of equal rows may depend on all of them."""
 
     def __init__(self, check: bool | None) -> None:

@@ -125,13 +125,13 @@ def shutdown() -> None:
 
 
 def at_shutdown(stage: str, end: Callable[[], None]) -> None:
-    """Have every `shutdown` call `end` in this stage; to register it again changes nothing."""
+    """Make every `shutdown` call `end` in this stage; to register it again changes nothing."""
     if end not in _at_shutdown[stage]:
         _at_shutdown[stage].append(end)
 
 
 def at_fork(forget: Callable[[], None]) -> None:
-    """Have every forked child call `forget`."""
+    """Make every forked child call `forget`."""
     _in_child.append(forget)
 
 

@@ -40,7 +40,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def in_turn(method: _Method) -> _Method:
-    """Have threads call a method one after the other, as far as their objects use the same team:
+    """Make threads call a method one after the other, as far as their objects use the same team:
     what it sends to the workers and what it calls there belong together."""
 
     @functools.wraps(method)
@@ -97,7 +97,7 @@ class RegisteredFunction:
         return number
 
     def _mark_outdated(self) -> None:
-        """Have those functions sent again that were sent with other attributes of classes of the
+        """Send those functions again that were sent with other attributes of classes of the
         script: the one that was sent now has changed these for all."""
         for other in list(self._team.with_classes):
             if other is not self and other._fingerprint() != other._sent:
@@ -119,7 +119,7 @@ class RegisteredFunction:
 
 
 class _Cost:
-    """How long it took to compare what a function uses, and to send it again, in all its calls."""
+    """Tell how long all calls took to compare what a function uses, and to send it again."""
 
     def __init__(self) -> None:
         self.looking, self.calling = 0.0, 0.0

@@ -69,7 +69,7 @@ def validate_keywords(given: Iterable[str], known: Collection[str], where: str) 
 
 
 def explain_keywords(call: Callable[P, T]) -> Callable[P, T]:
-    """Have a call raise InvalidType for a keyword that it does not have, in the place of Python's
+    """Make a call raise InvalidType for a keyword that it does not have, in the place of Python's
     TypeError: it names the nearest one that exists. Where nothing is wrong, nothing is looked at.
 
     >>> @explain_keywords

@@ -159,7 +159,7 @@ class Target:
         out: Arrays | None,
         device: str | None = None,
     ) -> None:
-        """Have an engine write the results on the host or, if there is one, on `device`."""
+        """Make an engine write the results on the host or, if there is one, on `device`."""
         self._leaves, self._structure, self._device = leaves, structure, device
         self._packed: list[tuple[Array, Array]] = []
         self._views = [self._fresh(leaf) for leaf in leaves] if out is None else out.views
@@ -261,8 +261,8 @@ _LARGE = 256 << 10
 
 
 class Coalescing:
-    """Which arrays of a call are treated as one: the small ones of a dtype, in their order. What is
-    done for each array takes longer than to copy it."""
+    """Tell which arrays of a call are treated as one: the small ones of a dtype, in their order.
+    What is done for each array takes longer than to copy it."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         small: dict[tuple[str, str], list[int]] = {}

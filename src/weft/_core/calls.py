@@ -68,7 +68,7 @@ class Call(ABC):
 
     @abstractmethod
     def place(self, device: str | None) -> None:
-        """Have the source and the results on the call's own device, or on the host (None)."""
+        """Put the source and the results on the call's own device, or on the host (None)."""
 
     def note_stream(self) -> None:
         """Note the caller's stream, for a thread that carries the call out."""

@@ -170,7 +170,7 @@ class Delivery:
 
 
 class Window:
-    """How far a job runs ahead of the consumer of its results.
+    """Tell how far a job runs ahead of the consumer of its results.
 
     Two threads use it: one that consumes, and one that carries out the job. The first counts, then
     looks whether the other waits; that says for what it waits, then looks at the count.

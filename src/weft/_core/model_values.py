@@ -38,7 +38,7 @@ class HostValues:
         self._adapter.write(model, arrays)
 
     def live_in(self, model: Any, views: Sequence[Array], values: Sequence[Array]) -> bool:
-        """Have a model's values live in these arrays, which hold them already. Return False, with
+        """Make a model's values live in these arrays, which hold them already. Return False, with
         nothing done, if they cannot."""
         alike = all(view.dtype == one.dtype for view, one in zip(views, values, strict=True))
         return alike and bool(self._adapter.live_in(model, views))

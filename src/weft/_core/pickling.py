@@ -104,7 +104,7 @@ def make_single_dispatch(function: Any, existing: Any) -> Any:
 
 
 def register_all(function: Any, registry: Mapping[type, Any]) -> None:
-    """Have a function dispatch to others for objects of these types."""
+    """Make a function dispatch to others for objects of these types."""
     for kind, one in registry.items():
         function.register(kind, one)
 

@@ -188,7 +188,7 @@ class Schedule:
         return Chunk(found.first, found.items)
 
     def put_back(self, chunk: Chunk) -> None:
-        """Have `next` return a chunk again, before all others."""
+        """Make `next` return a chunk again, before all others."""
         self._again.appendleft(chunk)
 
     def given_back(self, chunk: Chunk) -> None:

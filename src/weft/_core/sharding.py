@@ -69,7 +69,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which host has which rows of a table. Hosts are numbered in the group's order."""
+    """Tell which host has which rows of a table. Hosts are numbered in the group's order."""
 
     n_rows: int
     row_nbytes: int

@@ -148,7 +148,7 @@ def reshape(model: Any, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def live_in(model: Any, arrays: Sequence[NDArray[Any]]) -> bool:
-    """Have the parameters live in these arrays, until they are moved or cast: `module.to(...)`."""
+    """Make the parameters live in these arrays, until they are moved or cast: `module.to(...)`."""
     return tensors_live_in(_parameters(model), arrays)
 
 
@@ -159,7 +159,7 @@ def read_array(tensor: Any) -> NDArray[Any]:
 
 
 def tensors_live_in(tensors: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> bool:
-    """Have all tensors live in the arrays, or none. Return whether they do."""
+    """Make all tensors live in the arrays, or none. Return whether they do."""
     containers.validate_forms(_forms(tensors), arrays)
     pairs = list(zip(tensors.values(), arrays, strict=True))
     if not all(_can_live_in(tensor, array) for tensor, array in pairs):

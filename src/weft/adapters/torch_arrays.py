@@ -336,7 +336,7 @@ def wait_for(done: Any) -> None:
 
 
 class Order:
-    """What one thread after the other has queued on a device, to be waited for."""
+    """Tell what one thread after the other has queued on a device, to be waited for."""
 
     def __init__(self, device: str) -> None:
         kind = torch.device(device)

@@ -27,7 +27,7 @@ def is_batchnorm(module: Any) -> bool:
 
 @contextmanager
 def synced(model: Any, group: Any) -> Iterator[None]:
-    """Have a model's batch normalisation use the rows of all ranks, each of which does the same."""
+    """Make a model's batch normalisation use the rows of all ranks, each of which does the same."""
     layers = [module for module in model.modules() if is_batchnorm(module)]
     for layer in layers:
         layer.forward = partial(_forward, layer, group)

@@ -39,7 +39,7 @@ def are_ids(value: Any, device: str) -> bool:
 
 
 class Found(threading.local):
-    """What kernels that this thread has queued have found: memory of the host that GPUs reach."""
+    """Tell what kernels queued by this thread have found: memory of the host that GPUs reach."""
 
     def __init__(self) -> None:
         self._flags = torch.zeros(2, dtype=torch.int32, pin_memory=True)

@@ -98,7 +98,7 @@ def prepare_addition(table: Any, index: Any, delta: Any) -> Callable[[], object]
 
 
 class Orders(threading.local):
-    """What this thread waits with for what it has queued on each device."""
+    """Tell what this thread waits with for what it has queued on each device."""
 
     def __init__(self) -> None:
         self._orders: dict[str, torch_arrays.Order] = {}

@@ -335,7 +335,7 @@ def _average_buffers(buffers: Sequence[Any], group: Any, fraction: float) -> Non
 
 
 def _update(optimizer: Any, scaler: Any, parameters: Sequence[Any], clip: float | None) -> None:
-    """Have the optimizer make its step, which is the same in all ranks."""
+    """Make the optimizer's step, which is the same in all ranks."""
     if clip is not None:
         if scaler is not None:
             scaler.unscale_(optimizer)

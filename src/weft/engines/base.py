@@ -502,7 +502,7 @@ class Member:
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """How a pool is to be made."""
+    """Tell how a pool is to be made."""
 
     #: how many workers; None for one per core
     size: int | None
@@ -528,7 +528,7 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class TeamOptions:
-    """How a team is to be made."""
+    """Tell how a team is to be made."""
 
     #: how many ranks, the driver among them; None for one per core
     size: int | None

@@ -66,7 +66,7 @@ class DriverStates:
         self._left = _states()
 
     def forget(self) -> None:
-        """Have the next call seed the workers' generators: who knows what they have drawn."""
+        """Make the next call seed the workers' generators: who knows what they have drawn."""
         self._left = [None] * len(_MODULES)
 
 

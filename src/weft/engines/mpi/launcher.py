@@ -176,7 +176,7 @@ class _Job:
             self._end(signal.SIGTERM, _GRACE)
 
     def _end(self, number: int, grace: float) -> None:
-        """Have mpirun end the ranks, and kill it if it has not ended by then."""
+        """Make mpirun end the ranks, and kill it if it has not ended by then."""
         self._terminate_at = math.inf
         self._kill_at = min(self._kill_at, time.monotonic() + grace)
         self._signal(number)

@@ -111,7 +111,7 @@ class HostMeeting(Meeting):
         return waiter
 
     def follow_agent(self) -> bool:
-        """Have the bell wake the process that serves this host's tables now; return whether there
+        """Make the bell wake the process that serves this host's tables now; return whether there
         is one."""
         living = living_speakers(self.roster)
         if living and self.bell.agent != living[0]:

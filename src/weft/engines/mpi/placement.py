@@ -33,7 +33,7 @@ _LARGEST, _SMALLEST, _ALL = 1 << 20, 64 << 10, 64 << 20
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank of a group is where."""
+    """Tell which rank of a group is where."""
 
     #: by rank: its rank in the job
     world: tuple[int, ...]
@@ -67,7 +67,7 @@ class Placement:
 
 
 class Ring(NamedTuple):
-    """How many chunks of how many bytes a host holds for a group."""
+    """Tell how many chunks of how many bytes a host holds for a group."""
 
     slots: int
     chunk: int

@@ -76,7 +76,7 @@ class Kept:
 
 
 class Standby:
-    """What one speaker keeps, until it takes the agent's place."""
+    """Tell what one speaker keeps, until it takes the agent's place."""
 
     def __init__(self, mail: Mail, session: int) -> None:
         self._mail, self._session = mail, session

@@ -305,7 +305,7 @@ class HostStore(Store):
 
     @contextlib.contextmanager
     def _taking_turn(self) -> Iterator[None]:
-        """Have this thread be the one that adds, until the end; release what it still holds then
+        """Make this thread the one that adds, until the end; release what it still holds then
         if anything was raised."""
         with self._turn:
             self._validate_turn()
@@ -574,8 +574,8 @@ class HostStore(Store):
         *,
         once_begun: bool = False,
     ) -> None:
-        """Have requests carried out, and do something meanwhile. An add that has begun goes on to
-        the end, even past its own deadline. Raises RowsLost."""
+        """Let agents carry out requests, and do something meanwhile. An add that has begun goes on
+        to the end, even past its own deadline. Raises RowsLost."""
         messages = iter(messages)
         first = next(messages, None)
         if first is None or self._lane is None:

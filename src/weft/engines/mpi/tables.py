@@ -152,7 +152,7 @@ class Part:
         return failed.union(gone).issuperset(self._tables.speakers_on(host))
 
     def forget_told(self) -> None:
-        """Have all other hosts be told anew, as one has another agent."""
+        """Tell all other hosts anew, as one has another agent."""
         self.told = {rank: News(rank, -1, USES) for rank in self.group.local}
         self._seen = []
 
@@ -636,7 +636,7 @@ class Tables:
                     self._bring(opened, rank, number)
 
     def _follow(self, agent: int) -> None:
-        """Have an agent that has taken another's place serve its host."""
+        """Make an agent that has taken another's place serve its host."""
         host = self.agent.host_of[agent]
         if self.agents[host] == agent:
             return

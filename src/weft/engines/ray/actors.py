@@ -239,7 +239,7 @@ class Actors:
     def end_job(
         self, number: int, used: Iterable[Actor], seconds: float, say: Callable[..., None]
     ) -> None:
-        """Have actors end a map, and keep them for the next one; end those that do not answer."""
+        """Make actors end a map, and keep them for the next one; end those that do not answer."""
         import ray
 
         waiting = {actor.call("end", number): actor for actor in used}

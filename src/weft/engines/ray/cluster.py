@@ -434,7 +434,7 @@ def load_ray() -> Any:
 
 @contextlib.contextmanager
 def _settings(token: str | None) -> Iterator[None]:
-    """Have Ray use a token, which it reads once and keeps."""
+    """Make Ray use a token, which it reads once and keeps."""
     if token is None:
         yield
         return
@@ -445,7 +445,7 @@ def _settings(token: str | None) -> Iterator[None]:
 
 
 def _reread_settings() -> None:
-    """Have Ray read its variables again: it keeps what they were when it was imported."""
+    """Make Ray read its variables again: it keeps what they were when it was imported."""
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -23,7 +23,7 @@ def open_node(
     max_gpu: int | None = None,
     address: str | None = None,
 ) -> str:
-    """Have this machine begin a cluster at a port, or join that at HOST:PORT, until `close_node`.
+    """Make this machine begin a cluster at a port, or join that at HOST:PORT, until `close_node`.
     Return what to tell the user.
 
     Raises LaunchError, MachineUnavailable, InvalidValue, Refused.
@@ -49,7 +49,7 @@ def serve_node(
 
 
 def close_node() -> str:
-    """Have this machine leave its cluster, and return its address; "" if it was in none. Raises
+    """Make this machine leave its cluster, and return its address; "" if it was in none. Raises
     Refused, Stalled."""
     from weft.engines.ray import opening
 
@@ -57,7 +57,7 @@ def close_node() -> str:
 
 
 def close_cluster(reached: Cluster) -> None:
-    """Have all machines leave a cluster, where they are this user's. Raises Stalled."""
+    """Make all machines leave a cluster, where they are this user's. Raises Stalled."""
     from weft.engines.ray import opening
 
     opening.close_cluster(reached)

@@ -110,7 +110,7 @@ class Part(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How far a host is."""
+    """Tell how far a host is."""
 
     parts: tuple[Part, ...]
     #: the values of each part

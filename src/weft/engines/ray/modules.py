@@ -155,7 +155,7 @@ class Adopted:
         self._descriptor = -1
 
     def adopt(self, archive: Archive) -> None:
-        """Have modules imported from another archive; forget those that came from the last."""
+        """Import modules from another archive from now on; forget those that came from the last."""
         before, old = self.path, self._descriptor
         self._descriptor = os.memfd_create("modules", os.MFD_CLOEXEC)
         with open(self._descriptor, "wb", closefd=False) as file:

@@ -44,7 +44,7 @@ _AT_ONCE = 32 << 20
 
 
 class Path(Enum):
-    """How the numbers of a collective get from rank to rank."""
+    """Tell how the numbers of a collective get from rank to rank."""
 
     #: they are in the slots since the first step
     SLOTS = auto()

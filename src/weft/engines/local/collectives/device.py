@@ -67,7 +67,7 @@ _MOST_REDUCTIONS = 64
 
 
 class Path(Enum):
-    """How the numbers of tensors get from rank to rank."""
+    """Tell how the numbers of tensors get from rank to rank."""
 
     #: through slots on the devices
     DEVICE = "device"
@@ -78,7 +78,7 @@ class Path(Enum):
 
 
 class Facts(NamedTuple):
-    """What a rank knows of its device."""
+    """Tell what a rank knows of its device."""
 
     #: which GPU it is; "" if this rank can use none
     identity: str
@@ -87,7 +87,7 @@ class Facts(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """Which path a group takes: that, or from so few bytes on the one through the host."""
+    """Tell which path a group takes: that, or from so few bytes on the one through the host."""
 
     path: Path
     staged_below: int = 0
@@ -370,7 +370,7 @@ class DeviceCollectives:
             self._keep(key, PersistentStaged(reduction, self._meeting, value))
 
     def _register(self, transport: Transport, like: Any) -> None:
-        """Have this rank's device reach the slots on the host, where that is possible."""
+        """Make this rank's device reach the slots on the host, where that is possible."""
         if self._registered is None and like.device.type == "cuda":
             try:
                 self._registered = cuda.RegisteredBlock(

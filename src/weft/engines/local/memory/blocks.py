@@ -87,7 +87,7 @@ _MOST_UNREAD = 50
 
 
 class _AttachOptions(threading.local):
-    """How this thread attaches blocks."""
+    """Tell how this thread attaches blocks."""
 
     #: how long it waits for their owners
     timeout: float | None = None

@@ -205,7 +205,7 @@ class SegmentServer:
         self.wake()  # the thread may no longer be needed
 
     def wake(self) -> None:
-        """Have the thread, if it runs, look for work. Safe in a finalizer."""
+        """Make the thread, if it runs, look for work. Safe in a finalizer."""
         if self._sockets is not None:
             os.eventfd_write(self._wake_up_descriptor, 1)
 
@@ -557,7 +557,7 @@ class _Arena:
 
 
 class FreeList:
-    """Which ranges of [0, size) are free. Pure: knows numbers only."""
+    """Tell which ranges of [0, size) are free. Pure: knows numbers only."""
 
     def __init__(self, size: int, taken: Iterable[tuple[int, int]] = ()) -> None:
         """Begin with the ranges in `taken`, by start and length, in use."""

@@ -107,7 +107,7 @@ def _loaded(name: str) -> bool:
 
 
 class Library(NamedTuple):
-    """How the state of a library is read and set."""
+    """Tell how the state of a library is read and set."""
 
     read: Callable[[Any], Any]
     set: Callable[[Any, Any], None]

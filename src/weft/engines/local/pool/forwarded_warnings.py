@@ -52,7 +52,7 @@ def adopt(rules: tuple[Rule, ...]) -> None:
 
 
 def begin_call() -> None:
-    """Have what was shown in an earlier call shown again: the driver knows what it has shown."""
+    """Show again what was shown in an earlier call: the driver knows what it has shown."""
     if _unresolved or _shown:
         _set_filters()
 
@@ -78,7 +78,7 @@ def _resolve(category: Any) -> Any:
 
 
 def forward(send: Callable[[Warned], None]) -> None:
-    """Have the warnings that are shown in this process sent to the driver."""
+    """Send the warnings that are shown in this process to the driver."""
     show = warnings.showwarning
 
     def forward_one(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:

@@ -286,7 +286,7 @@ class Frames:
         return data[sum(taken) :]
 
     def limit_receiving(self, seconds: float | None) -> None:
-        """Have `receive` on a blocking socket return None if so long nothing has come."""
+        """Make `receive` on a blocking socket return None if so long nothing has come."""
         whole, part = divmod(seconds or 0.0, 1.0)
         limit = _TIMEVAL.pack(int(whole), int(part * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -426,7 +426,7 @@ def unpicklable_error(value: Any, name: str, error: BaseException) -> InvalidTyp
 
 
 def _send_script_by_value() -> None:
-    """Have cloudpickle treat `__mp_main__` as it treats `__main__`."""
+    """Make cloudpickle treat `__mp_main__` as it treats `__main__`."""
     script = sys.modules.get("__mp_main__")
     # elsewhere multiprocessing has that name stand for `__main__` itself
     if script is not None and script.__name__ == "__mp_main__":

@@ -549,7 +549,7 @@ class Run:
             yield self._finished(worker, Chunk(item, [None]), [None], {item: error})
 
     def _runs_again(self, chunk: Chunk, item: int) -> bool:
-        """Have a chunk run again whose worker has ended, as far as that is to be done. Return
+        """Put back a chunk whose worker has ended, as far as it is to be run again. Return
         whether the item that it ran, or seems to have run, is among them."""
         if item == LOADING + chunk.first:  # it ended while unpickling: nobody knows which item
             item = chunk.first

@@ -143,13 +143,13 @@ class Worker:
         return [*_drops(unwanted), CacheFunction(digest, function.data)]
 
     def forget(self, digest: bytes) -> None:
-        """Have it drop a function with the next work, if it is cached there. For any thread."""
+        """Make it drop a function with the next work, if it is cached there. For any thread."""
         size = self._cached.get(digest)
         if size is not None:
             self._unwanted[digest] = size
 
     def send_drops(self) -> None:
-        """Have it drop now what it is to forget."""
+        """Make it drop now what it is to forget."""
         if unwanted := self._take_unwanted():
             with contextlib.suppress(Closed):
                 self._send(*_drops(unwanted))

@@ -38,7 +38,7 @@ class Rescue:
         self._pipe: tuple[int, int] | None = None
 
     def begin(self, answer: Answer) -> None:
-        """Have the chunk that begins answered for, should it not end after SIGINT."""
+        """Prepare to answer for the chunk that begins, should it not end after SIGINT."""
         if self._pipe is None:
             self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             given = [self._pipe[0]]
@@ -75,7 +75,7 @@ class Rescue:
 
 
 def _in_child() -> None:
-    """Have signals of a child that the function has forked not be taken for this process's."""
+    """Keep signals of a child that the function has forked from being taken for this one's."""
     with contextlib.suppress(ValueError):  # forked by another thread
         signal.set_wakeup_fd(-1)
 

@@ -269,7 +269,7 @@ class Workers:
         self._costs[digest] = cost
 
     def forget(self, digest: bytes) -> None:
-        """Have the workers drop a function: the idle ones now, the others with their next work."""
+        """Make the workers drop a function: the idle ones now, the others with their next work."""
         with self.lock:
             for worker in list(self._everyone):
                 worker.forget(digest)
@@ -358,7 +358,7 @@ class Workers:
         raise self._server_ended_error()
 
     def _start_one(self, gpu: str | None, check: Check) -> Worker:
-        """Have the fork server start a worker. Raises Closed if it has ended or does not answer."""
+        """Make the fork server start a worker. Raises Closed if it has ended or does not answer."""
         server = self._connect()
         number = self._started
         self._started += 1  # first: after an interrupt, a late reply has a number nobody awaits

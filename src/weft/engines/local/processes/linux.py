@@ -55,12 +55,12 @@ def futex_wake(address: int) -> None:
 
 
 def end_with_parent(signal: int) -> None:
-    """Have the kernel send this process `signal` when the thread that started it ends."""
+    """Make the kernel send this process `signal` when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
 def become_subreaper() -> None:
-    """Have what this process's descendants have started become its children when they end."""
+    """Make what this process's descendants have started become its children when they end."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -90,7 +90,7 @@ def map_over(address: int, descriptor: int, size: int, *, populate: bool = False
 
 
 def make_huge(address: int, size: int) -> bool:
-    """Have the kernel collapse mapped small pages into huge ones. Return whether all of them were.
+    """Make the kernel collapse mapped small pages into huge ones. Return whether all of them were.
     Nothing else changes if it cannot."""
     failed: int = _madvise(address, size, _MADV_COLLAPSE)
     return not failed

@@ -118,7 +118,7 @@ def start() -> Daemon:
 
 @contextlib.contextmanager
 def started() -> Iterator[Mapping[str, str]]:
-    """Have a daemon for as long as the block lasts. Yield the variables of its clients."""
+    """Run a daemon for as long as the block lasts. Yield the variables of its clients."""
     daemon = start()
     try:
         yield daemon.variables
@@ -237,7 +237,7 @@ _before: dict[str, str | None] = {}
 
 
 def use() -> None:
-    """Have this process and what it starts be clients of a daemon: of one that the environment
+    """Make this process and what it starts clients of a daemon: of one that the environment
     names, else of one of its own. Raises DeviceUnavailable."""
     global _own
     if os.path.exists(os.path.join(os.environ.get(PIPES, ""), "control")):

@@ -84,7 +84,7 @@ outlet: Outlet | None = None
 
 
 def pass_on(to: Outlet | None) -> None:
-    """Have all that workers print and log from now on taken by `to`; None: by this process."""
+    """Give `to` all that workers print and log from now on; None: print it in this process."""
     global outlet
     outlet = to
 

@@ -112,7 +112,7 @@ def make_store(
 def map_arrays(
     meeting: Meeting, memory: TableMemory, values: Array | None, deadline: float
 ) -> None:
-    """Have the rows of a table lie on the devices' memory that rank 0 allocates, and fill them.
+    """Make the rows of a table lie on the devices' memory that rank 0 allocates, and fill them.
     Raises, on every rank, OutOfMemory, InvalidValue if one cannot reach rank 0's GPU, SetupError.
     """
     spec, trouble = memory.spec, b""

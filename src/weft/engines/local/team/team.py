@@ -320,7 +320,7 @@ class LocalTeam(Team):
                 self._send(number, *registered)
 
     def _send_drops(self) -> None:
-        """Have the workers forget what was dropped."""
+        """Make the workers forget what was dropped."""
         if not self._dropped:
             return
         dropped = self._drop_released()
